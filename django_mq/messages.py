@@ -1,0 +1,247 @@
+"""What goes in and what comes out: Message, Receipt, Delivery. Nothing here changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from django_mq.exceptions import UnreadablePayload, When
+
+if TYPE_CHECKING:
+    from django_mq.backoff import RetryPolicy
+
+OnDuplicate = Literal["skip", "raise", "update", "debounce", "requeue"]
+CopyOutcome = Literal["added", "updated", "debounced", "requeued", "duplicate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to broadcast; the fields are the options of `broadcast()`.
+
+    `payload` is any JSON value (`None` is stored as `{}`); `after`, `expires` and `unique_for`
+    are seconds, a timedelta or (the first two) an aware datetime; `priority` is -100..100,
+    higher first.
+    """
+
+    type: str
+    payload: Any = None
+    _: KW_ONLY
+    queue: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    schema_version: int = 1
+    after: When | None = None
+    expires: When | None = None
+    priority: int = 0
+    key: str | None = None
+    unique_id: str | None = None
+    on_duplicate: OnDuplicate = "skip"
+    unique_for: float | timedelta | None = None
+    retry: RetryPolicy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReceipt:
+    """What became of one copy: `handler` is empty for a copy that is routed at delivery.
+
+    `reason` says why a duplicate is one: waiting, in_flight or quiet; else it is empty.
+    """
+
+    handler: str
+    queue: str
+    id: int | None
+    outcome: CopyOutcome = "added"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What `broadcast()` stored: a copy for each handler. True when anything was stored."""
+
+    copies: tuple[CopyReceipt, ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids of the stored rows, in the order of the copies."""
+        return tuple(copy.id for copy in self.copies if copy.id is not None)
+
+    @property
+    def outcome(self) -> str:
+        """The outcome that all copies share, else `"mixed"`."""
+        outcomes = {copy.outcome for copy in self.copies}
+        return outcomes.pop() if len(outcomes) == 1 else "mixed"
+
+    def __bool__(self) -> bool:
+        return any(copy.outcome != "duplicate" for copy in self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkReceipt:
+    """What `broadcast_many()` of an iterator stored: `count` rows, whose ids are not kept."""
+
+    count: int
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """`ids` are removed; `in_flight` counts the matching copies that a worker holds."""
+
+    ids: tuple[int, ...]
+    in_flight: int
+
+    def __bool__(self) -> bool:
+        return bool(self.ids)
+
+
+class ClaimedRow(NamedTuple):
+    """The columns that a claim returns, in the order of the statement.
+
+    `payload` and `metadata` are JSON text: they are decoded when a handler looks.
+    """
+
+    id: int
+    queue: str
+    type: str
+    handler: str
+    schema_version: int
+    payload: str
+    metadata: str
+    priority: int
+    key: str | None
+    attempts: int
+    max_attempts: int
+    retry: str | None
+    claimed_by: str
+    wants_result: bool
+    suspect: bool
+    held_for: float | None
+    created_at: datetime
+    claimed_at: datetime
+
+
+class Fence(NamedTuple):
+    """What every settle names: nobody else has the same three."""
+
+    id: int
+    attempt: int
+    claimed_by: str
+
+
+class Delivery:
+    """One claimed message on its way through a handler.
+
+    The fields are read from the row when looked at, and cannot be set: a delivery that
+    nobody looks at costs two slots.
+    """
+
+    __slots__ = ("__weakref__", "_metadata", "_payload", "_row")
+
+    _row: ClaimedRow
+    _payload: Any
+    _metadata: Any
+
+    def __init__(self, row: ClaimedRow) -> None:
+        self._row = row
+
+    @property
+    def id(self) -> int:
+        """The id of the message's row; the same through all attempts."""
+        return self._row[0]
+
+    @property
+    def queue(self) -> str:
+        return self._row[1]
+
+    @property
+    def type(self) -> str:
+        return self._row[2]
+
+    @property
+    def handler(self) -> str:
+        """The name of the handler whose copy this is."""
+        return self._row[3]
+
+    @property
+    def schema_version(self) -> int:
+        return self._row[4]
+
+    @property
+    def payload(self) -> Any:
+        """The payload, decoded at the first look.
+
+        Raises UnreadablePayload when this interpreter cannot decode what is stored.
+        """
+        try:
+            return self._payload
+        except AttributeError:
+            self._payload = _decode(self._row[5], self)
+            return self._payload
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata, decoded at the first look; raises as `payload`."""
+        try:
+            return self._metadata  # type: ignore[no-any-return]
+        except AttributeError:
+            text = self._row[6]
+            self._metadata = {} if text == "{}" else _decode(text, self)
+            return self._metadata  # type: ignore[no-any-return]
+
+    @property
+    def priority(self) -> int:
+        return self._row[7]
+
+    @property
+    def key(self) -> str | None:
+        """The order key, if the message has one."""
+        return self._row[8]
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt; the first is 1."""
+        return self._row[9]
+
+    @property
+    def max_attempts(self) -> int:
+        """The attempt after which a failure is final."""
+        return self._row[10]
+
+    @property
+    def created_at(self) -> datetime:
+        return self._row[16]
+
+    @property
+    def age(self) -> timedelta:
+        """How old the message was when it was claimed, by the database's clock."""
+        return self._row[17] - self._row[16]
+
+    @property
+    def fence(self) -> Fence:
+        """Id, attempt and claimer: what a settle of this delivery names."""
+        row = self._row
+        return Fence(row[0], row[9], row[12])
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.id} {self.type} queue={self.queue}"
+            f" attempt {self.attempt} of {self.max_attempts}>"
+        )
+
+
+#: What runs here now; what it broadcasts carries where it came from.
+current_delivery: ContextVar[Delivery | None] = ContextVar("django_mq.delivery", default=None)
+
+
+def _decode(text: str, delivery: Delivery) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadablePayload(
+            f"message {delivery.id} in queue {delivery.queue} cannot be decoded: {error}"
+        ) from error

@@ -1,0 +1,464 @@
+import django.db.models.functions.datetime
+from django.db import migrations, models
+
+# For triggers and other services: such a message has no handler yet, a worker routes it.
+# Not SECURITY DEFINER; the search path is pinned to the one the tables were made in.
+CREATE_BROADCAST = """
+create function mq_broadcast(
+    queue text, type text, payload jsonb default '{}', metadata jsonb default '{}',
+    processable_after timestamptz default null
+) returns bigint
+language plpgsql volatile
+set search_path from current
+as $$
+declare
+    new_id bigint;
+begin
+    insert into django_mq_queuedmessage (queue, type, payload, metadata, processable_after)
+    values (
+        mq_broadcast.queue, mq_broadcast.type,
+        coalesce(mq_broadcast.payload, '{}'), coalesce(mq_broadcast.metadata, '{}'),
+        coalesce(mq_broadcast.processable_after, statement_timestamp())
+    )
+    returning id into new_id;
+    perform pg_notify('django_mq', '');
+    return new_id;
+end
+$$
+"""
+DROP_BROADCAST = "drop function mq_broadcast(text, text, jsonb, jsonb, timestamptz)"
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = []
+
+    operations = [
+        migrations.CreateModel(
+            name="WorkerHeartbeat",
+            fields=[
+                (
+                    "id",
+                    models.CharField(
+                        max_length=32, primary_key=True, serialize=False, verbose_name="worker"
+                    ),
+                ),
+                ("queues", models.JSONField(verbose_name="queues")),
+                ("host", models.CharField(max_length=255, verbose_name="host")),
+                ("pid", models.PositiveIntegerField(verbose_name="process")),
+                ("version", models.CharField(max_length=32, verbose_name="version")),
+                (
+                    "wakeup",
+                    models.CharField(
+                        help_text="notify, poll, or degraded (LISTEN is dead).",
+                        max_length=16,
+                        verbose_name="woken by",
+                    ),
+                ),
+                ("draining", models.BooleanField(db_default=False, verbose_name="draining")),
+                (
+                    "running",
+                    models.JSONField(
+                        help_text="Ids of the messages whose handlers ran at the last beat.",
+                        verbose_name="running",
+                    ),
+                ),
+                (
+                    "started_at",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(),
+                        verbose_name="started at",
+                    ),
+                ),
+                (
+                    "last_seen",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(),
+                        verbose_name="last seen",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "worker",
+                "verbose_name_plural": "workers",
+                "db_table_comment": "One row is one worker process (django_mq)",
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="FailedAttempt",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("message_id", models.BigIntegerField(verbose_name="message")),
+                ("queue", models.CharField(max_length=128, verbose_name="queue")),
+                ("type", models.CharField(max_length=128, verbose_name="type")),
+                ("handler", models.CharField(blank=True, max_length=128, verbose_name="handler")),
+                ("attempt", models.PositiveIntegerField(verbose_name="attempt")),
+                ("worker", models.CharField(blank=True, max_length=64, verbose_name="worker")),
+                (
+                    "started_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="started at"),
+                ),
+                (
+                    "ended_at",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(),
+                        verbose_name="ended at",
+                    ),
+                ),
+                ("error_class", models.TextField(blank=True, verbose_name="error class")),
+                ("error_text", models.TextField(blank=True, verbose_name="error text")),
+                ("traceback", models.TextField(blank=True, verbose_name="traceback")),
+            ],
+            options={
+                "verbose_name": "failed attempt",
+                "verbose_name_plural": "failed attempts",
+                "db_table_comment": "One row is one failed attempt (django_mq)",
+                "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(fields=["message_id", "attempt"], name="mq_attempt_message"),
+                    models.Index(fields=["ended_at"], name="mq_attempt_ended"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="QueuedMessage",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("queue", models.CharField(max_length=128, verbose_name="queue")),
+                ("type", models.CharField(max_length=128, verbose_name="type")),
+                (
+                    "schema_version",
+                    models.PositiveIntegerField(db_default=1, verbose_name="schema version"),
+                ),
+                ("payload", models.JSONField(verbose_name="payload")),
+                (
+                    "metadata",
+                    models.JSONField(
+                        db_default=models.Value({}, models.JSONField()), verbose_name="metadata"
+                    ),
+                ),
+                (
+                    "handler",
+                    models.CharField(
+                        blank=True,
+                        db_default="",
+                        help_text="Name of the handler whose copy this is; empty: routed at delivery.",
+                        max_length=128,
+                        verbose_name="handler",
+                    ),
+                ),
+                ("priority", models.SmallIntegerField(db_default=0, verbose_name="priority")),
+                (
+                    "key",
+                    models.CharField(
+                        blank=True, max_length=128, null=True, verbose_name="order key"
+                    ),
+                ),
+                (
+                    "processable_after",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(),
+                        verbose_name="processable after",
+                    ),
+                ),
+                (
+                    "leased_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="leased until"),
+                ),
+                (
+                    "claimed_by",
+                    models.CharField(
+                        blank=True, max_length=64, null=True, verbose_name="claimed by"
+                    ),
+                ),
+                ("attempts", models.PositiveIntegerField(db_default=0, verbose_name="attempts")),
+                (
+                    "max_attempts",
+                    models.PositiveIntegerField(db_default=20, verbose_name="attempts at most"),
+                ),
+                ("retry", models.JSONField(blank=True, null=True, verbose_name="retry policy")),
+                (
+                    "expires_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="expires at"),
+                ),
+                (
+                    "blocked_by",
+                    models.BigIntegerField(blank=True, null=True, verbose_name="blocked by"),
+                ),
+                (
+                    "held_since",
+                    models.DateTimeField(blank=True, null=True, verbose_name="held since"),
+                ),
+                ("suspect", models.BooleanField(db_default=False, verbose_name="suspect")),
+                (
+                    "unique_id",
+                    models.CharField(
+                        blank=True, max_length=128, null=True, verbose_name="unique id"
+                    ),
+                ),
+                (
+                    "unique_for",
+                    models.DurationField(blank=True, null=True, verbose_name="unique for"),
+                ),
+                (
+                    "wants_result",
+                    models.BooleanField(db_default=False, verbose_name="wants a result"),
+                ),
+                (
+                    "last_error",
+                    models.TextField(blank=True, db_default="", verbose_name="last error"),
+                ),
+                ("dead_at", models.DateTimeField(blank=True, null=True, verbose_name="dead at")),
+                (
+                    "dead_reason",
+                    models.TextField(blank=True, db_default="", verbose_name="dead because"),
+                ),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(),
+                        verbose_name="created at",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "message",
+                "verbose_name_plural": "messages",
+                "db_table_comment": "One row is one message for one subscriber (django_mq)",
+                "permissions": (
+                    ("requeue_message", "Can requeue a dead letter"),
+                    ("run_message", "Can make a message run now"),
+                    ("cancel_message", "Can cancel a waiting message"),
+                    ("discard_message", "Can discard a dead letter"),
+                    ("view_payload", "Can see payloads and error texts"),
+                ),
+                "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(
+                        models.F("queue"),
+                        models.OrderBy(models.F("priority"), descending=True),
+                        models.F("processable_after"),
+                        models.F("id"),
+                        condition=models.Q(
+                            ("blocked_by__isnull", True),
+                            ("dead_at__isnull", True),
+                            ("leased_until__isnull", True),
+                        ),
+                        name="mq_claim",
+                    ),
+                    models.Index(
+                        condition=models.Q(("leased_until__isnull", False)),
+                        fields=["queue", "leased_until", "id"],
+                        name="mq_lease",
+                    ),
+                    models.Index(
+                        condition=models.Q(("key__isnull", False)),
+                        fields=["queue", "handler", "key", "id"],
+                        name="mq_key",
+                    ),
+                    models.Index(
+                        condition=models.Q(("blocked_by__isnull", False)),
+                        fields=["blocked_by"],
+                        name="mq_blocked",
+                    ),
+                    models.Index(
+                        condition=models.Q(("dead_at__isnull", False)),
+                        fields=["queue", "dead_at", "id"],
+                        name="mq_dead",
+                    ),
+                    models.Index(
+                        condition=models.Q(
+                            ("dead_at__isnull", True), ("expires_at__isnull", False)
+                        ),
+                        fields=["expires_at"],
+                        name="mq_expiry",
+                    ),
+                ],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("queue__regex", "^[A-Za-z0-9_.:/-]+$")),
+                        name="mq_queue_name",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("type__regex", "^[A-Za-z0-9_.:/-]+$")),
+                        name="mq_type_name",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("handler__regex", "^[A-Za-z0-9_.:/-]*$")),
+                        name="mq_handler_name",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("key__regex", "^[A-Za-z0-9_.:/-]+$")),
+                        name="mq_key_name",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("unique_id__regex", "^[A-Za-z0-9_.:/-]+$")),
+                        name="mq_unique_id_name",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("priority__range", (-100, 100))),
+                        name="mq_priority_range",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("schema_version__gte", 1)),
+                        name="mq_schema_version_positive",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("claimed_by__isnull", True), ("leased_until__isnull", True)),
+                            models.Q(
+                                ("claimed_by__isnull", False),
+                                ("dead_at__isnull", True),
+                                ("leased_until__isnull", False),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="mq_lease_has_claimer",
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="QueueState",
+            fields=[
+                (
+                    "queue",
+                    models.CharField(
+                        max_length=128, primary_key=True, serialize=False, verbose_name="queue"
+                    ),
+                ),
+                (
+                    "paused_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="paused at"),
+                ),
+                (
+                    "paused_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="paused until"),
+                ),
+                (
+                    "backoff_level",
+                    models.PositiveSmallIntegerField(db_default=0, verbose_name="backoff level"),
+                ),
+                (
+                    "backoff_changed_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="backoff changed at"),
+                ),
+                (
+                    "backoff_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="backing off until"),
+                ),
+                (
+                    "probe_by",
+                    models.CharField(blank=True, max_length=64, null=True, verbose_name="probe by"),
+                ),
+                (
+                    "probe_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="probe until"),
+                ),
+                (
+                    "max_in_flight",
+                    models.PositiveIntegerField(
+                        blank=True, null=True, verbose_name="in flight at most"
+                    ),
+                ),
+                (
+                    "owner",
+                    models.CharField(blank=True, max_length=64, null=True, verbose_name="owner"),
+                ),
+                (
+                    "owned_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="owned until"),
+                ),
+                (
+                    "chores_ran_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="chores ran at"),
+                ),
+            ],
+            options={
+                "verbose_name": "queue",
+                "verbose_name_plural": "queues",
+                "db_table_comment": "What was decided about one queue (django_mq)",
+                "permissions": (("change_queue", "Can pause, resume and limit a queue"),),
+                "default_permissions": ("view",),
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("queue__regex", "^[A-Za-z0-9_.:/-]+$")),
+                        name="mq_state_queue_name",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Result",
+            fields=[
+                (
+                    "message_id",
+                    models.BigIntegerField(
+                        primary_key=True, serialize=False, verbose_name="message"
+                    ),
+                ),
+                ("handler", models.CharField(blank=True, max_length=128, verbose_name="handler")),
+                ("value", models.JSONField(null=True, verbose_name="value")),
+                (
+                    "error_class",
+                    models.TextField(blank=True, db_default="", verbose_name="error class"),
+                ),
+                (
+                    "error_text",
+                    models.TextField(blank=True, db_default="", verbose_name="error text"),
+                ),
+                (
+                    "created_at",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(),
+                        verbose_name="created at",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "result",
+                "verbose_name_plural": "results",
+                "db_table_comment": "What a handler returned, where somebody asked (django_mq)",
+                "default_permissions": ("view",),
+                "indexes": [models.Index(fields=["created_at"], name="mq_result_created")],
+            },
+        ),
+        migrations.CreateModel(
+            name="UniqueKey",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("queue", models.CharField(max_length=128, verbose_name="queue")),
+                (
+                    "handler",
+                    models.CharField(
+                        blank=True, db_default="", max_length=128, verbose_name="handler"
+                    ),
+                ),
+                ("type", models.CharField(max_length=128, verbose_name="type")),
+                ("unique_id", models.CharField(max_length=128, verbose_name="unique id")),
+                (
+                    "message_id",
+                    models.BigIntegerField(blank=True, null=True, verbose_name="message"),
+                ),
+                (
+                    "quiet_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="quiet until"),
+                ),
+                ("put_aside", models.JSONField(blank=True, null=True, verbose_name="put aside")),
+            ],
+            options={
+                "verbose_name": "unique id",
+                "verbose_name_plural": "unique ids",
+                "db_table_comment": "One row is one unique id that is taken (django_mq)",
+                "default_permissions": ("view",),
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("queue", "handler", "type", "unique_id"), name="mq_unique"
+                    )
+                ],
+            },
+        ),
+        migrations.RunSQL(CREATE_BROADCAST, DROP_BROADCAST),
+    ]

@@ -1,0 +1,99 @@
+"""The state of a message, as people read it: derived from the row, never stored.
+
+One definition serves `QueuedMessage.objects.with_state()` (a filter, an annotation) and
+`message.state`. Where several states hold, the first one of MessageState counts.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.db import models
+from django.db.models import Case, Exists, Func, OuterRef, Q, Value, When
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+if TYPE_CHECKING:
+    from django_mq.models import QueuedMessage
+
+#: A worker that was not heard of for three heartbeats of 10 s is gone.
+GONE_AFTER = timedelta(seconds=30)
+
+
+class MessageState(models.TextChoices):
+    """In order of precedence: a dead message is dead, whatever else holds."""
+
+    DEAD = "dead", _("dead")
+    RUNNING = "running", _("running")
+    LEASED = "leased", _("leased")
+    BLOCKED = "blocked", _("blocked")
+    HELD = "held", _("held")
+    EXPIRED = "expired", _("expired")
+    PAUSED = "paused", _("paused")
+    RETRYING = "retrying", _("retrying")
+    DELAYED = "delayed", _("delayed")
+    PROCESSABLE = "processable", _("processable")
+
+
+class MessageQuerySet(models.QuerySet["QueuedMessage"]):
+    """Queries people ask of messages; the worker's own statements are in `store/`."""
+
+    def with_state(self) -> MessageQuerySet:
+        """Annotate each message with its `state`, by the database's clock."""
+        return self.annotate(state=state_expression())
+
+    def in_state(self, *states: str) -> MessageQuerySet:
+        """Keep the messages that are in one of `states`."""
+        return self.with_state().filter(state__in=states)
+
+    def waiting(self) -> MessageQuerySet:
+        """Keep what no worker holds and is not dead: due, delayed, held or blocked."""
+        return self.filter(leased_until__isnull=True, dead_at__isnull=True)
+
+    def dead(self) -> MessageQuerySet:
+        """Keep the dead letters."""
+        return self.filter(dead_at__isnull=False)
+
+
+def state_expression() -> Case:
+    """Return the SQL expression whose value is the state of a message."""
+    live_workers = apps.get_model("django_mq", "WorkerHeartbeat")._default_manager.filter(
+        last_seen__gt=Now() - GONE_AFTER,
+        running__contains=Func(
+            OuterRef("pk"), function="to_jsonb", output_field=models.JSONField()
+        ),
+    )
+    paused_queues = apps.get_model("django_mq", "QueueState")._default_manager.filter(
+        Q(paused_at__isnull=False, paused_until__isnull=True)
+        | Q(paused_at__isnull=False, paused_until__gt=Now())
+        | Q(backoff_until__gt=Now()),
+        queue=OuterRef("queue"),
+    )
+    not_due = Q(processable_after__gt=Now())
+    cases: dict[MessageState, Any] = {
+        MessageState.DEAD: Q(dead_at__isnull=False),
+        MessageState.RUNNING: Q(leased_until__isnull=False) & Q(Exists(live_workers)),
+        MessageState.LEASED: Q(leased_until__gt=Now()),
+        MessageState.BLOCKED: Q(blocked_by__isnull=False),
+        MessageState.HELD: Q(held_since__isnull=False),
+        MessageState.EXPIRED: Q(expires_at__lte=Now()),
+        MessageState.PAUSED: Q(Exists(paused_queues)),
+        MessageState.RETRYING: not_due & Q(attempts__gt=0),
+        MessageState.DELAYED: not_due,
+    }
+    return Case(
+        *(When(condition, then=Value(state.value)) for state, condition in cases.items()),
+        default=Value(MessageState.PROCESSABLE.value),
+        output_field=models.CharField(),
+    )
+
+
+def read_state(message: QueuedMessage) -> MessageState:
+    """Ask the database for the state of `message` as it stands there now.
+
+    Raises DoesNotExist when the row is gone: acked, cancelled or purged.
+    """
+    queryset = type(message)._default_manager.using(message._state.db).with_state()  # type: ignore[attr-defined]
+    return MessageState(queryset.filter(pk=message.pk).values_list("state", flat=True).get())
