@@ -1,0 +1,249 @@
+"""System checks: each id where it must be, and nowhere else.
+
+But for the one marked, these tests may not touch a database: the checks connect to none.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.core.checks import CheckMessage, Tags, run_checks
+from django.db import connections
+from django.test import override_settings
+
+from django_mq.checks import TAG
+from django_mq.conf import get_settings
+from django_mq.handlers import handler, isolated
+
+AddAlias = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def no_handlers() -> Iterator[None]:
+    with isolated():
+        yield
+    get_settings.cache_clear()
+
+
+@pytest.fixture
+def add_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[AddAlias]:
+    """Add a database alias: as `default`, but for what is given."""
+    added = []
+
+    def add(alias: str, **changes: object) -> None:
+        monkeypatch.setitem(
+            connections.settings, alias, {**connections.settings["default"], **changes}
+        )
+        added.append(alias)
+
+    yield add
+    for alias in added:
+        if hasattr(connections._connections, alias):
+            del connections[alias]
+
+
+def found(*, deploy: bool = False, databases: Any = None, **raw: Any) -> list[CheckMessage]:
+    """Return what our checks say, in the order of their ids."""
+    tags = [TAG, Tags.database] if databases else [TAG]
+    with override_settings(DJANGO_MQ=raw):
+        messages = run_checks(tags=tags, include_deployment_checks=deploy, databases=databases)
+    return sorted(messages, key=lambda each: str(each.id))
+
+
+def ids(**options: Any) -> list[str]:
+    return [str(each.id).removeprefix("django_mq.") for each in found(**options)]
+
+
+class Router:
+    """Writes the named models, or all, of django_mq to an alias."""
+
+    def __init__(self, alias: str, *models: str) -> None:
+        self.alias, self.models = alias, models
+
+    def db_for_write(self, model: Any, **hints: object) -> str | None:
+        ours = model._meta.app_label == "django_mq"
+        return self.alias if ours and (not self.models or model.__name__ in self.models) else None
+
+
+def test_defaults_are_without_remark() -> None:
+    assert found(deploy=True) == []
+
+
+@pytest.mark.django_db
+def test_the_database_of_these_tests_is_new_enough() -> None:
+    assert found(databases=["default"]) == []
+
+
+def test_checks_run_with_all_others() -> None:
+    with override_settings(DJANGO_MQ={"LEESE": 5}):
+        assert "django_mq.E001" in [each.id for each in run_checks()]
+
+
+def test_e001_tells_each_wrong_setting_and_the_other_checks_wait() -> None:
+    errors = found(LEESE=5, BATCH_SIZE=0, WAKEUP="nowhere")
+    assert [each.id for each in errors] == ["django_mq.E001"] * 2
+    assert errors[0].msg == "DJANGO_MQ['LEESE'] is unknown."
+    assert errors[0].hint == "Did you mean 'LEASE'?"
+    assert "DJANGO_MQ['BATCH_SIZE'] is 0: must be" in errors[1].msg
+
+
+@pytest.mark.parametrize("setting", ["DATABASE", "WAKEUP"])
+def test_e002_alias_is_missing(setting: str) -> None:
+    errors = [each for each in found(**{setting: "nowhere"}) if each.id == "django_mq.E002"]
+    assert len(errors) == 1
+    assert errors[0].msg.startswith(setting)
+    assert "'nowhere'" in errors[0].msg
+    assert "'default'" in str(errors[0].hint)
+
+
+@pytest.mark.parametrize("setting", ["DATABASE", "WAKEUP"])
+def test_e002_alias_is_not_postgresql(setting: str, add_alias: AddAlias) -> None:
+    add_alias("lite", ENGINE="django.db.backends.sqlite3", NAME=":memory:")
+    assert "E002" in ids(**{setting: "lite"})
+
+
+def test_e002_router_writes_to_another_engine(add_alias: AddAlias) -> None:
+    add_alias("lite", ENGINE="django.db.backends.sqlite3", NAME=":memory:")
+    with override_settings(DATABASE_ROUTERS=[Router("lite")]):
+        assert ids() == ["E002", "W001"]
+
+
+def test_e003_server_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections["default"].__dict__, "pg_version", 140010)
+    (error,) = found(databases=["default"])
+    assert error.id == "django_mq.E003"
+    assert "PostgreSQL 14" in error.msg
+    monkeypatch.setitem(connections["default"].__dict__, "pg_version", 150000)
+    assert found(databases=["default"]) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("3.2.5", ["E003"]), ("3.1.19", ["E003"]), ("3.2.6", []), ("3.10.0.dev1", []), ("4.0", [])],
+)
+def test_e003_driver_is_too_old(
+    version: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].__dict__, "pg_version", 150000)
+    monkeypatch.setattr(psycopg, "__version__", version)
+    assert ids(databases=["default"]) == expected
+
+
+def test_e003_is_asked_of_no_database_but_the_named(
+    monkeypatch: pytest.MonkeyPatch, add_alias: AddAlias
+) -> None:
+    monkeypatch.setitem(connections["default"].__dict__, "pg_version", 140010)
+    add_alias("other")
+    assert ids() == []
+    assert ids(databases=["other"]) == []
+
+
+@pytest.mark.parametrize("path", ["nowhere.Encoder", "json.dumps"])
+def test_e008_encoder_is_none(path: str) -> None:
+    (error,) = found(ENCODER=path)
+    assert error.id == "django_mq.E008"
+    assert path in error.msg
+
+
+def test_e009_router_writes_elsewhere(add_alias: AddAlias) -> None:
+    """Guarantee 12."""
+    add_alias("other")
+    errors = found(DATABASE="other")
+    assert [each.id for each in errors] == ["django_mq.E009", "django_mq.W001"]
+    assert "QueuedMessage" in errors[0].msg
+    with override_settings(DATABASE_ROUTERS=[Router("other")]):
+        assert ids(DATABASE="other") == ["W001"]
+        assert "E009" in ids(DATABASE="default")
+        assert "E009" not in ids()
+
+
+def test_e009_router_is_at_odds_with_itself(add_alias: AddAlias) -> None:
+    add_alias("other")
+    with override_settings(DATABASE_ROUTERS=[Router("other", "Result", "UniqueKey")]):
+        (error,) = found()
+    assert error.id == "django_mq.E009"
+    assert "Result, UniqueKey to 'other'" in error.msg
+
+
+def test_w001_messages_are_kept_beside_the_data(add_alias: AddAlias) -> None:
+    add_alias("other")
+    with override_settings(DATABASE_ROUTERS=[Router("other")]):
+        (warning,) = found()
+    assert warning.id == "django_mq.W001"
+    assert "'other'" in warning.msg
+
+
+@pytest.mark.parametrize(
+    "changes", [{"DISABLE_SERVER_SIDE_CURSORS": True}, {"OPTIONS": {"pool": True}}]
+)
+def test_w002_listens_through_a_pool(changes: dict[str, Any], add_alias: AddAlias) -> None:
+    add_alias("pooled", **changes)
+    add_alias("direct")
+    with override_settings(DATABASE_ROUTERS=[Router("pooled")]):
+        assert ids() == ["W001", "W002"]
+        assert ids(WAKEUP="direct") == ["W001"]
+        assert ids(WAKEUP="poll") == ["I001", "W001"]
+    assert ids(WAKEUP="pooled") == ["W002"]
+
+
+def test_w003_atomic_and_other_handlers_share_a_queue() -> None:
+    @handler("a", queue="mail", name="writes")
+    def writes(delivery: object) -> None: ...
+
+    @handler("a", queue="calls", name="calls", atomic=False)
+    def calls(delivery: object) -> None: ...
+
+    assert found() == []
+
+    @handler("a", queue="other", queues=("mail",), name="awaits")
+    async def awaits(delivery: object) -> None: ...
+
+    (warning,) = found()
+    assert warning.id == "django_mq.W003"
+    assert "'mail'" in warning.msg
+    assert "(writes)" in warning.msg
+    assert "(awaits)" in warning.msg
+
+
+def test_w003_counts_handlers_that_name_no_queue() -> None:
+    @handler("a", name="writes")
+    def writes(delivery: object) -> None: ...
+
+    @handler("a", queue="mail", name="calls", atomic=False)
+    def calls(delivery: object) -> None: ...
+
+    assert ids() == []
+    assert ids(DEFAULT_QUEUE="mail") == ["W003"]
+
+
+@pytest.mark.parametrize("setting", ["RESULT_RETENTION", "ATTEMPT_RETENTION", "REDACT"])
+def test_w005_kept_for_ever_or_shown_in_full_only_with_deploy(setting: str) -> None:
+    """S22, S12, S35."""
+    assert ids(**{setting: None}) == []
+    (warning,) = found(deploy=True, **{setting: None})
+    assert warning.id == "django_mq.W005"
+    assert setting in warning.msg
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"SLICE_SECONDS": 30}, 1),
+        ({"SLICE_SECONDS": 11}, 1),
+        ({"SLICE_SECONDS": 10}, 0),
+        ({"LEASE": 0.2}, 1),
+        ({"QUEUES": {"mail": {"lease": 0.2}, "slow": {"lease": 60}}}, 1),
+        ({"LEASE": 0.2, "QUEUES": {"slow": {"lease": 60}}}, 1),
+        ({"LEASE": 0.2, "QUEUES": {"mail": {}}}, 1),
+    ],
+)
+def test_w006_slice_is_long_against_the_lease(raw: dict[str, Any], expected: int) -> None:
+    assert ids(**raw) == ["W006"] * expected
+
+
+def test_i001_polling_only() -> None:
+    (info,) = found(WAKEUP="poll", POLL_INTERVAL=2.5)
+    assert info.id == "django_mq.I001"
+    assert "2.5 s" in info.msg
+    assert not info.is_serious()
