@@ -140,9 +140,10 @@ class Delivery:
     nobody looks at costs two slots.
     """
 
-    __slots__ = ("__weakref__", "_metadata", "_payload", "_row")
+    __slots__ = ("__weakref__", "_fence", "_metadata", "_payload", "_row")
 
     _row: ClaimedRow
+    _fence: Fence
     _payload: Any
     _metadata: Any
 
@@ -224,8 +225,12 @@ class Delivery:
     @property
     def fence(self) -> Fence:
         """Id, attempt and claimer: what a settle of this delivery names."""
-        row = self._row
-        return Fence(row[0], row[9], row[12])
+        try:
+            return self._fence
+        except AttributeError:
+            row = self._row
+            self._fence = Fence(row[0], row[9], row[12])
+            return self._fence
 
     def __repr__(self) -> str:
         return (

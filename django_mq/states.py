@@ -42,11 +42,11 @@ class MessageQuerySet(models.QuerySet["QueuedMessage"]):
 
     def with_state(self) -> MessageQuerySet:
         """Annotate each message with its `state`, by the database's clock."""
-        return self.annotate(state=state_expression())
+        return self.annotate(state=state_expression())  # type: ignore[no-redef]  # its own setter
 
     def in_state(self, *states: str) -> MessageQuerySet:
         """Keep the messages that are in one of `states`."""
-        return self.with_state().filter(state__in=states)
+        return self.with_state().filter(state__in=states)  # type: ignore[misc]
 
     def waiting(self) -> MessageQuerySet:
         """Keep what no worker holds and is not dead: due, delayed, held or blocked."""
@@ -95,5 +95,6 @@ def read_state(message: QueuedMessage) -> MessageState:
 
     Raises DoesNotExist when the row is gone: acked, cancelled or purged.
     """
-    queryset = type(message)._default_manager.using(message._state.db).with_state()  # type: ignore[attr-defined]
-    return MessageState(queryset.filter(pk=message.pk).values_list("state", flat=True).get())
+    queryset = type(message)._default_manager.using(message._state.db).with_state()
+    states = queryset.filter(pk=message.pk).values_list("state", flat=True)  # type: ignore[misc]
+    return MessageState(states.get())

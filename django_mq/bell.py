@@ -1,0 +1,57 @@
+"""Rings the doorbell when a transaction that stored messages commits: once, and not too often."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from time import monotonic
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_mq.store import doorbell
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds. A worker looks again 25 ms after a ring, so it sees what rings left out here announced.
+PAUSE = 0.02
+
+# By alias, when this process last began to ring. No lock: two rings at once do no harm. A forked
+# child inherits it rightly: the clock is the machine's, and the parent's ring is on its way.
+_last: dict[str, float] = {}
+
+
+def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
+    """Ring when the open transaction commits; at once if there is none.
+
+    Nothing depends on it, so no error reaches the caller.
+    """
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        return  # the caller commits by hand, and Django knows no hooks then: the poll finds it
+    ring = _ringer(connection.alias)
+    if connection.run_on_commit:
+        savepoints, hook, *_ = connection.run_on_commit[-1]
+        # That ring is dropped only by a rollback that takes these messages along.
+        if hook is ring and savepoints <= set(connection.savepoint_ids):
+            return
+    transaction.on_commit(ring, using=connection.alias, robust=True)
+
+
+@cache
+def _ringer(alias: str) -> Callable[[], None]:
+    def ring() -> None:
+        now = monotonic()
+        if now - _last.get(alias, -PAUSE) < PAUSE:
+            return
+        _last[alias] = now
+        try:
+            with connections[alias].cursor() as cursor:
+                doorbell.ring(cursor)
+        except Exception:
+            _last.pop(alias, None)
+            logger.debug(
+                "the doorbell of %s did not ring; the next poll finds it", alias, exc_info=True
+            )
+
+    return ring

@@ -1,0 +1,20 @@
+"""Who wants to know what is broadcast: test helpers, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from django_mq.store.insert import NewRow
+
+#: Called with the connection and the rows of each message that is stored.
+observers: list[Callable[[BaseDatabaseWrapper, list[NewRow]], None]] = []
+
+
+def tell(connection: BaseDatabaseWrapper, rows: list[NewRow]) -> None:
+    """Tell the observers, if there are any, of one message."""
+    for observer in observers:
+        observer(connection, rows)

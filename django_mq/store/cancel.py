@@ -1,0 +1,40 @@
+"""Removing what waits, and nothing that a worker holds."""
+
+from __future__ import annotations
+
+from django_mq.store import Cursor
+
+# `id = null or null is null` folds away when planned, so an id is looked up by its index.
+# What is locked is being claimed, or settled: it is skipped, and counts as in flight.
+CANCEL = """
+with matching as materialized (
+    select m.id, m.leased_until
+    from django_mq_queuedmessage m
+    where m.dead_at is null
+        and (%(id)s::bigint is null or m.id = %(id)s)
+        and (%(type)s::text is null or m.type = %(type)s)
+        and (%(unique_id)s::text is null or m.unique_id = %(unique_id)s)
+), waiting as materialized (
+    select m.id
+    from django_mq_queuedmessage m join matching using (id)
+    where m.leased_until is null and m.dead_at is null
+    for update of m skip locked
+), gone as (
+    delete from django_mq_queuedmessage m using waiting where m.id = waiting.id
+    returning m.id
+)
+select array(select id from gone order by id), (select count(*) from matching)
+"""
+
+
+def cancel(
+    cursor: Cursor, *, id: int | None, type: str | None, unique_id: str | None
+) -> tuple[list[int], int]:
+    """Delete the waiting messages that meet all that is given.
+
+    Returns their ids, in order, and how many others match but are in flight: leased, or locked
+    at this moment. Dead letters are not touched and not counted.
+    """
+    cursor.execute(CANCEL, {"id": id, "type": type, "unique_id": unique_id})
+    ids, matching = cursor.fetchone()
+    return ids, matching - len(ids)

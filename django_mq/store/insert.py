@@ -1,0 +1,147 @@
+"""Rows in, ids out: one statement for one row, one for a few, COPY for many.
+
+Moments that are given as seconds count from the database's clock, when the statement begins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, Protocol
+
+from django_mq.store import Cursor
+
+#: Up to here one statement is faster than COPY, which needs ids first, and a savepoint.
+FEW = 50
+
+
+class CopyCursor(Cursor, Protocol):
+    """A cursor that can COPY: psycopg's, or Django's around it."""
+
+    def copy(self, statement: Any) -> AbstractContextManager[Any]: ...
+
+
+class NewRow(NamedTuple):
+    """One row to insert; the order of the fields is that of the statements' parameters.
+
+    `payload`, `metadata` and `retry` are JSON text. Due `delay` seconds from now, or at `due` if
+    that is set; expires likewise `lifetime` seconds from now, or at `expires`, or never.
+    """
+
+    queue: str
+    type: str
+    payload: str
+    max_attempts: int
+    handler: str = ""
+    schema_version: int = 1
+    metadata: str = "{}"
+    priority: int = 0
+    key: str | None = None
+    retry: str | None = None
+    wants_result: bool = False
+    due: datetime | None = None
+    delay: float = 0.0
+    expires: datetime | None = None
+    lifetime: float | None = None
+
+
+def insert(cursor: CopyCursor, rows: Sequence[NewRow]) -> list[int]:
+    """Insert the rows and return their ids, which rise in the order of the rows."""
+    if len(rows) == 1:
+        return [insert_one(cursor, rows[0])]
+    return insert_few(cursor, rows) if len(rows) <= FEW else copy_many(cursor, rows)
+
+
+INSERT_ONE = """
+insert into django_mq_queuedmessage (
+    queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key, retry,
+    wants_result, processable_after, expires_at
+)
+values (
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
+    %s, coalesce(%s::timestamptz, statement_timestamp() + %s * interval '1 second'),
+    coalesce(%s::timestamptz, statement_timestamp() + %s::float8 * interval '1 second')
+)
+returning id
+"""
+
+
+def insert_one(cursor: Cursor, row: NewRow) -> int:
+    """Insert one row and return its id."""
+    cursor.execute(INSERT_ONE, row)
+    return cursor.fetchone()[0]  # type: ignore[no-any-return]
+
+
+# One document for all rows: VALUES of 50 rows takes 76 us a row, this 34 (PostgreSQL 15, psycopg).
+INSERT_FEW = """
+insert into django_mq_queuedmessage (
+    queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key, retry,
+    wants_result, processable_after, expires_at
+)
+select
+    queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key, retry,
+    wants_result, coalesce(due, statement_timestamp() + delay * interval '1 second'),
+    coalesce(expires, statement_timestamp() + lifetime * interval '1 second')
+from jsonb_to_recordset(%s::jsonb) as row (
+    queue text, type text, payload jsonb, max_attempts integer, handler text,
+    schema_version integer, metadata jsonb, priority smallint, key text, retry jsonb,
+    wants_result boolean, due timestamptz, delay float8, expires timestamptz, lifetime float8
+)
+returning id
+"""
+_JSON_COLUMNS = ("payload", "metadata", "retry")
+
+
+def insert_few(cursor: Cursor, rows: Sequence[NewRow]) -> list[int]:
+    """Insert the rows by one statement and return their ids in the order of the rows."""
+    if not rows:
+        return []
+    cursor.execute(INSERT_FEW, (f"[{','.join(map(_as_json, rows))}]",))
+    # Ids are drawn in the order of the array; RETURNING promises no order of its own.
+    return sorted(id for (id,) in cursor.fetchall())
+
+
+def _as_json(row: NewRow) -> str:
+    """Return the row as a JSON object; what is JSON text already goes in as it is."""
+    values = row._asdict()
+    texts = [f'"{name}":{values.pop(name) or "null"}' for name in _JSON_COLUMNS]
+    return f"{{{','.join(texts)},{json.dumps(values, default=datetime.isoformat)[1:]}"
+
+
+# The sequence is looked up once, not for each id. A timestamp without time zone is read the same
+# whatever USE_TZ says.
+DRAW = """
+with ids as materialized (
+    select pg_get_serial_sequence('django_mq_queuedmessage', 'id')::regclass as sequence
+)
+select statement_timestamp() at time zone 'UTC',
+    array(select nextval(ids.sequence) from ids, generate_series(1, %s))
+"""
+COPY = """
+copy django_mq_queuedmessage (
+    id, queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key,
+    retry, wants_result, processable_after, expires_at, created_at
+) from stdin
+"""
+
+
+def copy_many(cursor: CopyCursor, rows: Sequence[NewRow]) -> list[int]:
+    """Insert the rows by COPY and return their ids in the order of the rows.
+
+    Ids and the clock come first, by one statement: COPY returns nothing and computes nothing.
+    """
+    cursor.execute(DRAW, (len(rows),))
+    clock, ids = cursor.fetchone()
+    now = clock.replace(tzinfo=UTC)
+    with cursor.copy(COPY) as copy:
+        for id, row in zip(ids, rows, strict=True):
+            due = now if row.due is None else row.due
+            if row.delay and row.due is None:
+                due += timedelta(seconds=row.delay)
+            expires = row.expires
+            if expires is None and row.lifetime is not None:
+                expires = now + timedelta(seconds=row.lifetime)
+            copy.write_row((id, *row[:11], due, expires, now))
+    return ids  # type: ignore[no-any-return]
