@@ -1,0 +1,195 @@
+"""manage.py mq_worker: run messages until told to stop."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from argparse import ArgumentParser, ArgumentTypeError
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.migrations.executor import MigrationExecutor
+from django.utils.autoreload import run_with_reloader
+
+from django_mq.backoff import as_seconds
+from django_mq.conf import get_settings
+from django_mq.exceptions import InvalidName
+from django_mq.worker import Worker, places_needed
+from django_mq.worker.board import Board
+from django_mq.worker.database import plain_connection
+from django_mq.worker.health import Health
+from django_mq.worker.supervisor import MEGABYTE, Supervisor, resident_bytes
+from django_mq.worker.wakeup import Deadline
+
+
+class Command(BaseCommand):
+    help = "Runs queued messages. The first SIGTERM or Ctrl-C drains, the second leaves at once."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--queue",
+            action="append",
+            default=[],
+            metavar="NAME|PATTERN",
+            help="a queue, or a pattern such as mail.* or #; again for more, in strict preference"
+            " (default: all queues)",
+        )
+        parser.add_argument("--processes", type=_positive, help="child processes")
+        parser.add_argument("--threads", type=_positive, help="executors in each process")
+        parser.add_argument("--batch-size", type=_positive, help="most messages of one claim")
+        parser.add_argument("--until-empty", action="store_true", help="end when nothing is due")
+        parser.add_argument("--max-messages", type=_positive, help="end after so many messages")
+        parser.add_argument("--max-seconds", type=_seconds, help="end after so many seconds")
+        parser.add_argument(
+            "--max-rss", type=_positive, metavar="MB", help="replace a process that grew so large"
+        )
+        parser.add_argument("--drain-seconds", type=_seconds, help="time to end what runs")
+        parser.add_argument("--health-port", type=_port, help="/livez and /readyz on 127.0.0.1")
+        parser.add_argument("--database", metavar="ALIAS", help="the database to work on")
+        parser.add_argument(
+            "--reload", action="store_true", help="start again when code changes; for development"
+        )
+
+    def handle(self, **options: Any) -> None:
+        try:
+            settings = get_settings()
+            worker = self._worker(options, max_messages=options["max_messages"])
+        except (ImproperlyConfigured, InvalidName, ValueError) as error:
+            raise CommandError(str(error)) from error
+        self._check_database(worker.alias)
+        max_rss = options["max_rss"] or settings.max_rss
+        rss = resident_bytes(os.getpid()) // MEGABYTE
+        if max_rss is not None and rss >= max_rss:
+            raise CommandError(
+                f"--max-rss {max_rss}: this process has {rss} MB before it runs anything, so every"
+                " one would be replaced at once"
+            )
+        if options["reload"]:
+            run_with_reloader(_run_reloadable, worker)
+            return
+        processes = options["processes"] or settings.processes
+        shares = _shares(options["max_messages"], processes)
+        port = options["health_port"] or settings.health_port
+        deadline = Deadline(options["max_seconds"])
+        supervisor = Supervisor(
+            lambda number, id, board: self._worker(
+                {**options, "max_seconds": deadline.left()},
+                max_messages=_left(shares[number], board),
+                id=id,
+                board=board,
+            ),
+            processes=len(shares),
+            places=places_needed(
+                threads=worker.threads,
+                async_slots=worker.async_slots,
+                batch_size=worker.batch_size or settings.batch_size,
+            ),
+            drain_seconds=worker.drain_seconds,
+            until_empty=options["until_empty"],
+            max_rss=max_rss,
+            health=None if port is None else _health(port),
+        )
+        if code := supervisor.run():
+            raise SystemExit(code)
+
+    def _worker(
+        self,
+        options: dict[str, Any],
+        *,
+        max_messages: int | None,
+        id: str | None = None,
+        board: Board | None = None,
+    ) -> Worker:
+        return Worker(
+            options["queue"],
+            threads=options["threads"],
+            batch_size=options["batch_size"],
+            max_messages=max_messages,
+            max_seconds=options["max_seconds"],
+            drain_seconds=options["drain_seconds"],
+            using=options["database"],
+            id=id,
+            board=board,
+        )
+
+    def _check_database(self, alias: str) -> None:
+        """Say what is missing before anything starts; the connection is closed again."""
+        if alias not in connections:
+            raise CommandError(f"there is no database {alias!r} in DATABASES")
+        connection = plain_connection(alias)  # no pool, whose threads a fork would leave behind
+        if connection.vendor != "postgresql":
+            raise CommandError(
+                f"database {alias!r} is {connection.display_name}; django_mq works on PostgreSQL"
+            )
+        try:
+            executor = MigrationExecutor(connection)
+            app = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "django_mq"]
+            if executor.migration_plan(app):
+                raise CommandError(
+                    f"the tables in database {alias!r} are not up to date: run manage.py migrate"
+                )
+        except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
+            raise CommandError(f"database {alias!r} cannot be used: {error}") from error
+        finally:
+            connection.close()
+            connections.close_all()
+
+
+def _run_reloadable(worker: Worker) -> None:
+    """One process without a supervisor: the reloader ends it when code changes."""
+    atexit.register(worker.stop, worker.drain_seconds)
+    worker.run()
+
+
+def _shares(messages: int | None, processes: int) -> list[int | None]:
+    """Divide `messages` among `processes`; a process without a share is not started.
+
+    >>> _shares(None, 2), _shares(5, 2), _shares(1, 3)
+    ([None, None], [3, 2], [1])
+    """
+    if messages is None:
+        return [None] * processes
+    shares = [messages // processes + (n < messages % processes) for n in range(processes)]
+    return [share for share in shares if share]
+
+
+def _health(port: int) -> Health:
+    try:
+        return Health(port)
+    except (OSError, OverflowError) as error:
+        raise CommandError(f"health port {port} cannot be had: {error}") from error
+
+
+def _left(share: int | None, board: Board) -> int | None:
+    """Return what is left of a share when earlier processes took some of it."""
+    return None if share is None else max(0, share - board.taken)
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1, 2**31 - 1)
+
+
+def _port(text: str) -> int:
+    return _whole(text, 1, 65535)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= most:
+        raise ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = as_seconds(float(text))
+    except ValueError:
+        seconds = None
+    if seconds is None:
+        raise ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds

@@ -1,0 +1,280 @@
+"""Names and counts of queues, usable with millions of rows.
+
+Loose index scans find names and priorities; every count ends at a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+#: The row of this name is the turn of the chores, and no queue.
+CHORES = ":"
+
+# A blocked row has a key, so the four indexes together know every row.
+NAMES = """
+with recursive waiting (queue) as (
+    (select m.queue
+       from django_mq_queuedmessage m
+      where m.leased_until is null and m.blocked_by is null and m.dead_at is null
+      order by m.queue
+      limit 1)
+    union all
+    select (select m.queue
+              from django_mq_queuedmessage m
+             where m.leased_until is null and m.blocked_by is null and m.dead_at is null
+               and m.queue > waiting.queue
+             order by m.queue
+             limit 1)
+      from waiting
+     where waiting.queue is not null
+), leased (queue) as (
+    (select m.queue
+       from django_mq_queuedmessage m
+      where m.leased_until is not null
+      order by m.queue
+      limit 1)
+    union all
+    select (select m.queue
+              from django_mq_queuedmessage m
+             where m.leased_until is not null and m.queue > leased.queue
+             order by m.queue
+             limit 1)
+      from leased
+     where leased.queue is not null
+), keyed (queue) as (
+    (select m.queue
+       from django_mq_queuedmessage m
+      where m.key is not null
+      order by m.queue
+      limit 1)
+    union all
+    select (select m.queue
+              from django_mq_queuedmessage m
+             where m.key is not null and m.queue > keyed.queue
+             order by m.queue
+             limit 1)
+      from keyed
+     where keyed.queue is not null
+), dead (queue) as (
+    (select m.queue
+       from django_mq_queuedmessage m
+      where m.dead_at is not null
+      order by m.queue
+      limit 1)
+    union all
+    select (select m.queue
+              from django_mq_queuedmessage m
+             where m.dead_at is not null and m.queue > dead.queue
+             order by m.queue
+             limit 1)
+      from dead
+     where dead.queue is not null
+)
+select queue from waiting where queue is not null
+ union
+select queue from leased where queue is not null
+ union
+select queue from keyed where queue is not null
+ union
+select queue from dead where queue is not null
+ union
+select queue from django_mq_queuestate
+"""
+
+
+def names(cursor: Cursor) -> set[str]:
+    """Return the queues that have rows, or about which something was decided."""
+    cursor.execute(NAMES)
+    return {row[0] for row in cursor.fetchall()} - {CHORES}
+
+
+# Estimated dear because every subquery might reach its limit, it would be compiled for a second
+# and run for a hundredth of one.
+NO_JIT = "select set_config('jit', 'off', true)"
+
+# Every subquery stops at the limit and asks for the order of its index, so that no plan walks the
+# table. Blocked rows have no index that knows the queue: the keyed rows are walked.
+COUNTS = """
+with recursive named (queue) as (
+    select unnest(%(queues)s::text[])
+), lane (queue, priority) as (
+    select named.queue, highest.priority
+      from named
+     cross join lateral (
+        select m.priority
+          from django_mq_queuedmessage m
+         where m.queue = named.queue
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+         order by m.priority desc
+         limit 1
+     ) highest
+    union all
+    select lane.queue, following.priority
+      from lane
+     cross join lateral (
+        select m.priority
+          from django_mq_queuedmessage m
+         where m.queue = lane.queue and m.priority < lane.priority
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+         order by m.priority desc
+         limit 1
+     ) following
+), running (message) as materialized (
+    select jsonb_path_query(w.running, '$[*]')
+      from django_mq_workerheartbeat w
+     where w.last_seen > statement_timestamp() - make_interval(secs => %(gone_after)s)
+)
+select named.queue,
+       due.n, due.held, due.expired,
+       later.n, later.held, later.expired, later.retrying,
+       leased.n, leased.running, leased.lapsed, leased.held, leased.expired,
+       keyed.n, keyed.blocked,
+       dead.n,
+       statement_timestamp() - oldest.at,
+       coalesce(s.paused_at is not null
+                and (s.paused_until is null or s.paused_until > statement_timestamp()), false),
+       case when s.paused_until > statement_timestamp() then s.paused_until end,
+       coalesce(s.backoff_level, 0),
+       case when s.backoff_until > statement_timestamp() then s.backoff_until end
+  from named
+ cross join lateral (
+    select count(*) as n,
+           count(*) filter (where m.held_since is not null) as held,
+           count(*) filter (where m.held_since is null
+                              and m.expires_at <= statement_timestamp()) as expired
+      from (
+        select found.*
+          from lane
+         cross join lateral (
+            select m.held_since, m.expires_at
+              from django_mq_queuedmessage m
+             where m.queue = named.queue and m.priority = lane.priority
+               and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+               and m.processable_after <= statement_timestamp()
+             order by m.processable_after
+             limit %(limit)s
+         ) found
+         where lane.queue = named.queue
+         limit %(limit)s
+      ) m
+ ) due
+ cross join lateral (
+    select count(*) as n,
+           count(*) filter (where m.held_since is not null) as held,
+           count(*) filter (where m.held_since is null
+                              and m.expires_at <= statement_timestamp()) as expired,
+           count(*) filter (where m.held_since is null
+                              and (m.expires_at <= statement_timestamp()) is not true
+                              and m.attempts > 0) as retrying
+      from (
+        select found.*
+          from lane
+         cross join lateral (
+            select m.held_since, m.expires_at, m.attempts
+              from django_mq_queuedmessage m
+             where m.queue = named.queue and m.priority = lane.priority
+               and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+               and m.processable_after > statement_timestamp()
+             order by m.processable_after
+             limit %(limit)s
+         ) found
+         where lane.queue = named.queue
+         limit %(limit)s
+      ) m
+ ) later
+ cross join lateral (
+    select count(*) as n,
+           count(*) filter (where m.runs) as running,
+           count(*) filter (where m.lapsed and not m.runs) as lapsed,
+           count(*) filter (where m.lapsed and not m.runs and m.held_since is not null) as held,
+           count(*) filter (where m.lapsed and not m.runs and m.held_since is null
+                              and m.expires_at <= statement_timestamp()) as expired
+      from (
+        select m.held_since, m.expires_at,
+               m.leased_until <= statement_timestamp() as lapsed,
+               to_jsonb(m.id) in (select running.message from running) as runs
+          from django_mq_queuedmessage m
+         where m.queue = named.queue and m.leased_until is not null
+         order by m.leased_until
+         limit %(limit)s
+      ) m
+ ) leased
+ cross join lateral (
+    select count(*) as n,
+           count(*) filter (where m.blocked_by is not null
+                              and m.leased_until is null and m.dead_at is null) as blocked
+      from (
+        select m.blocked_by, m.leased_until, m.dead_at
+          from django_mq_queuedmessage m
+         where m.queue = named.queue and m.key is not null
+         order by m.handler, m.key, m.id
+         limit %(limit)s
+      ) m
+ ) keyed
+ cross join lateral (
+    select count(*) as n
+      from (
+        select
+          from django_mq_queuedmessage m
+         where m.queue = named.queue and m.dead_at is not null
+         order by m.dead_at
+         limit %(limit)s
+      ) m
+ ) dead
+ cross join lateral (
+    select min(first.at) as at
+      from lane
+     cross join lateral (
+        select m.processable_after as at
+          from django_mq_queuedmessage m
+         where m.queue = named.queue and m.priority = lane.priority
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and m.processable_after <= statement_timestamp()
+           and m.held_since is null
+           and (m.expires_at is null or m.expires_at > statement_timestamp())
+         order by m.processable_after
+         limit 1
+     ) first
+     where lane.queue = named.queue
+ ) oldest
+  left join django_mq_queuestate s on s.queue = named.queue
+"""
+
+
+class Census(NamedTuple):
+    """One queue, counted.
+
+    due: all, held, expired; later: all, held, expired, retrying; leased: all, running, lapsed,
+    and of the lapsed: held, expired; keyed: all, blocked.
+    """
+
+    queue: str
+    due: tuple[int, int, int]
+    later: tuple[int, int, int, int]
+    leased: tuple[int, int, int, int, int]
+    keyed: tuple[int, int]
+    dead: int
+    oldest: timedelta | None
+    paused: bool
+    paused_until: datetime | None
+    backoff_level: int
+    backoff_until: datetime | None
+
+
+def counts(cursor: Cursor, *, queues: Iterable[str], limit: int, gone_after: float) -> list[Census]:
+    """Count the rows of `queues`, each kind up to `limit`.
+
+    A worker that was silent for `gone_after` seconds runs nothing. Call it in a transaction: it
+    sets what holds for that one.
+    """
+    cursor.execute(NO_JIT)
+    cursor.execute(COUNTS, {"queues": list(queues), "limit": limit, "gone_after": gone_after})
+    return [
+        Census(row[0], row[1:4], row[4:8], row[8:13], row[13:15], *row[15:])
+        for row in cursor.fetchall()
+    ]

@@ -1,0 +1,198 @@
+"""What operators do to messages. Nobody's lease is touched, and nobody's lock is waited for.
+
+A message in flight is one that carries a lease, lapsed or not: its worker, or the worker that
+takes it over, settles it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+#: The isolation level is ours to choose only before the first statement of a transaction.
+READ_COMMITTED = "set transaction isolation level read committed"
+
+# Rows are skipped, not waited for; a lock on a whole table is waited for this long.
+LIMIT_WAITS = """
+select s.setting,
+       set_config('lock_timeout', least(1000, nullif(s.setting::int, 0))::text, true)
+  from pg_settings s
+ where s.name = 'lock_timeout'
+"""
+
+
+def limit_waits(cursor: Cursor) -> str:
+    """Let this transaction wait a second at most for a lock; return its limit before, in ms."""
+    cursor.execute(LIMIT_WAITS)
+    before: str = cursor.fetchone()[0]
+    return before
+
+
+RESTORE_WAITS = "select set_config('lock_timeout', %(before)s, true)"
+
+
+def restore_waits(cursor: Cursor, before: str) -> None:
+    """Set the limit back to what `limit_waits` returned."""
+    cursor.execute(RESTORE_WAITS, {"before": before})
+
+
+FIND = """
+select m.id
+  from django_mq_queuedmessage m
+ where (m.dead_at is not null or %(waiting)s)
+   and (%(ids)s::bigint[] is null or m.id = any(%(ids)s::bigint[]))
+   and (%(queue)s::text is null or m.queue = %(queue)s)
+   and (%(type)s::text is null or m.type = %(type)s)
+   and (%(older_than)s::float8 is null
+        or coalesce(m.dead_at, m.created_at)
+           <= statement_timestamp() - make_interval(secs => %(older_than)s::float8))
+ order by m.dead_at, m.id
+ limit %(limit)s
+"""
+
+
+def find(
+    cursor: Cursor,
+    *,
+    ids: Sequence[int] | None,
+    queue: str | None,
+    type: str | None,
+    older_than: float | None,
+    waiting: bool,
+    limit: int | None,
+) -> list[int]:
+    """Return the ids of dead letters, longest dead first; with `waiting` also all that are not.
+
+    `older_than` is seconds since a message died, or since it was broadcast if it lives.
+    """
+    cursor.execute(
+        FIND,
+        {
+            "ids": None if ids is None else list(ids),
+            "queue": queue,
+            "type": type,
+            "older_than": older_than,
+            "waiting": waiting,
+            "limit": limit,
+        },
+    )
+    return _ids(cursor)
+
+
+REMOVE = """
+delete from django_mq_queuedmessage m
+ using (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.id = any(%(ids)s::bigint[]) and m.leased_until is null
+       and case when m.dead_at is null then %(waiting)s else %(dead)s end
+       for update skip locked
+  ) free
+ where m.id = free.id
+returning m.id, m.queue, m.handler, m.key
+"""
+
+
+class Gone(NamedTuple):
+    """A removed message, and the line of its key."""
+
+    id: int
+    queue: str
+    handler: str
+    key: str | None
+
+
+def remove(cursor: Cursor, *, ids: Sequence[int], waiting: bool, dead: bool) -> list[Gone]:
+    """Remove those of `ids` that wait, or are dead, as asked for; return what went."""
+    cursor.execute(REMOVE, {"ids": list(ids), "waiting": waiting, "dead": dead})
+    return [Gone._make(row) for row in cursor.fetchall()]
+
+
+# Freeing a row that is still behind another is harmless: the next claim parks it again.
+FREE_FOLLOWERS = """
+update django_mq_queuedmessage m
+   set blocked_by = null
+  from (
+    select m.id
+      from unnest(%(queues)s::text[], %(handlers)s::text[], %(keys)s::text[])
+           as line (queue, handler, key)
+     cross join lateral (
+        select head.id
+          from django_mq_queuedmessage head
+         where head.queue = line.queue and head.handler = line.handler and head.key = line.key
+           and head.dead_at is null
+         order by head.id
+         limit 1
+     ) head
+      join django_mq_queuedmessage m on m.id = head.id
+     where m.blocked_by is not null
+       for no key update of m skip locked
+  ) following
+ where m.id = following.id
+"""
+
+
+def free_followers(cursor: Cursor, gone: Sequence[Gone]) -> None:
+    """Free the message that is now the first of its key, for each key of `gone`."""
+    lines = sorted({(row.queue, row.handler, row.key) for row in gone if row.key is not None})
+    if lines:
+        queues, handlers, keys = zip(*lines, strict=True)
+        cursor.execute(
+            FREE_FOLLOWERS,
+            {"queues": list(queues), "handlers": list(handlers), "keys": list(keys)},
+        )
+
+
+# Attempts are never lowered: with the same number used twice the fence of an old attempt would
+# fit the new one. An expiry that has passed, or having been held, would kill the message again.
+REQUEUE = """
+update django_mq_queuedmessage m
+   set dead_at = null, dead_reason = '', held_since = null, blocked_by = null,
+       processable_after = statement_timestamp(),
+       max_attempts = greatest(m.max_attempts, m.attempts + %(attempts)s),
+       expires_at = case when m.expires_at > statement_timestamp() then m.expires_at end
+  from (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.id = any(%(ids)s::bigint[]) and m.dead_at is not null
+       for no key update skip locked
+  ) free
+ where m.id = free.id
+returning m.id
+"""
+
+
+def requeue(cursor: Cursor, *, ids: Sequence[int], attempts: int) -> list[int]:
+    """Give the dead letters of `ids` at least `attempts` more attempts, due now."""
+    cursor.execute(REQUEUE, {"ids": list(ids), "attempts": attempts})
+    return _ids(cursor)
+
+
+# What is due already keeps its place in line; what is behind its key keeps its order.
+RUN_NOW = """
+update django_mq_queuedmessage m
+   set processable_after = least(m.processable_after, statement_timestamp()), held_since = null
+  from (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.id = any(%(ids)s::bigint[])
+       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+       and (m.expires_at is null or m.expires_at > statement_timestamp())
+       for no key update skip locked
+  ) free
+ where m.id = free.id
+returning m.id
+"""
+
+
+def run_now(cursor: Cursor, *, ids: Sequence[int]) -> list[int]:
+    """Make those of `ids` due now that are delayed, retrying or held."""
+    cursor.execute(RUN_NOW, {"ids": list(ids)})
+    return _ids(cursor)
+
+
+def _ids(cursor: Cursor) -> list[int]:
+    return [row[0] for row in cursor.fetchall()]

@@ -1,0 +1,70 @@
+"""Settle what a dead worker process held: what it ran is charged, the rest is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from django_mq.messages import ClaimedRow
+from django_mq.store import fence_columns
+
+if TYPE_CHECKING:
+    from django_mq.messages import Fence
+    from django_mq.store import Cursor
+
+RELEASE_ALL_BUT = """
+with ours as materialized (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.leased_until is not null and starts_with(m.claimed_by, %(prefix)s)
+       and m.id <> all(%(running)s::bigint[])
+       for no key update of m skip locked
+)
+update django_mq_queuedmessage m
+   set leased_until = null, claimed_by = null, attempts = m.attempts - 1
+  from ours
+ where m.id = ours.id
+returning m.id
+"""
+
+
+def release_all_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
+    """Give back every message that worker process `worker` claimed, save the ids `running`.
+
+    Rows that its dying connection still has locked are skipped: ask again.
+    """
+    cursor.execute(RELEASE_ALL_BUT, {"prefix": f"{worker}:", "running": list(running)})
+    return {row[0] for row in cursor.fetchall()}
+
+
+LOCK_RUNNING = """
+select m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m.metadata::text,
+       m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
+       m.wants_result, m.suspect,
+       extract(epoch from statement_timestamp() - m.held_since)::float8,
+       m.created_at, statement_timestamp()
+  from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
+       as fence (id, attempt, claimer)
+  join django_mq_queuedmessage m
+    on m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
+   for no key update of m skip locked
+"""
+
+
+def lock_running(cursor: Cursor, fences: Sequence[Fence]) -> list[ClaimedRow]:
+    """Lock and return the messages of `fences` that nobody settled since."""
+    cursor.execute(LOCK_RUNNING, fence_columns(fences))
+    return [ClaimedRow._make(row) for row in cursor.fetchall()]
+
+
+REMAINING = """
+select exists (
+    select from django_mq_queuedmessage m
+     where m.leased_until is not null and starts_with(m.claimed_by, %(prefix)s))
+"""
+
+
+def anything_left(cursor: Cursor, *, worker: str) -> bool:
+    """Say whether any message is still claimed by worker process `worker`."""
+    cursor.execute(REMAINING, {"prefix": f"{worker}:"})
+    return bool(cursor.fetchone()[0])

@@ -1,0 +1,50 @@
+"""Give an unrouted message to its handlers: a copy for each, the row itself being the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_mq.messages import Fence
+    from django_mq.store import Cursor
+
+SPLIT = """
+with original as (
+    update django_mq_queuedmessage m
+       set handler = %(handler)s, max_attempts = %(most)s, held_since = null
+     where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
+    returning m.*
+), copies as (
+    insert into django_mq_queuedmessage
+           (queue, type, schema_version, payload, metadata, handler, priority, key, retry,
+            max_attempts, expires_at, processable_after, created_at)
+    select o.queue, o.type, o.schema_version, o.payload, o.metadata, copy.handler, o.priority,
+           o.key, o.retry, copy.max_attempts, o.expires_at, o.processable_after, o.created_at
+      from original o
+     cross join unnest(%(handlers)s::text[], %(mosts)s::int[]) as copy (handler, max_attempts)
+)
+select id from original
+"""
+
+
+def split(
+    cursor: Cursor, fence: Fence, *, handlers: Sequence[str], max_attempts: Sequence[int]
+) -> bool:
+    """Give the message to the first of `handlers` and a copy of it to each other one.
+
+    Returns False, and changes nothing, when the message is no longer ours.
+    """
+    cursor.execute(
+        SPLIT,
+        {
+            "id": fence.id,
+            "attempt": fence.attempt,
+            "claimer": fence.claimed_by,
+            "handler": handlers[0],
+            "most": max_attempts[0],
+            "handlers": list(handlers[1:]),
+            "mosts": list(max_attempts[1:]),
+        },
+    )
+    return cursor.fetchone() is not None

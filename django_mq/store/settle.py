@@ -1,0 +1,249 @@
+"""Lock a claimed message and settle it: ack, retry, dead-letter, snooze, hold or release.
+
+Every statement names the fence (id, attempt and claimer), so it changes nothing that has become
+somebody else's, and returns the ids it did change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.messages import Fence
+from django_mq.store import fence_columns
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+
+class Locked(NamedTuple):
+    """A locked row: may an attempt still start, and which transaction holds the lock?"""
+
+    id: int
+    expired: bool
+    xid: str
+
+
+# The limits are set here since it is the first statement of a slice: no round trip of their own.
+LOCK = """
+with limits as materialized (
+    select set_config('idle_in_transaction_session_timeout', %(idle_limit)s, true),
+           set_config('client_connection_check_interval', %(check_interval)s, true)
+)
+select m.id, coalesce(m.expires_at <= statement_timestamp(), false),
+       pg_current_xact_id()::text
+  from limits
+ cross join unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
+       as fence (id, attempt, claimer)
+  join django_mq_queuedmessage m
+    on m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
+   for no key update of m skip locked
+"""
+
+
+def lock(
+    cursor: Cursor, fences: Sequence[Fence], *, idle_limit: float, check_interval: float
+) -> dict[int, Locked]:
+    """Lock the rows of `fences` that are still ours and not locked by anybody, by id.
+
+    `idle_limit` is how many seconds the server lets this transaction be idle;
+    `check_interval` how often, in seconds, it looks whether we are still connected.
+    """
+    params = fence_columns(fences)
+    params["idle_limit"] = str(round(idle_limit * 1000))
+    params["check_interval"] = str(round(check_interval * 1000))
+    cursor.execute(LOCK, params)
+    return {row[0]: Locked._make(row) for row in cursor.fetchall()}
+
+
+STILL_OURS = """
+select m.id
+  from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
+       as fence (id, attempt, claimer)
+  join django_mq_queuedmessage m
+    on m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
+"""
+
+
+def still_ours(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
+    """Return the ids of `fences` that nobody took, whether or not somebody has locked them."""
+    cursor.execute(STILL_OURS, fence_columns(fences))
+    return _ids(cursor)
+
+
+ACK = """
+delete from django_mq_queuedmessage m
+ using unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
+       as fence (id, attempt, claimer)
+ where m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
+returning m.id
+"""
+
+
+def ack(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
+    """Remove the messages of `fences`: their handlers are done. Return the ids removed."""
+    cursor.execute(ACK, fence_columns(fences))
+    return _ids(cursor)
+
+
+class Failed(NamedTuple):
+    """One failed attempt and what becomes of its message.
+
+    It runs again at `at`, else `delay` seconds from now; with a `dead_reason` it is dead.
+    `seconds` is how long the attempt ran.
+    """
+
+    fence: Fence
+    at: datetime | None
+    delay: float
+    dead_reason: str
+    error_class: str
+    error_text: str
+    traceback: str
+    last_error: str
+    seconds: float
+    suspect: bool = False
+
+
+FAIL = """
+with failed as materialized (
+    select *
+      from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
+                  %(ats)s::timestamptz[], %(delays)s::float8[], %(dead_reasons)s::text[],
+                  %(error_classes)s::text[], %(error_texts)s::text[], %(tracebacks)s::text[],
+                  %(last_errors)s::text[], %(seconds)s::float8[], %(suspects)s::bool[])
+           as failed (id, attempt, claimer, at, delay, dead_reason,
+                      error_class, error_text, traceback, last_error, seconds, suspect)
+), changed as (
+    update django_mq_queuedmessage m
+       set leased_until = null, claimed_by = null, held_since = null,
+           suspect = failed.suspect,
+           processable_after = coalesce(
+               failed.at, statement_timestamp() + make_interval(secs => failed.delay)),
+           last_error = failed.last_error,
+           dead_at = case when failed.dead_reason <> '' then statement_timestamp() end,
+           dead_reason = failed.dead_reason
+      from failed
+     where m.id = failed.id and m.attempts = failed.attempt and m.claimed_by = failed.claimer
+    returning m.id, m.queue, m.type, m.handler
+)
+insert into django_mq_failedattempt
+       (message_id, queue, type, handler, attempt, worker, started_at, ended_at,
+        error_class, error_text, traceback)
+select changed.id, changed.queue, changed.type, changed.handler, failed.attempt,
+       split_part(failed.claimer, ':', 1),
+       statement_timestamp() - make_interval(secs => failed.seconds), statement_timestamp(),
+       failed.error_class, failed.error_text, failed.traceback
+  from changed
+  join failed using (id)
+returning message_id
+"""
+
+
+def fail(cursor: Cursor, failures: Sequence[Failed]) -> set[int]:
+    """Retry or dead-letter messages and write down their failed attempts; return the ids."""
+    params = fence_columns([failure.fence for failure in failures])
+    params["ats"] = [failure.at for failure in failures]
+    params["delays"] = [failure.delay for failure in failures]
+    params["dead_reasons"] = [failure.dead_reason for failure in failures]
+    params["error_classes"] = [failure.error_class for failure in failures]
+    params["error_texts"] = [failure.error_text for failure in failures]
+    params["tracebacks"] = [failure.traceback for failure in failures]
+    params["last_errors"] = [failure.last_error for failure in failures]
+    params["seconds"] = [failure.seconds for failure in failures]
+    params["suspects"] = [failure.suspect for failure in failures]
+    cursor.execute(FAIL, params)
+    return _ids(cursor)
+
+
+SNOOZE = """
+update django_mq_queuedmessage m
+   set leased_until = null, claimed_by = null, held_since = null, suspect = false,
+       attempts = m.attempts - 1,
+       processable_after = coalesce(
+           %(at)s::timestamptz, statement_timestamp() + make_interval(secs => %(delay)s))
+ where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
+returning m.id
+"""
+
+
+def snooze(cursor: Cursor, fence: Fence, *, at: datetime | None, delay: float) -> set[int]:
+    """Have the message again at `at`, else in `delay` seconds; its attempt is refunded."""
+    cursor.execute(SNOOZE, {**_one(fence), "at": at, "delay": delay})
+    return _ids(cursor)
+
+
+HOLD = """
+update django_mq_queuedmessage m
+   set leased_until = null, claimed_by = null,
+       attempts = m.attempts - 1,
+       held_since = coalesce(m.held_since, statement_timestamp()),
+       last_error = %(reason)s,
+       processable_after = statement_timestamp() + make_interval(secs => %(delay)s)
+ where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
+returning m.id
+"""
+
+
+def hold(cursor: Cursor, fence: Fence, *, reason: str, delay: float) -> set[int]:
+    """Set aside a message that cannot run here, for `delay` seconds; no attempt is used."""
+    cursor.execute(HOLD, {**_one(fence), "reason": reason, "delay": delay})
+    return _ids(cursor)
+
+
+BURY = """
+update django_mq_queuedmessage m
+   set leased_until = null, claimed_by = null, suspect = false,
+       attempts = m.attempts - 1,
+       dead_at = statement_timestamp(), dead_reason = %(reason)s
+ where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
+returning m.id
+"""
+
+
+def bury(cursor: Cursor, fence: Fence, *, reason: str) -> set[int]:
+    """Dead-letter a message that never started this attempt: expired, or held for too long."""
+    cursor.execute(BURY, {**_one(fence), "reason": reason})
+    return _ids(cursor)
+
+
+# processable_after stays as it is: a released row keeps its place in line.
+RELEASE = """
+update django_mq_queuedmessage m
+   set leased_until = null, claimed_by = null, attempts = m.attempts - 1
+  from (
+    select m.id
+      from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
+           as fence (id, attempt, claimer)
+      join django_mq_queuedmessage m
+        on m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
+       for no key update of m skip locked
+  ) ours
+ where m.id = ours.id
+returning m.id
+"""
+
+
+def release(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
+    """Give back messages that were not started: attempt refunded, place in line kept."""
+    cursor.execute(RELEASE, fence_columns(fences))
+    return _ids(cursor)
+
+
+COMMITTED = "select pg_xact_status(%(xid)s::xid8)"
+
+
+def transaction_status(cursor: Cursor, xid: str) -> str | None:
+    """Return committed, aborted or in progress; None for a transaction too old to know."""
+    cursor.execute(COMMITTED, {"xid": xid})
+    status: str | None = cursor.fetchone()[0]
+    return status
+
+
+def _one(fence: Fence) -> dict[str, object]:
+    return {"id": fence.id, "attempt": fence.attempt, "claimer": fence.claimed_by}
+
+
+def _ids(cursor: Cursor) -> set[int]:
+    return {row[0] for row in cursor.fetchall()}

@@ -1,0 +1,30 @@
+"""Move time, for tests: what would run later may run now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# Each a microsecond behind the other, all in the past: they stay in their order.
+MAKE_DUE = """
+with later as materialized (
+    select m.id, row_number() over (order by m.processable_after desc, m.id desc) as place
+      from django_mq_queuedmessage m
+     where m.processable_after > statement_timestamp()
+       and m.leased_until is null and m.dead_at is null
+       and (%(queue)s::text is null or m.queue = %(queue)s)
+)
+update django_mq_queuedmessage m
+   set processable_after = statement_timestamp() - later.place * interval '1 microsecond'
+  from later
+ where m.id = later.id
+returning m.id
+"""
+
+
+def make_due(cursor: Cursor, *, queue: str | None) -> int:
+    """Make delayed, retrying and held messages due now; return how many."""
+    cursor.execute(MAKE_DUE, {"queue": queue})
+    return len(cursor.fetchall())

@@ -1,0 +1,449 @@
+"""The worker: one process that claims, runs and settles messages until it is told to stop.
+
+`Worker` wires the parts together and is the loop: fetch, then sleep on the wakeup. Executors
+and the async runner take from the hand what the fetcher put there; the keeper renews leases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from django.db import connections, router
+
+from django_mq import __version__, handlers
+from django_mq.conf import get_settings
+from django_mq.messages import ClaimedRow, Delivery
+from django_mq.outcomes import EXHAUSTED, DeadLettered, Failure
+from django_mq.routing import check_pattern
+from django_mq.signals import announce_worker, worker_started, worker_stopped
+from django_mq.store import Cursor, settle
+from django_mq.worker import chores, reporting
+from django_mq.worker.aio import AsyncRunner
+from django_mq.worker.appetite import Appetite
+from django_mq.worker.board import Board, Places
+from django_mq.worker.database import LOST, Outage, Statements
+from django_mq.worker.ending import Ended, Settled
+from django_mq.worker.executor import Executor
+from django_mq.worker.fetcher import Fetcher, Terms
+from django_mq.worker.hand import Hand, Task
+from django_mq.worker.leases import DeadWorker, Keeper
+from django_mq.worker.listener import Listener
+from django_mq.worker.policies import policies
+from django_mq.worker.sorting import Sorter
+from django_mq.worker.wakeup import Deadline, Wakeup
+
+logger = logging.getLogger("django_mq")
+
+#: Batches that wait in hand at most, so that claiming and running overlap.
+MOST_BATCHES = 4
+#: Seconds at the end in which what a dead sibling held is still settled.
+LAST_RECOVERY = 5.0
+
+__all__ = ["DeadWorker", "Worker", "places_needed"]
+
+
+def places_needed(*, threads: int, async_slots: int, batch_size: int) -> int:
+    """Return how many places on the board a worker with these options needs."""
+    return threads * batch_size + async_slots
+
+
+class Worker:
+    """Runs messages in this process, in threads of its own, until it is told to stop.
+
+    `queues` are names or patterns (`mail.*`, `#` for all, the default), in strict preference.
+    Other options default to the settings. Only `manage.py mq_worker` has a supervisor, so only
+    there a handler that runs past its timeout, and is no coroutine, is ended.
+
+        worker = Worker(queues=["mail"])
+        worker.run(until_empty=True)
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[str] = (),
+        *,
+        threads: int | None = None,
+        batch_size: int | None = None,
+        async_slots: int | None = None,
+        max_messages: int | None = None,
+        max_seconds: float | None = None,
+        drain_seconds: float | None = None,
+        using: str | None = None,
+        id: str | None = None,
+        board: Board | None = None,
+    ) -> None:
+        """Raise InvalidName for a queue that is no name and no pattern, ValueError for a number
+        below one; nothing is connected yet."""
+        settings = get_settings()
+        self.settings = settings
+        self.queues = tuple(check_pattern(name, "queue") for name in queues) or ("#",)
+        self.threads = _at_least_one("threads", threads, settings.threads)
+        self.batch_size = None if batch_size is None else _at_least_one("batch_size", batch_size, 1)
+        self.async_slots = _at_least_one("async_slots", async_slots, settings.async_slots)
+        self.max_messages = max_messages
+        self.max_seconds = max_seconds
+        self.drain_seconds = settings.drain_seconds if drain_seconds is None else drain_seconds
+        self.alias = using or settings.database or _routed_alias()
+        self._given_board = board
+        self._given_id = id
+        self._to_recover: list[tuple[DeadWorker, Callable[[], None]]] = []
+        self._parts: _Parts | None = None
+        self._starting = threading.Lock()
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._ended.set()
+
+    @property
+    def id(self) -> str:
+        """The random id of this run, as in `claimed_by` and the heartbeat; empty when idle."""
+        return self._parts.id if self._parts else ""
+
+    def run(self, until_empty: bool = False) -> bool:
+        """Work until told to stop, or until nothing is due any more; blocks.
+
+        Returns True when everything that was begun was ended, False when `drain_seconds` ran
+        out first. Raises RuntimeError when it runs already or inside a transaction, and what
+        the database raises when it cannot be reached at the start.
+        """
+        with self._starting:
+            if self._parts is not None:
+                raise RuntimeError("this worker runs already")
+            if connections[self.alias].in_atomic_block:
+                raise RuntimeError(
+                    "a worker has connections of its own and would see nothing of this"
+                    " transaction: in a TestCase use django_mq.testing.drain()"
+                )
+            self._parts = _Parts(self)
+            self._ended.clear()
+        try:
+            return self._parts.run(until_empty)
+        finally:
+            with self._starting:
+                self._parts = None
+                self._stopping.clear()  # not at the start: it may have been asked to stop before
+            self._ended.set()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Drain: start nothing more, end what runs. From any thread.
+
+        Waits up to `timeout` seconds (None: as long as it takes) and returns whether the run
+        ended; False as well when nothing was running.
+        """
+        with self._starting:
+            if self._parts is None:
+                return False
+            self.ask_to_stop()
+        return self._ended.wait(timeout)
+
+    def ask_to_stop(self) -> None:
+        """Drain, without waiting: safe in a signal handler. Before a run, it ends that at once."""
+        self._stopping.set()
+        if self._parts is not None:
+            self._parts.wakeup.poke()
+
+    def recover(self, dead: DeadWorker, done: Callable[[], None]) -> None:
+        """Settle what a dead worker process held, then call `done`: its supervisor asks for it."""
+        self._to_recover.append((dead, done))
+        if self._parts is not None:
+            self._parts.take_recoveries()
+
+    def board(self) -> Board:
+        """Return where this worker shows what it runs."""
+        return self._given_board or Board(
+            places_needed(
+                threads=self.threads,
+                async_slots=self.async_slots,
+                batch_size=self.batch_size or self.settings.batch_size,
+            )
+        )
+
+
+class _Parts:
+    """The parts of one run, and the loop."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.settings = settings = worker.settings
+        self.id = worker._given_id or secrets.token_hex(8)
+        self.wakeup = Wakeup()
+        self._giving_up = threading.Event()
+        self.outage = Outage(self._giving_up)
+        self._claims = count(1)
+        self._left = worker.max_messages
+        self._deadline = Deadline(worker.max_seconds)
+        most = worker.batch_size or settings.batch_size
+        self.appetite = Appetite(least=worker.threads, most=most * MOST_BATCHES, batch=most)
+        self.hand = Hand(most=most, on_room=self.wakeup.poke)
+        self.board = worker.board()
+        self.sorter = Sorter(settings)
+        self.statements = Statements(worker.alias)
+        policy = policies(settings)
+        self.executors = [
+            Executor(
+                number,
+                alias=worker.alias,
+                hand=self.hand,
+                places=Places(self.board, number * most, most),
+                outage=self.outage,
+                policy=policy,
+                settled=self._settled,
+                slice_seconds=settings.slice_seconds,
+                lease=self._lease,
+                most=most,
+            )
+            for number in range(worker.threads)
+        ]
+        self.runner = AsyncRunner(
+            alias=worker.alias,
+            hand=self.hand,
+            board=self.board,
+            first_place=worker.threads * most,
+            slots=worker.async_slots,
+            lease=self._lease,
+            outage=self.outage,
+            policy=policy,
+            settled=self._settled,
+            on_room=self.wakeup.poke,
+        )
+        self.keeper = Keeper(
+            alias=worker.alias,
+            hand=self.hand,
+            lease=self._lease,
+            shortest_lease=min(
+                [settings.lease, *(options.lease for options in settings.queues.values())]
+            ),
+            outage=self.outage,
+            beat=self._beat,
+            chores=self._chores,
+            chores_every=chores.EVERY,
+            policy=policy,
+            freed=self._freed,
+        )
+        self.listener = self._make_listener()
+        self.fetcher = Fetcher(
+            patterns=worker.queues,
+            terms=self._terms,
+            room=self._room,
+            take=self._take,
+            buried=self._buried,
+            claimer=lambda: f"{self.id}:{next(self._claims)}",
+            poll=settings.poll_interval,
+        )
+
+    # ---- the loop
+
+    def run(self, until_empty: bool) -> bool:
+        if not self.worker._given_id:  # a supervised process waits for its database
+            self.statements.cursor()
+        self._start()
+        try:
+            self._loop(until_empty)
+        finally:
+            done = self._drain()
+        return done
+
+    def _loop(self, until_empty: bool) -> None:
+        while not self.worker._stopping.is_set() and not self._deadline.passed():
+            try:
+                sleep = self._fetch()
+            except LOST as error:
+                self.statements.close()
+                self.outage.wait(error)
+                continue
+            done = self._left == 0 or (until_empty and self.fetcher.empty)
+            if done and self.hand.idle() and not self.keeper.recovering():
+                return
+            left = self._deadline.left()
+            self.wakeup.sleep(sleep if left is None else min(sleep, left))
+
+    def _fetch(self) -> float:
+        if self.wakeup.take_ring():
+            self.fetcher.rang()
+        sleep = self.fetcher.fetch(self.statements.cursor())
+        self.outage.over()
+        return sleep
+
+    def _start(self) -> None:
+        self.keeper.start()
+        self.take_recoveries()
+        if self.listener:
+            self.listener.start()
+        for executor in self.executors:
+            executor.start()
+        announce_worker(
+            worker_started,
+            self.id,
+            f"worker {self.id} started: queues {', '.join(self.worker.queues)},"
+            f" {self.worker.threads} thread(s), process {os.getpid()}",
+            queues=self.worker.queues,
+        )
+
+    def take_recoveries(self) -> None:
+        """Hand the keeper what it is to settle: from any thread."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.keeper.recover(*self.worker._to_recover.pop())
+
+    def _drain(self) -> bool:
+        """End what runs, give back what did not start, say goodbye."""
+        deadline = Deadline(self.worker.drain_seconds)
+        if self.listener:
+            self.listener.stop()
+        self._release(self.hand.close())
+        self.runner.end(deadline.left())
+        for executor in self.executors:
+            executor.join(deadline.left())
+        if self.runner.is_alive():
+            self.runner.join(deadline.left())
+        done = not any(thread.is_alive() for thread in (*self.executors, self.runner))
+        if done:
+            self.keeper.finish_recovering(LAST_RECOVERY)
+        self._giving_up.set()
+        self._release(self.hand.close())
+        self.keeper.end()
+        self.keeper.join(5.0)
+        self.statements.close()
+        announce_worker(
+            worker_stopped,
+            self.id,
+            f"worker {self.id} stopped"
+            + ("" if done else f": {len(self.board.running())} message(s) still ran"),
+            drained=done,
+        )
+        return done
+
+    def _release(self, tasks: list[Task]) -> None:
+        if not tasks:
+            return
+        try:
+            settle.release(self.statements.cursor(), [task.delivery.fence for task in tasks])
+        except LOST:
+            logger.warning("could not release %s message(s): the database is away", len(tasks))
+        self.hand.settled(task.delivery.id for task in tasks)
+
+    # ---- what the parts ask of each other
+
+    def _take(self, cursor: Cursor, rows: list[ClaimedRow]) -> None:
+        self.hand.hold((row.queue, Delivery(row).fence) for row in rows)
+        self.board.add_taken(len(rows))
+        if self._left is not None:
+            self._left = max(0, self._left - len(rows))
+        tasks = self.sorter.sort(cursor, rows)
+        mine = {task.delivery.id for task in tasks}
+        self.hand.settled(row.id for row in rows if row.id not in mine)
+        if len(mine) < len(rows):
+            self.fetcher.freed()
+        coroutines = [
+            task for task in tasks if task.handler.is_async and not task.delivery._row.suspect
+        ]
+        if coroutines:
+            if not self.runner.is_alive():
+                self.runner.start()
+            self.runner.submit(coroutines)
+        started = {task.delivery.id for task in coroutines}
+        self.hand.put(task for task in tasks if task.delivery.id not in started)
+        self.appetite.fed(len(rows))
+
+    def _settled(self, ids: list[int], any_back: bool) -> None:
+        if any_back:
+            self._freed()
+        self.hand.settled(ids)
+
+    def _freed(self) -> None:
+        self.fetcher.freed()
+        self.wakeup.poke()
+
+    def _buried(self, rows: list[ClaimedRow]) -> None:
+        failure = Failure("WorkerVanished", "the lease lapsed")
+        for row in rows:
+            outcome = DeadLettered(EXHAUSTED, failure)
+            reporting.ended(Ended(Delivery(row), Settled.FAILED, outcome=outcome))
+
+    def _lease(self, queue: str) -> float:
+        return self.settings.queue(queue).lease
+
+    def _terms(self, queue: str) -> Terms:
+        options = self.settings.queue(queue)
+        return Terms(
+            kind=_kind_of(queue, self.settings),
+            lease=options.lease,
+            batch_size=self.worker.batch_size or options.batch_size,
+            batch_bytes=options.batch_bytes,
+        )
+
+    def _room(self, kind: str) -> int:
+        rooms = []
+        if kind != "async":
+            rooms.append(self._room_in_hand())
+        if kind != "sync":
+            rooms.append(0 if self.hand.exclusive() else self.runner.room())
+        if self._left is not None:
+            rooms.append(self._left)
+        return min(rooms)
+
+    def _room_in_hand(self) -> int:
+        self.hand.tell_below(self.appetite.least)
+        return self.appetite.room(self.hand.waiting())
+
+    def _make_listener(self) -> Listener | None:
+        wakeup = self.settings.wakeup
+        if wakeup == "poll":
+            return None
+        return Listener(self.worker.alias if wakeup == "notify" else wakeup, self.wakeup)
+
+    def _beat(self) -> dict[str, Any]:
+        listener = self.listener
+        return {
+            "worker": self.id,
+            "queues": self.worker.queues,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": __version__,
+            "wakeup": "poll" if not listener else "notify" if listener.healthy() else "degraded",
+            "draining": self.worker._stopping.is_set(),
+            "running": self.board.running(),
+        }
+
+    def _chores(self, cursor: Cursor) -> None:
+        chores.run(cursor, self.settings, on_expired=_say_expired)
+
+
+def _say_expired(count: int) -> None:
+    logger.warning(
+        "%s message(s) expired before they could run", count, extra={"event": "message_expired"}
+    )
+
+
+def _kind_of(queue: str, settings: Any) -> str:
+    """Return what the handlers of `queue` need: `sync` (threads), `async` (slots) or `both`."""
+    kinds = {
+        each.is_async
+        for each in handlers.all_handlers()
+        if queue in handlers.allowed_queues(each, settings)
+    }
+    if kinds == {True}:
+        return "async"
+    return "both" if True in kinds else "sync"
+
+
+def _routed_alias() -> str:
+    from django_mq.models import QueuedMessage
+
+    alias: str = router.db_for_write(QueuedMessage)
+    return alias
+
+
+def _at_least_one(what: str, value: int | None, default: int) -> int:
+    if value is None:
+        return default
+    if value < 1:
+        raise ValueError(f"{what} is {value}; it must be 1 or more")
+    return value

@@ -1,0 +1,63 @@
+"""How much to hold in hand: enough that executors never wait, not so much that others starve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+#: What is in hand should last between these seconds: shorter doubles the appetite, longer halves.
+SHORT, LONG = 0.25, 1.0
+
+
+class Appetite:
+    """Messages to have in hand, between `least` (one a thread) and `most`.
+
+    It begins small: a process that cannot run a hundred messages soon must not keep them from
+    its siblings. Claims are not made smaller than half of what is wanted, or half a `batch`.
+    """
+
+    def __init__(
+        self, *, least: int, most: int, batch: int, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._floor = least
+        self._most = max(least, most)
+        self._batch = batch
+        self._clock = clock
+        self._wanted = least
+        self._asked = 0
+        self._fed_at: float | None = None
+
+    @property
+    def wanted(self) -> int:
+        """How many messages to have in hand."""
+        return self._wanted
+
+    @property
+    def least(self) -> int:
+        """With fewer messages than this in hand, it is time to claim."""
+        return self._wanted - self._smallest() + 1
+
+    def room(self, waiting: int) -> int:
+        """Return how many messages to claim when `waiting` are in hand; 0: none yet."""
+        if waiting < self.least:
+            self._learn()
+        room = self._wanted - waiting
+        self._asked = room if room >= self._smallest() else 0
+        return self._asked
+
+    def fed(self, count: int) -> None:
+        """A claim took `count` messages: only a full one says anything about the appetite."""
+        self._fed_at = self._clock() if count >= min(self._asked, self._batch) else None
+
+    def _learn(self) -> None:
+        if self._fed_at is None:
+            return
+        lasted = self._clock() - self._fed_at
+        self._fed_at = None
+        if lasted < SHORT:
+            self._wanted = min(self._wanted * 2, self._most)
+        elif lasted > LONG:
+            self._wanted = max(self._wanted // 2, self._floor)
+
+    def _smallest(self) -> int:
+        return max(1, min(self._wanted, self._batch) // 2)

@@ -1,0 +1,97 @@
+"""What a worker process runs at this moment, written where its supervisor can read it.
+
+Shared memory and not a pipe: a write costs a microsecond, and what was written is still there
+when the process was killed in the middle of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from django_mq.messages import Fence
+
+# id of the message, its attempt, the number of its claim, deadline (seconds of the system-wide
+# monotonic clock; 0: none), whether its transaction undoes it. The id is written last and
+# cleared first: an entry with an id is whole.
+_ENTRY = struct.Struct("=qiqd?")
+_ID = struct.Struct("=q")
+_COUNT = struct.Struct("=q")
+_NOTHING = _ID.pack(0)
+
+
+class Entry(NamedTuple):
+    """One message that runs: its fence (with the worker's id), and when its time is over."""
+
+    fence: Fence
+    deadline: float
+    atomic: bool
+
+
+class Board:
+    """A table of `places` entries in memory that is shared with children made by a fork."""
+
+    def __init__(self, places: int) -> None:
+        self._size = max(1, places) * _ENTRY.size
+        self._memory = mmap.mmap(-1, self._size + _COUNT.size)
+        self.places = places
+
+    @property
+    def taken(self) -> int:
+        """How many messages were claimed by all processes that wrote here."""
+        count: int = _COUNT.unpack_from(self._memory, self._size)[0]
+        return count
+
+    def add_taken(self, count: int) -> None:
+        """So many messages were claimed: only one thread of one process may call it."""
+        _COUNT.pack_into(self._memory, self._size, self.taken + count)
+
+    def write(self, place: int, fence: Fence, deadline: float, atomic: bool) -> None:
+        """Say that the message of `fence` runs at `place` until `deadline`."""
+        at = place * _ENTRY.size
+        claim_number = int(fence[2].rpartition(":")[2] or 0)
+        entry = _ENTRY.pack(fence[0], fence[1], claim_number, deadline, atomic)
+        memory = self._memory
+        memory[at + _ID.size : at + _ENTRY.size] = entry[_ID.size :]
+        memory[at : at + _ID.size] = entry[: _ID.size]
+
+    def clear(self, place: int) -> None:
+        """Nothing runs at `place` any more."""
+        at = place * _ENTRY.size
+        self._memory[at : at + _ID.size] = _NOTHING
+
+    def read(self, worker: str) -> Iterator[Entry]:
+        """Yield what runs, as fences of worker process `worker`."""
+        data = self._memory[: self._size]
+        for id, attempt, claim_number, deadline, atomic in _ENTRY.iter_unpack(data):
+            if id:
+                yield Entry(Fence(id, attempt, f"{worker}:{claim_number}"), deadline, atomic)
+
+    def running(self) -> list[int]:
+        """The ids of the messages that run."""
+        return [entry.fence.id for entry in self.read("")]
+
+    def wipe(self) -> None:
+        """Clear every place: for the next process that writes here. What was taken stays."""
+        self._memory[: self._size] = bytes(self._size)
+
+
+class Places:
+    """The places of one executor: `first` on, as many as a slice of a batch handler needs."""
+
+    def __init__(self, board: Board, first: int, count: int) -> None:
+        self._board = board
+        self._first = first
+        self._count = count
+
+    def start(self, fences: Sequence[Fence], deadline: float, atomic: bool) -> None:
+        """These messages start, together."""
+        for offset, fence in enumerate(fences[: self._count]):
+            self._board.write(self._first + offset, fence, deadline, atomic)
+
+    def end(self, count: int) -> None:
+        """The `count` messages that started last are over."""
+        for offset in range(min(count, self._count)):
+            self._board.clear(self._first + offset)

@@ -1,0 +1,121 @@
+"""One child of the supervisor: a Worker, and a thread that hears the supervisor and signals."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django_mq.messages import Fence
+from django_mq.worker.leases import DeadWorker
+
+if TYPE_CHECKING:
+    from django_mq.worker import Worker
+    from django_mq.worker.shutdown import Signals
+
+logger = logging.getLogger("django_mq")
+
+#: Exit codes of a child, and of the command.
+DONE, BROKEN, OUT_OF_TIME = 0, 1, 5
+#: What a child says last, when nothing is left and when something still runs: an exit code alone
+#: could be a handler's.
+GOODBYE, GAVE_UP = b".", b"!"
+
+
+def run(
+    worker: Worker, link: socket.socket, signals: Signals, *, until_empty: bool, last: bool = False
+) -> int:
+    """Run `worker` until it is done, told to stop, or its supervisor is gone.
+
+    The `last` child of all only settles what its supervisor tells it, until that is all.
+    """
+    if last:
+        worker.ask_to_stop()
+        for line in iter(link.makefile("rb").readline, b""):
+            _recover(worker, link, line)
+    else:
+        threading.Thread(
+            target=_listen, args=(worker, link, signals), name="mq-control", daemon=True
+        ).start()
+    done = worker.run(until_empty)
+    _say(link, GOODBYE if done else GAVE_UP)
+    return DONE if done else OUT_OF_TIME
+
+
+def _listen(worker: Worker, link: socket.socket, signals: Signals) -> None:
+    """Do what the supervisor says, line by line; when it is gone, drain."""
+    buffer = b""
+    while True:
+        readable = select.select([link.fileno(), signals.fileno()], [], [])[0]
+        if signals.fileno() in readable and signals.read():
+            worker.ask_to_stop()
+        if link.fileno() in readable:
+            try:
+                data = link.recv(65536)
+            except ConnectionError:
+                data = b""
+            if not data:
+                worker.ask_to_stop()
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                _recover(worker, link, line)
+
+
+def _recover(worker: Worker, link: socket.socket, line: bytes) -> None:
+    dead = decode(line)
+    worker.recover(dead, partial(_say, link, dead.worker.encode()))
+
+
+def _say(link: socket.socket, word: bytes) -> None:
+    try:
+        link.sendall(word + b"\n")
+    except OSError:
+        logger.debug("the supervisor is gone")
+
+
+def encode(dead: DeadWorker) -> bytes:
+    """Return `dead` as one line for a child."""
+    return (
+        json.dumps(
+            {
+                "worker": dead.worker,
+                "reason": dead.reason,
+                "timed_out": dead.timed_out,
+                "lost": dead.lost,
+            }
+        ).encode()
+        + b"\n"
+    )
+
+
+def decode(line: bytes) -> DeadWorker:
+    """Return what `encode` made a line of."""
+    data: dict[str, Any] = json.loads(line)
+    return DeadWorker(
+        worker=data["worker"],
+        reason=data["reason"],
+        timed_out=[Fence(*fence) for fence in data["timed_out"]],
+        lost=[Fence(*fence) for fence in data["lost"]],
+    )
+
+
+def describe_exit(status: int) -> str:
+    """Say how a process ended, from the status that `os.waitpid` gave.
+
+    >>> describe_exit(9), describe_exit(256), describe_exit(40)
+    ('was killed by SIGKILL', 'exited with code 1', 'was killed by signal 40')
+    """
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"was killed by {signal.Signals(number).name}"
+        except ValueError:  # a real-time signal
+            return f"was killed by signal {number}"
+    return f"exited with code {os.waitstatus_to_exitcode(status)}"

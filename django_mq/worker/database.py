@@ -1,0 +1,117 @@
+"""Connections of the worker's own: plain ones, whatever the alias has for web requests."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import threading
+from contextlib import AbstractContextManager
+from time import monotonic
+from typing import Any
+
+import psycopg
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import InterfaceError, OperationalError
+
+logger = logging.getLogger("django_mq")
+
+#: What an unreachable or lost server raises, through Django and through the driver.
+LOST = (OperationalError, InterfaceError, psycopg.OperationalError, psycopg.InterfaceError)
+
+#: Seconds between two tries to reach a lost database: first, and at most.
+FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0
+
+
+def plain_connection(alias: str) -> BaseDatabaseWrapper:
+    """Return a new connection to `alias` that is not from Django's pool and does not age."""
+    original = connections[alias]
+    settings: dict[str, Any] = copy.deepcopy(original.settings_dict)
+    settings["OPTIONS"].pop("pool", None)
+    settings.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False)
+    return type(original)(settings, alias)
+
+
+class Statements:
+    """A connection for statements of the worker itself, each its own transaction.
+
+    Its statements are prepared on the server, unless the alias goes through a pooler that
+    cannot have that (`DISABLE_SERVER_SIDE_CURSORS`, Django's own sign of one).
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._wrapper: BaseDatabaseWrapper | None = None
+
+    def cursor(self) -> psycopg.Cursor[Any]:
+        """Return a cursor; connects when needed, for the thread that first asks.
+
+        Raises what is in LOST.
+        """
+        wrapper = self._wrapper
+        if wrapper is None:
+            wrapper = self._wrapper = plain_connection(self._alias)
+        if wrapper.connection is None or wrapper.connection.closed:
+            wrapper.close()
+            wrapper.connect()
+            prepare_statements(wrapper)
+        return psycopg.Cursor(wrapper.connection)
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """Return a block whose statements are one transaction; call `cursor()` first."""
+        driver: psycopg.Connection[Any] = self._wrapper.connection  # type: ignore[union-attr]
+        return driver.transaction()
+
+    def close(self) -> None:
+        """Close the connection; the next statement opens a new one."""
+        wrapper, self._wrapper = self._wrapper, None
+        if wrapper is not None:
+            with contextlib.suppress(*LOST):
+                wrapper.close()
+
+
+def prepare_statements(wrapper: BaseDatabaseWrapper) -> None:
+    """Let server-bound cursors on this connection use prepared statements, where that is safe."""
+    if not wrapper.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        wrapper.connection.prepare_threshold = 2
+
+
+class Outage:
+    """One for a process: whoever meets a lost database waits here, and one line says so."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._wait = FIRST_WAIT
+        self._said_at = float("-inf")
+
+    def wait(self, error: BaseException) -> None:
+        """Log at most once a wait, then sleep until the next try is due, or we stop."""
+        with self._lock:
+            wait = self._wait
+            if monotonic() - self._said_at >= wait:
+                self._said_at = monotonic()
+                self._wait = min(wait * 2, LONGEST_WAIT)
+                logger.warning(
+                    "database lost (%s); trying again in %.2g s",
+                    " ".join(str(error).split())[:200] or type(error).__name__,
+                    wait,
+                    extra={"event": "database_lost"},
+                )
+        self._stop.wait(wait)
+
+    def wait_quietly(self) -> None:
+        """Sleep a first wait, or until we stop."""
+        self._stop.wait(FIRST_WAIT)
+
+    def stopped(self) -> bool:
+        """Say whether the process has no time left to wait for anything."""
+        return self._stop.is_set()
+
+    def over(self) -> None:
+        """The database answers: the next outage begins with a short wait again."""
+        if self._wait != FIRST_WAIT:
+            with self._lock:
+                self._wait = FIRST_WAIT
+            logger.info("database is back", extra={"event": "database_back"})

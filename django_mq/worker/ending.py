@@ -1,0 +1,141 @@
+"""How each delivery ended, and the statements that make it so."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import datetime
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_mq.exceptions import UnreadablePayload
+from django_mq.messages import Fence
+from django_mq.outcomes import DeadLettered, Retried, Snoozed, decide, one_line
+from django_mq.store import Cursor, settle
+
+if TYPE_CHECKING:
+    from django_mq.backoff import RetryPolicy
+    from django_mq.messages import Delivery
+
+#: Seconds until a held message is looked at again: 1, doubling to this, by how long it is held.
+LONGEST_HOLD = 300.0
+
+
+class Settled(Enum):
+    """What becomes of a delivery. FINISHED: its handler acked it with its own last writes."""
+
+    ACKED = auto()
+    FINISHED = auto()
+    FAILED = auto()
+    SNOOZED = auto()
+    HELD = auto()
+    BURIED = auto()
+
+
+class Ended(NamedTuple):
+    """One delivery that ended: `outcome` of a failure or snooze, `reason` of one that never ran."""
+
+    delivery: Delivery
+    settled: Settled
+    result: Any = None
+    seconds: float = 0.0
+    outcome: Retried | Snoozed | DeadLettered | None = None
+    error: BaseException | None = None
+    reason: str = ""
+
+
+def end(delivery: Delivery, policy: RetryPolicy, error: BaseException, *, seconds: float) -> Ended:
+    """Decide what becomes of a delivery whose handler raised `error` after `seconds`."""
+    if isinstance(error, UnreadablePayload):
+        return Ended(delivery, Settled.HELD, seconds=seconds, reason=one_line(str(error)))
+    outcome = decide(
+        attempt=delivery.attempt,
+        max_attempts=delivery.max_attempts,
+        policy=policy,
+        random=random.random,
+        error=error,
+    )
+    if isinstance(outcome, Snoozed):
+        return Ended(delivery, Settled.SNOOZED, seconds=seconds, outcome=outcome, error=error)
+    assert isinstance(outcome, Retried | DeadLettered)
+    return Ended(delivery, Settled.FAILED, seconds=seconds, outcome=outcome, error=error)
+
+
+def settle_all(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
+    """Settle deliveries by their fences; return the ids of those that are no longer ours."""
+    lost: set[int] = set()
+    acked = [each.delivery.fence for each in ended if each.settled is Settled.ACKED]
+    if acked:
+        gone = settle.ack(cursor, acked)
+        if len(gone) != len(acked):
+            lost.update({fence.id for fence in acked} - gone)
+    if len(acked) == len(ended):
+        return lost
+    failed = [failed_row(each) for each in ended if each.settled is Settled.FAILED]
+    if failed:
+        lost.update({row.fence.id for row in failed} - settle.fail(cursor, failed))
+    for each in ended:
+        fence = each.delivery.fence
+        if each.settled is Settled.SNOOZED:
+            assert isinstance(each.outcome, Snoozed)
+            at, delay = _when(each.outcome.after)
+            changed = settle.snooze(cursor, fence, at=at, delay=delay)
+        elif each.settled is Settled.HELD:
+            delay = hold_delay(each.delivery._row.held_for)
+            changed = settle.hold(cursor, fence, reason=each.reason, delay=delay)
+        elif each.settled is Settled.BURIED:
+            changed = settle.bury(cursor, fence, reason=each.reason)
+        else:
+            continue
+        if not changed:
+            lost.add(fence.id)
+    return lost
+
+
+def failed_row(ended: Ended) -> settle.Failed:
+    """Return what the store writes of a failed attempt."""
+    outcome = ended.outcome
+    assert isinstance(outcome, Retried | DeadLettered)
+    return as_failed(ended.delivery.fence, outcome, seconds=ended.seconds)
+
+
+def as_failed(
+    fence: Fence, outcome: Retried | DeadLettered, *, seconds: float, suspect: bool = False
+) -> settle.Failed:
+    """Return `outcome` of the attempt named by `fence` as the store writes it."""
+    dead = isinstance(outcome, DeadLettered)
+    at, delay = (None, 0.0) if isinstance(outcome, DeadLettered) else _when(outcome.after)
+    failure = outcome.failure
+    return settle.Failed(
+        fence=fence,
+        at=at,
+        delay=delay,
+        dead_reason=outcome.reason if isinstance(outcome, DeadLettered) else "",
+        error_class=failure.error_class,
+        error_text=failure.text,
+        traceback=failure.traceback,
+        last_error=failure.summary,
+        seconds=seconds,
+        suspect=suspect and not dead,
+    )
+
+
+def any_back(ended: Sequence[Ended]) -> bool:
+    """Say whether one of these is back in its queue, to run again."""
+    return any(each.settled not in (Settled.ACKED, Settled.FINISHED) for each in ended)
+
+
+def hold_delay(held_for: float | None) -> float:
+    """Return after how many seconds a message held since `held_for` seconds is looked at again.
+
+    1 s at first, and never longer than it was held so far, so that the waits double; at most
+    5 minutes.
+
+    >>> hold_delay(None), hold_delay(1.0), hold_delay(3.1), hold_delay(9000.0)
+    (1.0, 1.0, 3.1, 300.0)
+    """
+    return min(max(1.0, held_for or 0.0), LONGEST_HOLD)
+
+
+def _when(after: float | datetime) -> tuple[datetime | None, float]:
+    return (after, 0.0) if isinstance(after, datetime) else (None, after)

@@ -1,0 +1,113 @@
+"""A thread that takes slices from the hand and runs them on a connection of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from django.db import connections
+
+from django_mq.worker.database import Outage, plain_connection
+from django_mq.worker.hand import Hand, Slice, Task
+from django_mq.worker.slices import Slices
+from django_mq.worker.unbound import Unbound
+
+if TYPE_CHECKING:
+    from django_mq.backoff import RetryPolicy
+    from django_mq.messages import ClaimedRow
+    from django_mq.worker.board import Places
+
+logger = logging.getLogger("django_mq")
+
+
+class Executor(threading.Thread):
+    """Runs deliveries until the hand is closed; what it has begun by then it ends."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        alias: str,
+        hand: Hand,
+        places: Places,
+        outage: Outage,
+        policy: Callable[[ClaimedRow], RetryPolicy],
+        settled: Callable[[list[int], bool], None],
+        slice_seconds: float,
+        lease: Callable[[str], float],
+        most: int,
+    ) -> None:
+        super().__init__(name=f"mq-executor-{number}", daemon=True)
+        self._alias = alias
+        self._hand = hand
+        self._places = places
+        self._outage = outage
+        self._policy = policy
+        self._settled = settled
+        self._slice_seconds = slice_seconds
+        self._lease = lease
+        self._most = most
+
+    def run(self) -> None:
+        wrapper = connections[self._alias] = plain_connection(self._alias)
+        self._slices = Slices(
+            wrapper,
+            places=self._places,
+            outage=self._outage,
+            policy=self._policy,
+            settled=self._settled,
+            slice_seconds=self._slice_seconds,
+        )
+        self._unbound = Unbound(
+            wrapper,
+            places=self._places,
+            outage=self._outage,
+            policy=self._policy,
+            settled=self._settled,
+            lease=self._lease,
+        )
+        try:
+            while (slice_ := self._hand.take()) is not None:
+                try:
+                    self._perform(slice_)
+                except Exception as error:  # ours, not a handler's: the leases lapse
+                    logger.exception("executor failed", extra={"event": "executor_failed"})
+                    self._hand.settled(task.delivery.id for task in slice_.tasks)
+                    self._outage.wait(error)
+                finally:
+                    self._hand.done(slice_)
+        finally:
+            connections.close_all()
+
+    def _perform(self, slice_: Slice) -> None:
+        tasks = slice_.tasks
+        if not tasks[0].handler.atomic:
+            if not self._unbound.run(tasks[0]):
+                self._hand.put_back(tasks)
+            return
+        began = monotonic()
+        remainder = self._slices.run(tasks)
+        self._set_pace(tasks, len(remainder.left), remainder.again, monotonic() - began)
+        left, again = remainder.left, deque(remainder.again)
+        while again and not self._outage.stopped():
+            remainder = self._slices.run([again.popleft()])
+            left = remainder.left + left
+            again.extend(remainder.again)
+        if left or again:
+            self._hand.put_back([*again, *left])
+
+    def _set_pace(self, tasks: list[Task], left: int, again: list[Task], seconds: float) -> None:
+        for task in again:
+            self._hand.pace(task.handler).conflict()
+        if again:
+            return
+        ran = Counter(task.handler for task in tasks[: len(tasks) - left])
+        for handler, count in ran.items():
+            if seconds > self._slice_seconds:
+                self._hand.pace(handler).overran()
+            else:
+                self._hand.pace(handler).kept_time(count, self._most)

@@ -1,0 +1,84 @@
+"""What the worker says of each delivery: a signal and a line in the log."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from django_mq import signals
+from django_mq.outcomes import DeadLettered, Retried
+from django_mq.worker.ending import Settled
+
+if TYPE_CHECKING:
+    from django_mq.messages import Delivery
+    from django_mq.worker.ending import Ended
+
+logger = logging.getLogger("django_mq")
+
+
+def started(delivery: Delivery) -> None:
+    """A handler is about to get `delivery`."""
+    signals.announce(signals.message_started, delivery, "started")
+
+
+def ended(ended: Ended) -> None:
+    """A delivery is settled, and that is committed."""
+    delivery, outcome = ended.delivery, ended.outcome
+    if ended.settled in (Settled.ACKED, Settled.FINISHED):
+        if signals.wanted(signals.message_acked):
+            signals.announce(
+                signals.message_acked,
+                delivery,
+                f"acked after {ended.seconds:.3f} s",
+                duration=ended.seconds,
+            )
+    elif ended.settled is Settled.BURIED or isinstance(outcome, DeadLettered):
+        reason = outcome.reason if isinstance(outcome, DeadLettered) else ended.reason
+        cause = f" ({outcome.failure.summary})" if isinstance(outcome, DeadLettered) else ""
+        signals.announce(
+            signals.message_dead,
+            delivery,
+            f"is dead: {reason}{cause}",
+            duration=ended.seconds,
+            error=ended.error,
+            reason=reason,
+        )
+    elif isinstance(outcome, Retried):
+        if outcome.warning:
+            logger.warning(
+                "message %s: %s", delivery.id, outcome.warning, extra={"event": "bad_backoff"}
+            )
+        signals.announce(
+            signals.message_retried,
+            delivery,
+            f"failed ({outcome.failure.summary}); again {_when(outcome.after)}",
+            duration=ended.seconds,
+            error=ended.error,
+            after=outcome.after,
+        )
+    elif ended.settled is Settled.HELD:
+        logger.warning(
+            "message %s (%s, queue %s) is held: %s",
+            delivery.id,
+            delivery.type,
+            delivery.queue,
+            ended.reason,
+            extra={"event": "message_held", "message_id": delivery.id, "queue": delivery.queue},
+        )
+
+
+def lease_lost(delivery: Delivery) -> None:
+    """A delivery turned out to be no longer ours: what its handler wrote is undone."""
+    logger.warning(
+        "message %s (queue %s, attempt %s): LeaseLost, it was taken over or removed meanwhile;"
+        " nothing of this attempt was kept",
+        delivery.id,
+        delivery.queue,
+        delivery.attempt,
+        extra={"event": "lease_lost", "message_id": delivery.id, "queue": delivery.queue},
+    )
+
+
+def _when(after: float | datetime) -> str:
+    return f"at {after.isoformat()}" if isinstance(after, datetime) else f"in {after:.3g} s"

@@ -1,0 +1,103 @@
+"""Find the handler of each claimed row: one, several (the row is split), or none (it is held)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from django_mq import handlers
+from django_mq.messages import ClaimedRow, Delivery
+from django_mq.store import Cursor
+from django_mq.store import routing as store_routing
+from django_mq.worker import reporting
+from django_mq.worker.ending import Ended, Settled, settle_all
+from django_mq.worker.hand import Task
+
+if TYPE_CHECKING:
+    from django_mq.conf import Settings
+    from django_mq.handlers import Handler
+
+
+class Sorter:
+    """Turns claimed rows into tasks; what cannot run here is held, or dead after `HOLD_FOR`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def sort(self, cursor: Cursor, rows: Iterable[ClaimedRow]) -> list[Task]:
+        """Return the tasks that can run; the others are settled here, by statement."""
+        tasks: list[Task] = []
+        for row in rows:
+            handler = handlers.get(row.handler) if row.handler else None
+            if handler is None or row.queue not in self._queues(handler):
+                task = self._route(cursor, row, handler)
+            elif row.schema_version > handler.schema_version:
+                task = self._hold(cursor, row, self._newer(row, handler))
+            else:
+                task = self._task(row, handler)
+            if task is not None:
+                tasks.append(task)
+        return tasks
+
+    def _task(self, row: ClaimedRow, handler: Handler) -> Task:
+        return Task(Delivery(row), handler, handlers.timeout_of(handler, self._settings))
+
+    def _queues(self, handler: Handler) -> tuple[str, ...]:
+        return handlers.allowed_queues(handler, self._settings)
+
+    def _route(self, cursor: Cursor, row: ClaimedRow, handler: Handler | None) -> Task | None:
+        if handler is not None:
+            return self._hold(
+                cursor, row, f"handler {handler.name} is not allowed in queue {row.queue}"
+            )
+        if row.handler:
+            return self._hold(cursor, row, f"this worker has no handler named {row.handler}")
+        try:
+            metadata = json.loads(row.metadata)
+        except (ValueError, RecursionError) as error:
+            return self._hold(cursor, row, f"its metadata cannot be decoded: {error}")
+        matching = [
+            each
+            for each in handlers.table().match(row.type, metadata)
+            if row.queue in self._queues(each)
+        ]
+        if not matching:
+            return self._hold(
+                cursor, row, f"this worker has no handler for {row.type} in queue {row.queue}"
+            )
+        ready = [each for each in matching if row.schema_version <= each.schema_version]
+        if len(ready) < len(matching):
+            return self._hold(cursor, row, self._newer(row, matching[0]))
+        return self._split(cursor, row, ready)
+
+    def _split(self, cursor: Cursor, row: ClaimedRow, ready: list[Handler]) -> Task | None:
+        attempts = [
+            handlers.retry_of(each, row.queue, self._settings).max_attempts for each in ready
+        ]
+        fence = Delivery(row).fence
+        names = [each.name for each in ready]
+        if not store_routing.split(cursor, fence, handlers=names, max_attempts=attempts):
+            reporting.lease_lost(Delivery(row))
+            return None
+        return self._task(row._replace(handler=names[0], max_attempts=attempts[0]), ready[0])
+
+    def _newer(self, row: ClaimedRow, handler: Handler) -> str:
+        return (
+            f"its schema version {row.schema_version} is newer than the"
+            f" {handler.schema_version} that {handler.name} understands"
+        )
+
+    def _hold(self, cursor: Cursor, row: ClaimedRow, reason: str) -> Task | None:
+        """Set the row aside: there is no task in it."""
+        too_long = row.held_for is not None and row.held_for >= self._settings.hold_for
+        delivery = Delivery(row)
+        if too_long:
+            ended = Ended(delivery, Settled.BURIED, reason=f"held for too long: {reason}")
+        else:
+            ended = Ended(delivery, Settled.HELD, reason=reason)
+        if settle_all(cursor, [ended]):
+            reporting.lease_lost(delivery)
+        elif row.held_for is None or too_long:
+            reporting.ended(ended)
+        return None
