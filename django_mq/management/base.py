@@ -1,0 +1,113 @@
+"""What the operators' commands share: a database, words for errors, a question before the deed."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from datetime import datetime
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, connections
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from django_mq.exceptions import MQError
+from django_mq.failures import one_line
+from django_mq.queues import Changed
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class OperatorCommand(BaseCommand):
+    """A command that asks or does something by `django_mq.queues`; subclasses write `operate`.
+
+    Bad input and a database that cannot be asked are a CommandError: exit code 1.
+    """
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--database",
+            metavar="ALIAS",
+            help="the database of the messages; default: the setting DATABASE, or the router's",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        alias = options.setdefault("database", None)
+        if alias is not None and alias not in connections:
+            raise CommandError(
+                f"no database {one_line(alias)!r}; there are {', '.join(connections)}"
+            )
+        try:
+            self.operate(**options)
+        except (MQError, ValueError, DatabaseError) as error:
+            raise CommandError(one_line(str(error)) or type(error).__name__) from error
+
+    def operate(self, *, database: str | None, **options: Any) -> None:
+        """Do what the options say."""
+        raise NotImplementedError
+
+    def confirm(self, question: str, *, yes: bool) -> bool:
+        """Ask before a deed that cannot be undone; without a terminal only `--yes` will do."""
+        if yes:
+            return True
+        if not sys.stdin.isatty():
+            raise CommandError(f"{question} Say --yes to do it.")
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+    def report(self, deed: str, changed: Changed) -> None:
+        """Print how many messages were changed and how many were skipped."""
+        skipped = f", skipped {changed.skipped:,} (in flight or changed)" if changed.skipped else ""
+        self.stdout.write(f"{deed} {count(len(changed.ids))}{skipped}.")
+
+
+def count(n: int) -> str:
+    """Return `n` messages, in words.
+
+    >>> count(1), count(1200)
+    ('1 message', '1,200 messages')
+    """
+    return f"{n:,} message{'' if n == 1 else 's'}"
+
+
+def add_selection(parser: CommandParser) -> None:
+    """Add the options that say which dead letters are meant."""
+    parser.add_argument("--queue", metavar="NAME", help="those of this queue")
+    parser.add_argument("--type", metavar="TYPE", help="those of exactly this type")
+    parser.add_argument("--all", action="store_true", help="those of every queue and type")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N, longest dead first")
+    parser.add_argument("--dry-run", action="store_true", help="only say how many there are")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def check_selection(queue: str | None, type: str | None, everything: bool, *others: object) -> None:
+    """Raise CommandError unless it was said which messages are meant, in one way."""
+    chosen = queue is not None or type is not None or any(others)
+    if not chosen and not everything:
+        raise CommandError("say which: by --queue, --type or another option, or --all")
+    if chosen and everything:
+        raise CommandError("--all goes with no other choice")
+
+
+def duration(text: str) -> float:
+    """Read seconds, or a number with a unit, from the command line.
+
+    >>> duration("90"), duration("1.5h"), duration("2d")
+    (90.0, 5400.0, 172800.0)
+    """
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd]?)", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{one_line(text)!r} is no duration: 90, 90s, 15m, 2h, 1d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def moment(text: str) -> datetime:
+    """Read an ISO 8601 moment; without an offset it is in the project's time zone."""
+    try:
+        found = parse_datetime(text.strip())
+    except ValueError:
+        found = None
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{one_line(text)!r} is no moment: 2026-12-24T18:00+01:00")
+    return timezone.make_aware(found) if timezone.is_naive(found) else found

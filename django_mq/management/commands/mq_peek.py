@@ -1,0 +1,97 @@
+"""`mq_peek [QUEUE]`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from django_mq import queues
+from django_mq.failures import one_line
+from django_mq.management.base import OperatorCommand
+from django_mq.management.output import as_json, table
+from django_mq.models import QueuedMessage
+from django_mq.queues.obstacles import shown
+
+#: Of a payload so many bytes are shown; --json shows all of it.
+LONGEST = 2000
+
+
+class Command(OperatorCommand):
+    help = "Show the first messages of a queue, or of all, by id. Payloads only when asked for."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("queue", nargs="?", metavar="QUEUE")
+        parser.add_argument("--limit", type=int, default=10, metavar="N", help="default 10")
+        parser.add_argument("--skip-locked", action="store_true", help="not what workers hold")
+        parser.add_argument("--dead", action="store_true", help="dead letters instead")
+        parser.add_argument(
+            "--payload",
+            action="store_true",
+            help="with payload, metadata and last error; values of secret keys are covered",
+        )
+        parser.add_argument("--json", action="store_true")
+
+    def operate(self, *, database: str | None, **options: Any) -> None:
+        names = ("limit", "skip_locked", "dead")
+        chosen = {name: options[name] for name in names}
+        queue, private = options["queue"], options["payload"]
+        found = queues.peek(queue, using=database, **chosen)
+        messages = (
+            found if isinstance(found, list) else [m for each in found.values() for m in each]
+        )
+        if options["json"]:
+            self.stdout.write(as_json([_row(message, private) for message in messages]))
+            return
+        if not messages:
+            self.stdout.write("No messages.")
+            return
+        headers = ("id", "queue", "type", "handler", "state", "attempts", "due", "stored")
+        rows = [
+            (
+                message.pk,
+                message.queue,
+                message.type,
+                message.handler or "-",
+                message.state.value,
+                f"{message.attempts}/{message.max_attempts}",
+                shown(message.processable_after),
+                shown(message.created_at),
+            )
+            for message in messages
+        ]
+        lines = table(headers, rows).split("\n")
+        self.stdout.write(lines[0])
+        for message, line in zip(messages, lines[1:], strict=True):
+            self.stdout.write(line)
+            if private:
+                for name, value in _private(message).items():
+                    text = value if isinstance(value, str) else json.dumps(value)
+                    self.stdout.write(f"    {name}: {one_line(text, LONGEST)}")
+
+
+def _row(message: QueuedMessage, private: bool) -> dict[str, Any]:
+    row = {
+        "id": message.pk,
+        "queue": message.queue,
+        "type": message.type,
+        "handler": message.handler,
+        "state": message.state.value,
+        "attempts": message.attempts,
+        "max_attempts": message.max_attempts,
+        "processable_after": message.processable_after,
+        "created_at": message.created_at,
+    }
+    return row | _private(message) if private else row
+
+
+def _private(message: QueuedMessage) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("payload", "metadata"):
+        try:
+            found[name] = queues.redacted(getattr(message, name))
+        except (ValueError, RecursionError):  # written by others, and not to be decoded here
+            found[name] = "(cannot be decoded)"
+    return found | {"last_error": message.last_error}

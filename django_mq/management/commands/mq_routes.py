@@ -1,0 +1,58 @@
+"""`mq_routes TYPE [--metadata JSON]`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mq import handlers, routing
+from django_mq.conf import get_settings
+from django_mq.management.base import OperatorCommand
+from django_mq.management.output import as_json, table
+
+
+class Command(OperatorCommand):
+    help = "Say which handlers a message of a type would reach, in which queues, and why."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("type", metavar="TYPE")
+        parser.add_argument(
+            "--metadata", default="{}", metavar="JSON", help='such as {"vip": true}'
+        )
+        parser.add_argument("--json", action="store_true")
+
+    def operate(self, *, database: str | None, **options: Any) -> None:
+        type = routing.check_name(options["type"], "type")
+        try:
+            metadata = json.loads(options["metadata"])
+        except (ValueError, RecursionError):
+            metadata = None
+        if not isinstance(metadata, dict):
+            raise CommandError("--metadata is a JSON object")
+        settings = get_settings()
+        found = [
+            {
+                "handler": each.subscription.name,
+                "queue": handlers.queue_of(each.subscription, settings),
+                "gets_it": each.matches,
+                "reason": each.reason,
+            }
+            for each in routing.explain(type, metadata, handlers.all_handlers())
+        ]
+        if options["json"]:
+            self.stdout.write(as_json(found))
+            return
+        if found:
+            rows = [(*list(row.values())[:2], _yes(row["gets_it"]), row["reason"]) for row in found]
+            self.stdout.write(table(("handler", "queue", "gets it", "why"), rows))
+        if not any(row["gets_it"] for row in found):
+            self.stdout.write(
+                f"No handler here takes {type}: it would be stored once in queue"
+                f" {settings.default_queue}, and routed by the worker that meets it."
+            )
+
+
+def _yes(gets_it: object) -> str:
+    return "yes" if gets_it else "no"

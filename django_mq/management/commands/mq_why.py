@@ -1,0 +1,25 @@
+"""`mq_why ID`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from django_mq import queues
+from django_mq.failures import one_line
+from django_mq.management.base import OperatorCommand
+from django_mq.management.output import as_json
+
+
+class Command(OperatorCommand):
+    help = "Say exactly why a message does not run now, or what became of it."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("id", type=int, metavar="ID")
+        parser.add_argument("--json", action="store_true")
+
+    def operate(self, *, database: str | None, **options: Any) -> None:
+        answer = queues.why(options["id"], using=database)
+        self.stdout.write(as_json(answer) if options["json"] else one_line(str(answer), 4096))

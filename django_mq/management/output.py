@@ -1,0 +1,80 @@
+"""What the commands print: tables and JSON, safe for a terminal whatever stands in a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import date, timedelta
+from typing import Any
+
+from django_mq.failures import one_line
+
+#: A cell of a table is cut here: a name has at most 128 characters.
+WIDEST = 200
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return rows under headers, in columns; control characters are taken out.
+
+    >>> print(table(("queue", "dead"), [("mail", 12), ("a\\x1b[2Jb", 3)]))
+    QUEUE   DEAD
+    mail      12
+    a\ufffd[2Jb     3
+    """
+    cells = [[one_line(str(cell), WIDEST) for cell in row] for row in rows]
+    right = [all(_is_number(row[n]) for row in cells) for n in range(len(headers))]
+    lines = [[header.upper() for header in headers], *cells]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(headers))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if to_the_right else cell.ljust(width)
+            for cell, width, to_the_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def as_json(value: object) -> str:
+    """Return `value` as JSON of ASCII characters, so nothing in it moves a terminal's cursor.
+
+    Dataclasses are objects, moments ISO 8601, durations seconds.
+    """
+    return json.dumps(_plain(value), indent=2)
+
+
+def span(duration: timedelta | None) -> str:
+    """Return a duration in its two largest units, `-` for None.
+
+    >>> span(timedelta(seconds=93.7)), span(timedelta(days=2, hours=3)), span(None)
+    ('1m 33s', '2d 3h', '-')
+    """
+    if duration is None:
+        return "-"
+    seconds = max(0, int(duration.total_seconds()))
+    parts: list[str] = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        count, seconds = divmod(seconds, size)
+        if count or parts or unit == "s":
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+def _is_number(cell: str) -> bool:
+    return cell == "-" or cell.rstrip("+").replace(",", "").isdecimal()
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, date):
+        return value.isoformat()
+    return value

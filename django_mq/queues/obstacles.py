@@ -1,0 +1,123 @@
+"""What stands between a message and its handler: here, and in the line of its queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.db.models import F, Q
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from django_mq import handlers
+from django_mq.conf import get_settings
+from django_mq.models import QueuedMessage, QueueState
+from django_mq.queues.fleet import Worker
+
+#: Counting who is ahead stops here.
+MOST_AHEAD = 1000
+
+
+def obstacle(message: QueuedMessage) -> str:
+    """Say why no handler of this process takes `message`, or that one would."""
+    settings = get_settings()
+    if message.handler:
+        known = handlers.get(message.handler)
+        if known is None:
+            return f"no handler named {message.handler} is registered here"
+        found: tuple[handlers.Handler, ...] = (known,)
+    else:
+        found = handlers.table().match(message.type, _metadata(message))
+        if not found:
+            return f"no handler registered here takes {message.type}"
+    allowed = [each for each in found if message.queue in handlers.allowed_queues(each, settings)]
+    if not allowed:
+        names = ", ".join(each.name for each in found)
+        return f"queue {message.queue} is none of those that {names} takes messages from"
+    oldest = min(allowed, key=lambda each: each.schema_version)
+    if message.schema_version > oldest.schema_version:
+        return (
+            f"its schema version {message.schema_version} is newer than handler {oldest.name}"
+            f" knows ({oldest.schema_version})"
+        )
+    return f"a worker could not run it, though handler {oldest.name} is registered here"
+
+
+def in_line(message: QueuedMessage, workers: Sequence[Worker], alias: str) -> str:
+    """Say what a due message waits for: a worker, its queue's limit, its key, those ahead."""
+    serving = [worker for worker in workers if worker.alive and worker.serves(message.queue)]
+    if not serving:
+        return "but no live worker serves its queue: start mq_worker"
+    if all(worker.draining for worker in serving):
+        return "but every worker of its queue is draining"
+    neighbours = QueuedMessage.objects.using(alias).filter(queue=message.queue)
+    limit = _limit(message.queue, alias)
+    if limit is not None:
+        leased = neighbours.filter(leased_until__isnull=False).values_list("pk")
+        if len(leased[:limit]) == limit:
+            return f"but its queue has as many messages in flight as it may: {limit:,}"
+    if message.key is not None:
+        same_key = neighbours.filter(handler=message.handler, key=message.key)
+        first = same_key.exclude(pk=message.pk).filter(
+            Q(pk__lt=message.pk) | Q(leased_until__isnull=False)
+        )
+        if (ahead := first.order_by("pk").values_list("pk", flat=True).first()) is not None:
+            return f"but message {ahead} of its key {message.key} comes first"
+    n = _count_ahead(message, alias)
+    if n == 0:
+        return "and is the next to be taken"
+    return f"and behind {n:,}{'+' if n == MOST_AHEAD else ''} others of its queue"
+
+
+def worker_of(message: QueuedMessage) -> str:
+    """Return the id of the worker process that claimed `message`."""
+    return (message.claimed_by or "").partition(":")[0]
+
+
+def shown(at: datetime | None) -> str:
+    """Return a moment in the current time zone, to the second."""
+    if at is None:
+        return "an unknown time"
+    local = timezone.localtime(at) if timezone.is_aware(at) else at
+    return f"{local:%Y-%m-%d %H:%M:%S %Z}".rstrip()
+
+
+def _limit(queue: str, alias: str) -> int | None:
+    """Return how many may be in flight; what was decided while running goes before settings."""
+    decided = QueueState.objects.using(alias).filter(pk=queue, max_in_flight__isnull=False)
+    limit = decided.values_list("max_in_flight", flat=True).first()
+    return get_settings().queue(queue).max_in_flight if limit is None else limit
+
+
+def _count_ahead(message: QueuedMessage, alias: str) -> int:
+    if message.leased_until is not None:  # a lapsed lease goes before what waits
+        return 0
+    ahead = (
+        QueuedMessage.objects.using(alias)
+        .filter(
+            queue=message.queue,
+            leased_until__isnull=True,
+            blocked_by__isnull=True,
+            dead_at__isnull=True,
+            processable_after__lte=Now(),
+        )
+        .filter(
+            Q(priority__gt=message.priority)
+            | Q(priority=message.priority, processable_after__lt=message.processable_after)
+            | Q(
+                priority=message.priority,
+                processable_after=message.processable_after,
+                pk__lt=message.pk,
+            )
+        )
+        .order_by(F("priority").desc(), "processable_after", "pk")
+    )
+    return len(ahead.values_list("pk")[:MOST_AHEAD])
+
+
+def _metadata(message: QueuedMessage) -> dict[str, object]:
+    try:
+        found = message.metadata
+    except (ValueError, RecursionError):  # written by others, and not to be decoded here
+        return {}
+    return found if isinstance(found, dict) else {}

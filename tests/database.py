@@ -1,0 +1,46 @@
+"""Other connections to the test database: another program's view of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from django.db import connection
+
+
+@contextmanager
+def second_connection() -> Iterator[psycopg.Connection[Any]]:
+    """Open a connection of the bare driver, in autocommit mode."""
+    own = connection.get_connection_params()
+    params = {k: v for k, v in own.items() if k in ("dbname", "user", "password", "host", "port")}
+    with psycopg.connect(**params, autocommit=True) as other:
+        yield other
+
+
+class Listener:
+    """Hears the doorbell."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        connection.execute("listen django_mq; listen mark")
+
+    def heard(self) -> list[str]:
+        """Return the payloads of all rings committed before this call.
+
+        Notifications come in the order of their commits, so a mark ends the wait: no time does.
+        """
+        self._connection.execute("notify mark")
+        rings = []
+        for notification in self._connection.notifies(timeout=30):
+            if notification.channel == "mark":
+                return rings
+            rings.append(notification.payload)
+        raise AssertionError("the mark did not come within 30 s")
+
+
+@contextmanager
+def listening() -> Iterator[Listener]:
+    with second_connection() as other:
+        yield Listener(other)

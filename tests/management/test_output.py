@@ -1,0 +1,79 @@
+"""What the commands print is safe for a terminal, and what they read is exact."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from django_mq.management import base, output
+from django_mq.queues import HorizonHolder
+
+
+def test_columns():
+    text = output.table(("name", "count"), [("a", "10,000+"), ("long name", 3)])
+    assert text == "NAME         COUNT\na          10,000+\nlong name        3"
+
+
+def test_control_characters_are_taken_out():
+    """S30: no colours, no cursor, no title, no new lines, no reversed text."""
+    text = output.table(("a", "b"), [("\x1b[31mred\x1b]0;title\x07", "x\r\ny\u202ez\x9b2J")])
+    row = text.partition("\n")[2]
+    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e" for c in row)
+    assert row.startswith("\ufffd[31mred")
+
+
+def test_a_cell_has_an_end():
+    assert len(output.table(("a",), [("x" * 10_000,)])) < 1000
+
+
+def test_json_is_ascii_and_plain():
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    holder = HorizonHolder("session", "\x1b[2J\u202eé", "", "", "", moment)
+    text = output.as_json({"a": [holder, timedelta(seconds=90)], "b": frozenset("ba"), 3: None})
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert json.loads(text) == {
+        "a": [
+            {
+                "kind": "session",
+                "name": "\x1b[2J\u202eé",
+                "login": "",
+                "application": "",
+                "state": "",
+                "since": "2026-01-02T03:04:05+00:00",
+            },
+            90.0,
+        ],
+        "b": ["a", "b"],
+        "3": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.9, "59s"), (60, "1m 0s"), (3600, "1h 0m"), (-5, "0s"), (90061, "1d 1h")],
+)
+def test_span(seconds, text):
+    assert output.span(timedelta(seconds=seconds)) == text
+
+
+@pytest.mark.parametrize("text", ["", "-5", "5 years", "1e9", "nan", "99999999999", "5mm"])
+def test_what_is_no_duration(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        base.duration(text)
+
+
+def test_moments(settings):
+    settings.TIME_ZONE = "Europe/Berlin"
+    assert base.moment("2026-12-24T18:00").isoformat() == "2026-12-24T18:00:00+01:00"
+    assert base.moment("2026-12-24 18:00Z").isoformat() == "2026-12-24T18:00:00+00:00"
+
+
+@pytest.mark.parametrize("text", ["", "tomorrow", "2026-13-01T00:00", "\x1b[2J"])
+def test_what_is_no_moment(text):
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        base.moment(text)
+    assert "\x1b" not in str(caught.value)

@@ -1,0 +1,256 @@
+"""The exact reason why a message does not run now, for each state."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from django_mq import handlers, queues
+from django_mq.models import FailedAttempt, QueuedMessage
+from tests.rows import add, beat, decide
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers():
+    with handlers.isolated():
+        yield
+
+
+def shown(at):
+    return f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def why(message, state, *parts):
+    """Assert that the answer for `message` has all `parts`, and return it."""
+    answer = queues.why(message.pk)
+    assert (answer.id, answer.state) == (message.pk, state)
+    assert answer.text.startswith(f"Message {message.pk} (shop.orders.placed, queue mail) ")
+    for part in parts:
+        assert part in answer.text
+    return answer
+
+
+def test_next_to_be_taken():
+    beat()
+    message = add()
+    why(message, "processable", "is due since", "and is the next to be taken")
+
+
+def test_behind_others():
+    beat()
+    add(priority=5)
+    add(after=-90)
+    add("other", priority=9)
+    for columns in ({"after": 60}, {"dead": -1}, {"leased": 60}, {"after": -30}):
+        add(priority=0, **columns)
+    why(add(), "processable", "and behind 2 others of its queue")
+
+
+def test_among_equals_by_id():
+    beat()
+    first = add()
+    second = add(processable_after=first.processable_after)
+    why(first, "processable", "the next")
+    why(second, "processable", "behind 1 others")
+
+
+def test_no_live_worker():
+    beat("dead", seen=-31)
+    beat("elsewhere", queues=["other"])
+    why(add(), "processable", "no live worker serves its queue")
+
+
+def test_only_draining_workers():
+    beat(draining=True)
+    why(add(), "processable", "every worker of its queue is draining")
+    beat("fresh")
+    why(add(), "processable", "others of its queue")
+
+
+@pytest.mark.parametrize(
+    ("configured", "decided", "stopped_at"), [(1, None, 1), (None, 1, 1), (5, 1, 1), (1, 5, None)]
+)
+def test_as_many_in_flight_as_may_be(settings, configured, decided, stopped_at):
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": configured}}}
+    if decided:
+        decide(max_in_flight=decided)
+    beat()
+    add(leased=60)
+    text = f"as many messages in flight as it may: {stopped_at}"
+    assert (text in queues.why(add().pk).text) is (stopped_at is not None)
+
+
+def test_behind_its_key():
+    beat()
+    head = add(key="k", leased=60)
+    add(key="k", handler="other", leased=60)
+    why(add(key="k"), "processable", f"but message {head.pk} of its key k comes first")
+
+
+def test_blocked():
+    head = add(key="k", after=60)
+    message = add(key="k", blocked_by=head.pk)
+    why(message, "blocked", f"waits behind message {head.pk} of its key k, which is delayed")
+    QueuedMessage.objects.filter(pk=head.pk).update(dead_at=timezone.now())
+    why(message, "blocked", "which is dead: requeue or discard that one")
+    head.delete()
+    why(message, "blocked", "which is gone")
+
+
+def test_delayed():
+    message = add(after=60)
+    why(message, "delayed", f"is delayed until {shown(message.processable_after)}")
+
+
+def test_retrying():
+    message = add(after=60, attempts=2, max_attempts=5, last_error="ValueError: 451 busy")
+    answer = why(
+        message,
+        "retrying",
+        f"failed attempt 2 of 5 and runs again after {shown(message.processable_after)}",
+    )
+    assert "451 busy" not in answer.text
+    assert answer.error == "ValueError: 451 busy"
+    assert str(answer) == f"{answer.text} Last error: ValueError: 451 busy"
+
+
+def test_leased():
+    beat("worker", host="web1", pid=99)
+    message = add(leased=60, claimed_by="worker:17")
+    why(
+        message,
+        "leased",
+        f"until {shown(message.leased_until)}",
+        "by worker worker (host web1, process 99)",
+    )
+
+
+def test_leased_by_nobody_we_know():
+    why(add(leased=60, claimed_by="stranger:1"), "leased", "stranger (no heartbeat")
+
+
+def test_running():
+    message = add(leased=60, attempts=3)
+    beat(running=[message.pk])
+    why(message, "running", "runs now, attempt 3 of 20, by worker worker (host host, process 7)")
+
+
+def test_running_past_its_lease():
+    message = add(leased=-1)
+    beat(running=[message.pk])
+    why(message, "running", f"Its lease lapsed at {shown(message.leased_until)}")
+
+
+def test_lapsed():
+    beat("next")
+    message = add(leased=-1)
+    text = f"the lease of worker worker lapsed at {shown(message.leased_until)}"
+    why(message, "processable", text, "the next to be taken")
+
+
+def test_paused():
+    state = decide(paused=-5)
+    message = add()
+    why(message, "paused", "its queue is paused until it is resumed")
+    state.delete()
+    state = decide(paused=-5, until=60)
+    why(message, "paused", f"its queue is paused until {shown(state.paused_until)}")
+    state.delete()
+    state = decide(backoff=60, backoff_level=4, paused=-9, until=-1)
+    why(message, "paused", f"backs off until {shown(state.backoff_until)} (level 4)")
+
+
+def test_expired():
+    message = add(expires=-1)
+    why(message, "expired", f"expired at {shown(message.expires_at)}")
+
+
+class TestHeld:
+    def why(self, *parts, **columns):
+        message = add(held=-60, after=30, last_error="no such handler", **columns)
+        held = f"is held since {shown(message.held_since)}"
+        again = f"Workers look again at {shown(message.processable_after)}"
+        assert why(message, "held", held, again, *parts).error == "no such handler"
+
+    def test_its_handler_is_not_here(self):
+        self.why("no handler named shop.mail is registered here", handler="shop.mail")
+
+    def test_no_handler_takes_it(self):
+        self.why("no handler registered here takes shop.orders.placed")
+
+    def test_no_handler_takes_it_from_this_queue(self):
+        handlers.handler("#", name="h", queue="other")(lambda delivery: None)
+        self.why("queue mail is none of those that h takes messages from")
+        self.why("queue mail is none of those that h takes messages from", handler="h")
+
+    @pytest.mark.parametrize("handler", ["", "h"])
+    def test_it_is_newer_than_its_handler(self, handler):
+        handlers.handler("#", name="h", queue="mail", schema_version=2)(lambda delivery: None)
+        text = "its schema version 3 is newer than handler h knows (2)"
+        self.why(text, handler=handler, schema_version=3)
+
+    def test_it_could_run_here(self):
+        handlers.handler("#", name="h", queue="mail")(lambda delivery: None)
+        self.why("though handler h is registered here", handler="h")
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "error"),
+    [
+        ("exhausted", "its last attempt failed (20 of 20 attempts used)", "ValueError: no"),
+        ("expired", "it expired before an attempt could start", "ValueError: no"),
+        (
+            "held for too long: no h",
+            "no worker could run it for too long",
+            "held for too long: no h",
+        ),
+        ("expired card 4111", "no more attempts will be made", "expired card 4111"),
+        ("card 4111 refused", "no more attempts will be made", "card 4111 refused"),
+    ],
+)
+def test_dead(reason, text, error):
+    """S08: what a handler said is not in the text that everybody may read."""
+    message = add(dead=-5, attempts=20, dead_reason=reason, last_error="ValueError: no")
+    answer = why(message, "dead", f"is dead since {shown(message.dead_at)}", text, "Requeue it")
+    assert answer.error == error
+    assert "4111" not in answer.text
+
+
+def test_gone():
+    answer = queues.why(10**9)
+    assert (answer.state, answer.error) == ("gone", "")
+    assert "is not stored: it was acked, cancelled or purged" in str(answer)
+    assert queues.why(2**80).state == "gone"
+
+
+def test_gone_with_a_history():
+    for attempt in (1, 3, 2):
+        FailedAttempt.objects.create(
+            message_id=7,
+            queue="mail",
+            type="t",
+            handler="h",
+            attempt=attempt,
+            error_class="ValueError",
+            error_text=f"no {attempt}",
+        )
+    answer = queues.why(7)
+    assert "last failed attempt was number 3 of t, queue mail, in handler h" in answer.text
+    assert answer.error == "ValueError: no 3"
+
+
+def test_what_others_wrote_need_not_be_decodable():
+    """A row whose JSON this interpreter cannot read is explained all the same."""
+    message = add(held=-5)
+    deep = "[" * 10_000 + "]" * 10_000
+    with connection.cursor() as cursor:
+        cursor.execute("set local max_stack_depth = '6MB'")
+        cursor.execute(
+            "update django_mq_queuedmessage set payload = %s::jsonb, metadata = %s::jsonb",
+            [deep, deep],
+        )
+    assert queues.why(message.pk).state == "held"
+    assert queues.peek("mail") == [message]

@@ -1,0 +1,245 @@
+"""The state of a queue, and its first messages."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.db.models.functions import Now
+
+from django_mq import queues
+from django_mq.exceptions import InvalidName
+from django_mq.models import QueuedMessage
+from django_mq.queues import State
+from django_mq.store import queues as store
+from tests.rows import add, decide
+
+pytestmark = pytest.mark.django_db
+
+
+class TestState:
+    @pytest.mark.parametrize(
+        ("columns", "kind"),
+        [
+            (None, "empty"),
+            ({}, "processable"),
+            ({"after": -3600}, "processable"),
+            ({"after": 3600}, "after"),
+        ],
+    )
+    def test_one_row(self, columns, kind):
+        """PMQ-24, PMQ-25."""
+        if columns is not None:
+            message = add(**columns)
+        state = queues.state("mail")
+        at = message.processable_after if kind == "after" else None
+        assert state == State(kind, at, False, 0, None)
+
+    def test_what_is_due_now_is_processable(self):
+        """PMQ-24: a due time equal to now counts; the claim has the same rule."""
+        add(after=0)
+        assert queues.state("mail").kind == "processable"
+
+    def test_a_message_due_now_is_not_hidden_behind_a_later_one(self):
+        """PMQ-26."""
+        add(after=3600, priority=9)
+        add()
+        assert queues.state("mail").kind == "processable"
+
+    def test_the_earliest_due_time_of_all_priorities(self):
+        """PMQ-26."""
+        for priority, after in ((9, 300), (0, 100), (-3, 200)):
+            add(after=after, priority=priority)
+        soonest = QueuedMessage.objects.get(priority=0)
+        assert queues.state("mail").at == soonest.processable_after
+
+    def test_a_leased_message_is_awaited_not_processable(self):
+        """PMQ-27: an idle worker sleeps until the lease lapses."""
+        message = add(leased=20)
+        add(after=3600)
+        assert queues.state("mail") == State("after", message.leased_until, False, 0, None)
+
+    def test_a_delayed_message_may_come_before_a_lapse(self):
+        add(leased=3600)
+        message = add(after=20)
+        assert queues.state("mail").at == message.processable_after
+
+    def test_a_lapsed_lease_is_processable(self):
+        add(leased=-1)
+        assert queues.state("mail").kind == "processable"
+
+    @pytest.mark.parametrize(
+        "columns", [{"dead": -1}, {"blocked_by": 1}, {"expires": -1}, {"queue": "other"}]
+    )
+    def test_what_no_worker_will_run_is_not_processable(self, columns):
+        add(**columns)
+        assert queues.state("mail").kind == "empty"
+
+    def test_what_expired_hides_nothing(self):
+        add(expires=-1)
+        add()
+        assert queues.state("mail").kind == "processable"
+
+    def test_a_message_behind_its_key_is_not_processable(self):
+        head = add(key="k", leased=20)
+        add(key="k")
+        assert queues.state("mail") == State("after", head.leased_until, False, 0, None)
+        add(key="k2")
+        assert queues.state("mail").kind == "processable"
+
+    def test_a_key_is_of_one_handler(self):
+        add(key="k", handler="a", leased=20)
+        add(key="k", handler="b")
+        assert queues.state("mail").kind == "processable"
+
+    @pytest.mark.parametrize(("policy", "kind"), [("block", "after"), ("skip", "processable")])
+    def test_a_dead_head(self, settings, policy, kind):
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": policy}}}
+        add(key="k", dead=-1)
+        add(key="k")
+        assert queues.state("mail").kind == kind
+
+    def test_a_pause_and_a_backoff_are_said_beside_the_kind(self):
+        decided = decide(paused=-1, backoff=60, backoff_level=2)
+        add()
+        assert queues.state("mail") == State("processable", None, True, 2, decided.backoff_until)
+
+    def test_a_pause_and_a_backoff_end(self):
+        decide(paused=-9, until=-1, backoff=-1, backoff_level=2)
+        assert queues.state("mail") == State("empty", None, False, 2, None)
+
+    def test_a_bad_name(self):
+        with pytest.raises(InvalidName):
+            queues.state("no such name")
+
+    def test_locked_elsewhere(self, lock, settings):
+        """PMQ-27: no spinning while another worker's claim is not committed."""
+        settings.DJANGO_MQ = {"POLL_INTERVAL": 7}
+        message = add()
+        lock(message)
+        state = queues.state("mail")
+        assert state.kind == "after"
+        now = QueuedMessage.objects.annotate(now=Now()).get().now
+        assert timedelta(seconds=6) < state.at - now <= timedelta(seconds=7)
+        add()
+        assert queues.state("mail").kind == "processable"
+
+    def test_a_lapsed_lease_that_is_locked_still_runs(self, lock):
+        message = add(leased=-1)
+        lock(message)
+        assert queues.state("mail").kind == "after"
+        add(leased=-1)
+        assert queues.state("mail").kind == "processable"
+
+    def test_it_leaves_nothing_locked(self, other):
+        message = add()
+        with transaction.atomic():
+            assert queues.state("mail").kind == "processable"
+            other.execute(
+                "select id from django_mq_queuedmessage where id = %s for update nowait",
+                [message.pk],
+            )
+            assert other.fetchall() == [(message.pk,)]
+
+    def test_the_transaction_around_it_stays_usable(self, transactional_db):
+        with transaction.atomic():
+            add()
+            queues.state("mail")
+        assert QueuedMessage.objects.count() == 1
+
+
+def test_state_reads_by_its_indexes():
+    """EXPLAIN: no plan walks the table, or the rows that are not due."""
+    add()
+    QueuedMessage.objects.bulk_create(
+        QueuedMessage(
+            queue=f"q{n % 3}",
+            type="t",
+            payload={},
+            priority=n % 2,
+            processable_after=Now() + timedelta(hours=1),
+            leased_until=Now() + timedelta(hours=1) if n % 7 == 0 else None,
+            claimed_by="w:1" if n % 7 == 0 else None,
+        )
+        for n in range(3000)
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("analyze django_mq_queuedmessage")
+        cursor.execute(
+            "explain (analyze, costs off, timing off) " + store.STATE,
+            {"queue": "q1", "skip_dead": False},
+        )
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    assert "mq_claim" in plan
+    assert "mq_lease" in plan
+    assert "Seq Scan on django_mq_queuedmessage" not in plan
+    assert "Rows Removed by Filter" not in plan
+
+
+class TestPeek:
+    def test_messages_by_queue_in_the_order_of_ids(self):
+        """PMQ-17: the limit is over all queues together."""
+        ids = [add(queue).pk for queue in ("b", "a", "b", "c", "a")]
+        found = queues.peek(limit=4)
+        assert {queue: [each.pk for each in found[queue]] for queue in found} == {
+            "b": [ids[0], ids[2]],
+            "a": [ids[1]],
+            "c": [ids[3]],
+        }
+
+    def test_one_queue(self):
+        ids = [add(queue).pk for queue in ("b", "a", "b", "b")]
+        assert [each.pk for each in queues.peek("b", limit=2)] == [ids[0], ids[2]]
+        assert queues.peek("nothing") == []
+
+    def test_ten_by_default(self):
+        for _ in range(11):
+            add()
+        assert len(queues.peek("mail")) == 10
+
+    def test_whatever_their_state(self):
+        """CAR-41: state, attempts, due time and age of each."""
+        add(after=60, attempts=2)
+        add(leased=60)
+        add(blocked_by=1)
+        add(priority=9)
+        add(dead=-1)
+        found = queues.peek("mail")
+        states = [each.state for each in found]
+        assert states == ["retrying", "leased", "blocked", "processable"]
+        assert found[0].attempts == 2
+        assert found[0].created_at < found[0].processable_after
+
+    def test_dead_letters_only_when_asked_for(self):
+        add()
+        dead = add(dead=-1)
+        assert queues.peek(dead=True) == {"mail": [dead]}
+        assert queues.peek("mail", dead=True) == [dead]
+
+    def test_what_a_worker_holds_is_left_out_with_skip_locked(self, lock):
+        """PMQ-17: without it they show."""
+        leased, locked, lapsed, waiting = add(leased=60), add(), add(leased=-1), add()
+        lock(locked)
+        assert queues.peek("mail") == [leased, locked, lapsed, waiting]
+        assert queues.peek("mail", skip_locked=True) == [lapsed, waiting]
+        assert queues.peek("mail", skip_locked=True, limit=1) == [lapsed]
+
+    def test_it_leaves_nothing_locked(self, other):
+        add()
+        with transaction.atomic():
+            queues.peek(skip_locked=True)
+            other.execute("select id from django_mq_queuedmessage for update nowait")
+            assert len(other.fetchall()) == 1
+
+    def test_payloads_are_not_read_before_somebody_looks(self):
+        add(payload={"to": "ann"})
+        [message] = queues.peek("mail")
+        assert "payload" in message.get_deferred_fields()
+        assert message.payload == {"to": "ann"}
+
+    def test_bad_arguments(self):
+        with pytest.raises(InvalidName):
+            queues.peek("no such name")
+        with pytest.raises(ValueError, match="limit"):
+            queues.peek(limit=0)

@@ -1,0 +1,68 @@
+"""Rows for tests: written as others may write them, with times by the database's clock."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from django.db.models import Model
+from django.db.models.functions import Now
+
+from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
+
+M = TypeVar("M", bound=Model)
+
+#: Arguments that are seconds from now, and the columns they set.
+MOMENTS = {
+    "after": "processable_after",
+    "leased": "leased_until",
+    "expires": "expires_at",
+    "held": "held_since",
+    "dead": "dead_at",
+    "created": "created_at",
+    "paused": "paused_at",
+    "until": "paused_until",
+    "backoff": "backoff_until",
+    "seen": "last_seen",
+}
+
+
+def columns(given: dict[str, Any]) -> dict[str, Any]:
+    """Return `given` with seconds from now replaced by moments of the database."""
+    return {
+        MOMENTS.get(name, name): Now() + timedelta(seconds=value) if name in MOMENTS else value
+        for name, value in given.items()
+    }
+
+
+def stored(row: M) -> M:
+    """Return `row` as the database has it, with moments for expressions."""
+    row.refresh_from_db()
+    return row
+
+
+def add(queue: str = "mail", **given: Any) -> QueuedMessage:
+    """Insert a message and return it as stored; `leased=30` also claims it for `worker:1`."""
+    if "leased" in given:
+        given.setdefault("claimed_by", "worker:1")
+    given = {"type": "shop.orders.placed", "payload": {}, "after": -60, **given}
+    return stored(QueuedMessage.objects.create(queue=queue, **columns(given)))
+
+
+def decide(queue: str = "mail", **given: Any) -> QueueState:
+    """Insert what was decided about a queue."""
+    return stored(QueueState.objects.create(queue=queue, **columns(given)))
+
+
+def beat(id: str = "worker", **given: Any) -> WorkerHeartbeat:
+    """Insert the heartbeat of a worker process, as of now."""
+    given = {
+        "queues": [],
+        "host": "host",
+        "pid": 7,
+        "version": "0",
+        "wakeup": "notify",
+        "running": [],
+        **given,
+    }
+    return stored(WorkerHeartbeat.objects.create(id=id, **columns(given)))
