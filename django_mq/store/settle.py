@@ -6,7 +6,7 @@ somebody else's, and returns the ids it did change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,15 +25,15 @@ class Locked(NamedTuple):
     xid: str
 
 
-# The limits are set here since it is the first statement of a slice: no round trip of their own.
+# The settings are made here since it is the first statement of a slice: no round trip of their own.
 LOCK = """
-with limits as materialized (
-    select set_config('idle_in_transaction_session_timeout', %(idle_limit)s, true),
-           set_config('client_connection_check_interval', %(check_interval)s, true)
+with settings as materialized (
+    select count(set_config(name, value, true))
+      from unnest(%(names)s::text[], %(values)s::text[]) as setting (name, value)
 )
 select m.id, coalesce(m.expires_at <= statement_timestamp(), false),
        pg_current_xact_id()::text
-  from limits
+  from settings
  cross join unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
        as fence (id, attempt, claimer)
   join django_mq_queuedmessage m
@@ -42,17 +42,13 @@ select m.id, coalesce(m.expires_at <= statement_timestamp(), false),
 """
 
 
-def lock(
-    cursor: Cursor, fences: Sequence[Fence], *, idle_limit: float, check_interval: float
-) -> dict[int, Locked]:
-    """Lock the rows of `fences` that are still ours and not locked by anybody, by id.
+def lock(cursor: Cursor, fences: Sequence[Fence], settings: Mapping[str, str]) -> dict[int, Locked]:
+    """Lock the rows of `fences` that are still ours and not locked by anybody; return them by id.
 
-    `idle_limit` is how many seconds the server lets this transaction be idle;
-    `check_interval` how often, in seconds, it looks whether we are still connected.
+    `settings` of the server hold from here to the end of the transaction.
     """
     params = fence_columns(fences)
-    params["idle_limit"] = str(round(idle_limit * 1000))
-    params["check_interval"] = str(round(check_interval * 1000))
+    params["names"], params["values"] = list(settings), list(settings.values())
     cursor.execute(LOCK, params)
     return {row[0]: Locked._make(row) for row in cursor.fetchall()}
 

@@ -12,7 +12,6 @@ from contextvars import copy_context
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from asgiref.sync import sync_to_async
 from django.db import close_old_connections, connections
 
@@ -21,7 +20,7 @@ from django_mq.outcomes import TimedOut
 from django_mq.signals import message_started, wanted
 from django_mq.store import leases
 from django_mq.worker import reporting
-from django_mq.worker.database import LOST, Outage, Statements
+from django_mq.worker.database import Outage, Statements
 from django_mq.worker.ending import Ended, Settled, any_back, settle_all
 from django_mq.worker.leased import LeasedDelivery
 from django_mq.worker.unbound import ended_unbound

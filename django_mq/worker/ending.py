@@ -9,8 +9,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq.exceptions import UnreadablePayload
-from django_mq.messages import Fence
-from django_mq.outcomes import DeadLettered, Retried, Snoozed, decide, one_line
+from django_mq.outcomes import DeadLettered, Outcome, Retried, Snoozed, decide, one_line
 from django_mq.store import Cursor, settle
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Ended(NamedTuple):
     settled: Settled
     result: Any = None
     seconds: float = 0.0
-    outcome: Retried | Snoozed | DeadLettered | None = None
+    outcome: Outcome | None = None
     error: BaseException | None = None
     reason: str = ""
 
@@ -55,10 +54,8 @@ def end(delivery: Delivery, policy: RetryPolicy, error: BaseException, *, second
         random=random.random,
         error=error,
     )
-    if isinstance(outcome, Snoozed):
-        return Ended(delivery, Settled.SNOOZED, seconds=seconds, outcome=outcome, error=error)
-    assert isinstance(outcome, Retried | DeadLettered)
-    return Ended(delivery, Settled.FAILED, seconds=seconds, outcome=outcome, error=error)
+    settled = Settled.SNOOZED if isinstance(outcome, Snoozed) else Settled.FAILED
+    return Ended(delivery, settled, seconds=seconds, outcome=outcome, error=error)
 
 
 def settle_all(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
@@ -71,13 +68,12 @@ def settle_all(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
             lost.update({fence.id for fence in acked} - gone)
     if len(acked) == len(ended):
         return lost
-    failed = [failed_row(each) for each in ended if each.settled is Settled.FAILED]
+    failed = list(filter(None, map(failed_row, ended)))
     if failed:
         lost.update({row.fence.id for row in failed} - settle.fail(cursor, failed))
     for each in ended:
         fence = each.delivery.fence
-        if each.settled is Settled.SNOOZED:
-            assert isinstance(each.outcome, Snoozed)
+        if isinstance(each.outcome, Snoozed):
             at, delay = _when(each.outcome.after)
             changed = settle.snooze(cursor, fence, at=at, delay=delay)
         elif each.settled is Settled.HELD:
@@ -92,31 +88,27 @@ def settle_all(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
     return lost
 
 
-def failed_row(ended: Ended) -> settle.Failed:
-    """Return what the store writes of a failed attempt."""
+def failed_row(ended: Ended, *, suspect: bool = False) -> settle.Failed | None:
+    """Return what the store writes of a failed attempt; None for any other end."""
     outcome = ended.outcome
-    assert isinstance(outcome, Retried | DeadLettered)
-    return as_failed(ended.delivery.fence, outcome, seconds=ended.seconds)
-
-
-def as_failed(
-    fence: Fence, outcome: Retried | DeadLettered, *, seconds: float, suspect: bool = False
-) -> settle.Failed:
-    """Return `outcome` of the attempt named by `fence` as the store writes it."""
-    dead = isinstance(outcome, DeadLettered)
-    at, delay = (None, 0.0) if isinstance(outcome, DeadLettered) else _when(outcome.after)
+    if isinstance(outcome, DeadLettered):
+        at, delay, dead_reason = None, 0.0, outcome.reason
+    elif isinstance(outcome, Retried):
+        (at, delay), dead_reason = _when(outcome.after), ""
+    else:
+        return None
     failure = outcome.failure
     return settle.Failed(
-        fence=fence,
+        fence=ended.delivery.fence,
         at=at,
         delay=delay,
-        dead_reason=outcome.reason if isinstance(outcome, DeadLettered) else "",
+        dead_reason=dead_reason,
         error_class=failure.error_class,
         error_text=failure.text,
         traceback=failure.traceback,
         last_error=failure.summary,
-        seconds=seconds,
-        suspect=suspect and not dead,
+        seconds=ended.seconds,
+        suspect=suspect and not dead_reason,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,12 +10,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from django_mq.messages import Delivery
-from django_mq.outcomes import DeadLettered, Retried, TimedOut, WorkerLost, decide
+from django_mq.outcomes import TimedOut, WorkerLost
 from django_mq.store import leases as store
 from django_mq.store import recover, settle
 from django_mq.worker import reporting
 from django_mq.worker.database import LOST, Outage, Statements
-from django_mq.worker.ending import Ended, Settled, as_failed
+from django_mq.worker.ending import Ended, end, failed_row
 
 if TYPE_CHECKING:
     from django_mq.backoff import RetryPolicy
@@ -211,15 +210,8 @@ class Keeper(threading.Thread):
         with self._statements.transaction():
             for row in recover.lock_running(cursor, fences):
                 delivery = Delivery(row)
-                outcome = decide(
-                    attempt=row.attempts,
-                    max_attempts=row.max_attempts,
-                    policy=self._policy(row),
-                    random=random.random,
-                    error=error,
-                )
-                assert isinstance(outcome, Retried | DeadLettered)
-                failed = as_failed(delivery.fence, outcome, seconds=0.0, suspect=suspect)
-                settle.fail(cursor, [failed])
-                ended.append(Ended(delivery, Settled.FAILED, outcome=outcome, error=error))
+                each = end(delivery, self._policy(row), error, seconds=0.0)
+                failed = failed_row(each, suspect=suspect)
+                settle.fail(cursor, [failed] if failed else [])
+                ended.append(each)
         return ended

@@ -57,9 +57,11 @@ class Listener(threading.Thread):
         self._stopping.set()
         connection = self._connection
         if connection is not None and not connection.closed:
-            with contextlib.suppress(OSError, *LOST):
-                with socket.socket(fileno=os.dup(connection.fileno())) as link:
-                    link.shutdown(socket.SHUT_RDWR)
+            with (
+                contextlib.suppress(OSError, *LOST),
+                socket.socket(fileno=os.dup(connection.fileno())) as link,
+            ):
+                link.shutdown(socket.SHUT_RDWR)
 
     def _listen(self) -> None:
         params = connections[self._alias].get_connection_params()

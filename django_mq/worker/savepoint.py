@@ -40,7 +40,7 @@ class LazySavepoint:
         self.opened = False
         self._armed = False
         self._driver: Any = None
-        self._cursor: psycopg.Cursor[Any] | None = None
+        self._cursor: Any = None  # a psycopg.ClientCursor once it has begun
         self._release = sql.Composed([])
         self._plain_class = type(wrapper)
         wrapper.__class__ = _watched(self._plain_class)
@@ -76,7 +76,7 @@ class LazySavepoint:
 
     def open(self) -> None:
         """Open the savepoint, unless nobody is being watched."""
-        if self._armed and self._cursor is not None:
+        if self._armed:
             self._armed = False
             self._cursor.execute(f"savepoint {self.NAME}")
             self.opened = True
@@ -130,7 +130,6 @@ class LazySavepoint:
             raise TransactionGone("it was committed or rolled back")
 
     def _run(self, statements: sql.Composed) -> None:
-        assert self._cursor is not None
         with self.wrapper.wrap_database_errors:
             try:
                 self._cursor.execute(statements)

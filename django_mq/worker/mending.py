@@ -1,0 +1,141 @@
+"""When the transaction of a slice failed as a whole: nothing charged twice, nothing lost.
+
+What had run runs again alone, or is settled by its fence where it turns out to be committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from django.db import transaction
+
+from django_mq.store import settle
+from django_mq.worker import reporting
+from django_mq.worker.calling import is_conflict
+from django_mq.worker.database import LOST, Outage
+from django_mq.worker.ending import Ended, any_back, settle_all
+from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
+
+if TYPE_CHECKING:
+    from django_mq.worker.hand import Task
+    from django_mq.worker.progress import Conflicts, Progress
+
+
+class Mender:
+    """Mends the progress of slices on one session.
+
+    `finish` is called for a slice that was committed after all; `end` decides about a failure.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        outage: Outage,
+        conflicts: Conflicts,
+        settled: Callable[[list[int], bool], None],
+        finish: Callable[[Progress], None],
+        end: Callable[[Task, BaseException, float], Ended],
+    ) -> None:
+        self._session = session
+        self._outage = outage
+        self._conflicts = conflicts
+        self._settled = settled
+        self._finish = finish
+        self._end = end
+
+    def leases_lost(self, tasks: Sequence[Task], progress: Progress) -> None:
+        """Nothing of the slice holds: each message that ran runs again alone."""
+        ran = progress.ran
+        if len(tasks) == 1 and ran:
+            reporting.lease_lost(ran[0].delivery)
+            self._settled([ran[0].delivery.id], False)
+        else:
+            progress.again.extend(ran)
+        progress.ended, progress.ran = [], []
+
+    def transaction_gone(self, tasks: Sequence[Task], progress: Progress) -> None:
+        """A handler ended the transaction, or the connection went away under it."""
+        self._session.reset()
+        culprit = progress.culprit
+        begun = {task.delivery.id for task in (*progress.ran, *progress.again)}
+        if culprit is not None:
+            begun.add(culprit.delivery.id)
+        progress.left = [task for task in tasks if task.delivery.id not in begun]
+        if progress.ended and self._was_committed(progress.xid):
+            run_hooks(progress.hooks)
+        else:
+            progress.left[:0] = progress.ran
+            progress.ended = []
+        if culprit is not None:
+            progress.ended.append(culprit)
+        self._settle_afterwards(progress)
+
+    def statement_failed(self, tasks: Sequence[Task], progress: Progress, error: Exception) -> None:
+        """The server refused one of our own statements or the COMMIT, or did not answer."""
+        answered = progress.driver is not None and not progress.driver.closed
+        if progress.committing and not answered:
+            self._session.reset()
+            if self._was_committed(progress.xid):
+                self._finish(progress)
+            else:
+                self._run_again_or_fail(progress, None)
+            return
+        if not answered or (isinstance(error, LOST) and not is_conflict(error)):
+            self._session.reset()
+            self._outage.wait(error)
+            again = {task.delivery.id for task in progress.again}
+            progress.left = [task for task in tasks if task.delivery.id not in again]
+        elif progress.ended or progress.again:
+            self._run_again_or_fail(progress, error)
+        else:
+            self._session.reset()
+            self._outage.wait(error)
+            progress.left = list(tasks)
+
+    def _run_again_or_fail(self, progress: Progress, error: Exception | None) -> None:
+        ran, ended = progress.ran, progress.ended
+        progress.ran, progress.ended = [], []
+        alone = len(ran) == 1 and not progress.again
+        if error is not None and alone and not self._conflicts.may_repeat(ran, error):
+            progress.ended = [self._end(ran[0], error, ended[0].seconds)]
+            self._settle_afterwards(progress)
+        else:
+            progress.again.extend(ran)
+
+    def _settle_afterwards(self, progress: Progress) -> None:
+        """Settle by fence, in a transaction of its own, what ended in one that is no more."""
+        if not progress.ended:
+            return
+        while True:
+            try:
+                with transaction.atomic(using=self._session.alias, durable=True):
+                    lost = settle_all(self._session.cursor(), progress.ended)
+                break
+            except DATABASE_ERRORS as error:
+                self._session.reset()
+                self._outage.wait(error)
+                if self._outage.stopped():
+                    return  # the lease lapses, and the attempt counts
+        self._outage.over()
+        for ended in progress.ended:
+            if ended.delivery.id in lost:
+                reporting.lease_lost(ended.delivery)
+            else:
+                reporting.ended(ended)
+        self._settled([ended.delivery.id for ended in progress.ended], any_back(progress.ended))
+
+    def _was_committed(self, xid: str | None) -> bool:
+        """Ask what became of transaction `xid`, for as long as the server cannot say."""
+        while xid is not None and not self._outage.stopped():
+            try:
+                status = settle.transaction_status(self._session.cursor(), xid)
+            except DATABASE_ERRORS as error:
+                self._session.reset()
+                self._outage.wait(error)
+                continue
+            if status != "in progress":
+                return status == "committed"
+            self._outage.wait_quietly()
+        return False

@@ -1,0 +1,77 @@
+"""How far a slice came, and what of it is to run again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from django_mq.worker.calling import is_conflict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django_mq.worker.ending import Ended
+    from django_mq.worker.hand import Task
+
+#: So often a delivery may fall victim to others before it counts as a failed attempt.
+MOST_CONFLICTS = 20
+
+
+class Gone(Exception):
+    """The transaction ended under a handler."""
+
+
+class Lost(Exception):
+    """Settling changed fewer rows than it should: some are no longer ours."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one slice came.
+
+    `ran` and `ended` go together. `gone` says that the transaction ended under a handler: the
+    `culprit`, unless that was a batch, whose messages are to run again one by one.
+    """
+
+    started: float
+    ended: list[Ended] = field(default_factory=list)
+    ran: list[Task] = field(default_factory=list)
+    left: list[Task] = field(default_factory=list)
+    again: list[Task] = field(default_factory=list)
+    hooks: list[Any] = field(default_factory=list)
+    xid: str | None = None
+    driver: Any = None
+    gone: bool = False
+    culprit: Ended | None = None
+    savepoints: int = 0
+    committing: bool = False
+    stopped: bool = False
+
+
+@dataclass(slots=True)
+class Remainder:
+    """What a slice did not settle: `left` did not start, `again` runs again, each alone."""
+
+    left: list[Task] = field(default_factory=list)
+    again: list[Task] = field(default_factory=list)
+
+
+class Conflicts:
+    """How often each delivery was the victim of others; some times are free."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def may_repeat(self, tasks: Sequence[Task], error: BaseException) -> bool:
+        """Count it if `error` is a conflict; say whether `tasks` run again uncharged."""
+        if not is_conflict(error):
+            return False
+        self._counts.update(task.delivery.id for task in tasks)
+        return all(self._counts[task.delivery.id] <= MOST_CONFLICTS for task in tasks)
+
+    def forget(self, tasks: Sequence[Task]) -> None:
+        """These are settled."""
+        if self._counts:
+            for task in tasks:
+                self._counts.pop(task.delivery.id, None)

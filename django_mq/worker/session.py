@@ -1,0 +1,82 @@
+"""The connection of an executor: Django's, watched by a lazy savepoint, and always recoverable."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from django.db.utils import Error as DjangoDatabaseError
+
+from django_mq.worker.database import prepare_statements
+from django_mq.worker.savepoint import LazySavepoint
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+logger = logging.getLogger("django_mq")
+
+#: What a statement may raise, through Django and through the driver.
+DATABASE_ERRORS = (psycopg.Error, DjangoDatabaseError)
+
+
+class Session:
+    """What runs slices needs of its connection."""
+
+    def __init__(self, wrapper: BaseDatabaseWrapper) -> None:
+        self.wrapper = wrapper
+        self.alias = wrapper.alias
+        self.savepoint = LazySavepoint(wrapper)
+
+    def close(self) -> None:
+        """Give the connection back as it was."""
+        self.savepoint.unwatch()
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """Return the driver's connection, a new one if there is none."""
+        if self.wrapper.connection is None:
+            self.wrapper.ensure_connection()
+        driver: psycopg.Connection[Any] = self.wrapper.connection
+        return driver
+
+    def cursor(self) -> psycopg.Cursor[Any]:
+        """Return a cursor for our own statements."""
+        driver = self.connect()
+        if driver.prepare_threshold is None:
+            prepare_statements(self.wrapper)
+        return psycopg.Cursor(driver)
+
+    def is_within(self) -> bool:
+        """Say whether somebody else's transaction is open: a test's."""
+        return self.wrapper.in_atomic_block
+
+    def take_hooks(self) -> list[Any]:
+        """Return the on_commit hooks and forget them: we run them, each by itself."""
+        hooks, self.wrapper.run_on_commit = self.wrapper.run_on_commit, []
+        return hooks
+
+    def reset(self) -> None:
+        """Drop the connection, whatever state it is in; the next use makes a new one."""
+        wrapper = self.wrapper
+        self.savepoint.disarm()
+        with contextlib.suppress(*DATABASE_ERRORS):
+            wrapper.close()
+        wrapper.connection = None
+        wrapper.in_atomic_block = False
+        wrapper.closed_in_transaction = False
+        wrapper.needs_rollback = False
+        wrapper.savepoint_ids = []
+        wrapper.atomic_blocks = []
+        wrapper.run_on_commit = []
+
+
+def run_hooks(hooks: list[Any]) -> None:
+    """Run on_commit hooks; the commit stands, whatever they raise."""
+    for _, hook, _ in hooks:
+        try:
+            hook()
+        except Exception:
+            logger.exception(
+                "an on_commit hook failed; its message is acked", extra={"event": "hook_failed"}
+            )
