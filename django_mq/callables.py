@@ -77,18 +77,16 @@ def layers_of(function: Callable[..., Any]) -> list[object]:
     return layers
 
 
-def same_source(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Return whether both are one function of one file: as after a reload of its module."""
-    first, second = (layers_of(each)[-1] for each in (one, other))
-    codes = [getattr(each, "__code__", None) for each in (first, second)]
-    return (
-        None not in codes
-        and all(
-            getattr(first, name, None) == getattr(second, name, None)
-            for name in ("__module__", "__qualname__")
-        )
-        and len({(code.co_filename, code.co_firstlineno) for code in codes if code}) == 1
-    )
+def source_of(function: Callable[..., Any]) -> tuple[str, str, str, int] | None:
+    """Return module, name, file and line of a Python function, through what wraps it, else None.
+
+    They are the same again after a reload of its module.
+    """
+    inner: Any = layers_of(function)[-1]
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return None
+    return inner.__module__, inner.__qualname__, code.co_filename, code.co_firstlineno
 
 
 def shown(function: object) -> str:

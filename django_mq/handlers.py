@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from django_mq.backoff import RetryPolicy, as_seconds
-from django_mq.callables import check_function, layers_of, name_of, same_source, shown
+from django_mq.callables import check_function, layers_of, name_of, shown, source_of
 from django_mq.exceptions import InvalidHandler, InvalidName
 from django_mq.routing import RoutingTable, check_name, check_pattern
 
@@ -61,7 +61,8 @@ class Registry:
                     " or write a second function for a second subscription"
                 )
         old = self._handlers.get(new.name)
-        replaced = old if old and same_source(old.function, new.function) else None
+        source = source_of(new.function)
+        replaced = old if old and source and source == source_of(old.function) else None
         for name in (new.name, *new.aliases):
             holder = self._by_name.get(name)
             if holder is not None and holder is not replaced:

@@ -57,7 +57,7 @@ def send_durably(
             " call broadcast() in it"
         )
     rows = Addresser(settings, wants_result=wants_result).rows(message)
-    with transaction.atomic(using=connection.alias, durable=True):
+    with transaction.atomic(using=connection.alias):
         return _receipt(connection, rows, _insert(connection, settings, rows))
 
 

@@ -1,0 +1,202 @@
+"""Inserting rows: three ways, one result."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from psycopg import sql
+
+from django_mq.models import QueuedMessage
+from django_mq.store import cancel, insert
+from django_mq.store.insert import FEW, NewRow, copy_many, insert_few, insert_one
+from tests.database import second_connection
+
+pytestmark = pytest.mark.django_db
+
+Insert = Callable[[Any, list[NewRow]], list[int]]
+AT = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+FULL = NewRow(
+    queue="mail",
+    type="shop.orders.placed",
+    payload='{"a": [1, "Zo\\u00eb", "tab\\tback\\\\slash", null]}',
+    max_attempts=7,
+    handler="shop.handlers.send",
+    schema_version=3,
+    metadata='{"tier": "gold"}',
+    priority=-100,
+    key="order/1",
+    retry='{"kind": "fixed", "seconds": 5.0}',
+    wants_result=True,
+    due=AT,
+    expires=AT + timedelta(days=1),
+)
+PLAIN = NewRow(queue="mail", type="a.b", payload="{}", max_attempts=20)
+
+
+def one_by_one(cursor: Any, rows: list[NewRow]) -> list[int]:
+    return [insert_one(cursor, row) for row in rows]
+
+
+@pytest.fixture(params=[one_by_one, insert_few, copy_many], ids=lambda each: each.__name__)
+def way(request: Any) -> Insert:
+    return request.param  # type: ignore[no-any-return]
+
+
+@contextmanager
+def djangos() -> Iterator[Any]:
+    with connection.cursor() as cursor:
+        yield cursor
+
+
+@contextmanager
+def drivers() -> Iterator[Any]:
+    with (
+        second_connection() as other,
+        other.transaction(force_rollback=True),
+        other.cursor() as cursor,
+    ):
+        yield cursor
+
+
+@pytest.mark.parametrize("cursors", [djangos, drivers])
+def test_every_column_arrives(way: Insert, cursors: Callable[[], Any]) -> None:
+    """PMQ-1, 2: with a cursor of Django and with one of the driver."""
+    with cursors() as cursor:
+        (id,) = way(cursor, [FULL])
+        cursor.execute(
+            """
+            select queue, type, payload->'a'->>2, max_attempts, handler, schema_version,
+                metadata->>'tier', priority, key, retry->>'kind', wants_result,
+                processable_after = %s, expires_at = %s, created_at <= clock_timestamp(),
+                attempts, leased_until, claimed_by, dead_at
+            from django_mq_queuedmessage where id = %s
+            """,
+            (AT, AT + timedelta(days=1), id),
+        )
+        assert cursor.fetchone() == (
+            "mail", "shop.orders.placed", "tab\tback\\slash", 7, "shop.handlers.send", 3,
+            "gold", -100, "order/1", "fixed", True,
+            True, True, True,
+            0, None, None, None,
+        )  # fmt: skip
+
+
+def test_what_is_left_out_has_its_default(way: Insert) -> None:
+    with connection.cursor() as cursor:
+        (id,) = way(cursor, [PLAIN])
+    message = QueuedMessage.objects.get(pk=id)
+    assert (message.handler, message.schema_version, message.priority) == ("", 1, 0)
+    assert (message.metadata, message.key, message.retry) == ({}, None, None)
+    assert (message.wants_result, message.expires_at) == (False, None)
+    assert message.processable_after == message.created_at
+
+
+def test_seconds_count_from_the_databases_clock(way: Insert) -> None:
+    """PMQ-8, guarantee 9."""
+    with connection.cursor() as cursor:
+        (id,) = way(cursor, [PLAIN._replace(delay=90.5, lifetime=3600.0)])
+    message = QueuedMessage.objects.get(pk=id)
+    assert message.processable_after - message.created_at == timedelta(seconds=90.5)
+    assert message.expires_at is not None
+    assert message.expires_at - message.created_at == timedelta(hours=1)
+
+
+def test_the_clock_moves_within_a_transaction(way: Insert) -> None:
+    """`now()` stands still there: what is broadcast late would be due too early."""
+    with connection.cursor() as cursor:
+        cursor.execute("select now()")
+        (begun,) = cursor.fetchone()
+        (id,) = way(cursor, [PLAIN])
+        cursor.execute("select clock_timestamp()")
+        (ended,) = cursor.fetchone()
+    assert begun < QueuedMessage.objects.get(pk=id).processable_after < ended
+
+
+@pytest.mark.parametrize("zone", [True, False], ids=["USE_TZ", "naive"])
+def test_copy_reads_the_clock_rightly_whatever_the_time_zone(settings: Any, zone: bool) -> None:
+    settings.USE_TZ = zone
+    settings.TIME_ZONE = "Asia/Tokyo"
+    with connection.cursor() as cursor:
+        cursor.execute("set local timezone to 'America/New_York'")
+        (id,) = copy_many(cursor, [PLAIN._replace(delay=3600.0)])
+        cursor.execute(
+            """
+            select processable_after - clock_timestamp() between '59 min' and '60 min'
+            from django_mq_queuedmessage where id = %s
+            """,
+            (id,),
+        )
+        assert cursor.fetchone() == (True,)
+
+
+def test_ids_are_those_of_the_rows_in_their_order(way: Insert) -> None:
+    rows = [PLAIN._replace(payload=str(number), priority=number % 7) for number in range(200)]
+    with connection.cursor() as cursor:
+        ids = way(cursor, rows)
+    assert ids == sorted(set(ids))
+    found = dict(QueuedMessage.objects.values_list("id", "payload"))
+    assert [found[id] for id in ids] == list(range(200))
+
+
+def test_large_rows_survive(way: Insert) -> None:
+    text = "x" * 2**20
+    with connection.cursor() as cursor:
+        (id,) = way(cursor, [PLAIN._replace(payload=f'"{text}"')])
+    assert QueuedMessage.objects.get(pk=id).payload == text
+
+
+@pytest.mark.parametrize(("count", "statements"), [(0, 0), (1, 1), (2, 1), (FEW, 1), (FEW + 1, 2)])
+def test_the_way_follows_the_number_of_rows(
+    count: int, statements: int, django_assert_num_queries: Any
+) -> None:
+    with django_assert_num_queries(statements), connection.cursor() as cursor:
+        assert len(insert.insert(cursor, [PLAIN] * count)) == count
+    assert QueuedMessage.objects.count() == count
+
+
+def test_ids_that_copy_drew_are_not_drawn_again() -> None:
+    with connection.cursor() as cursor:
+        copied = copy_many(cursor, [PLAIN] * 3)
+        assert insert_one(cursor, PLAIN) > copied[-1]
+
+
+def test_the_store_names_columns_that_the_model_has() -> None:
+    table = QueuedMessage._meta.db_table
+    columns = {field.column for field in QueuedMessage._meta.concrete_fields}
+    for statement in (insert.INSERT_ONE, insert.INSERT_FEW, insert.COPY):
+        target = re.search(r"(?:insert into|copy) (\w+) \(([^)]*)\)", statement)
+        assert target is not None
+        assert target[1] == table
+        assert set(re.findall(r"\w+", target[2])) <= columns
+    assert table in insert.DRAW
+    assert set(re.findall(r"m\.(\w+)", cancel.CANCEL)) <= columns
+    assert set(NewRow._fields) - columns == {"due", "delay", "expires", "lifetime"}
+
+
+def test_statements_take_values_as_parameters_alone() -> None:
+    """S05: what looks like SQL in a value stays a value."""
+    evil = PLAIN._replace(payload='"\'; drop table django_mq_queuedmessage; --"')
+    with connection.cursor() as cursor:
+        ids = [*one_by_one(cursor, [evil]), *insert_few(cursor, [evil]), *copy_many(cursor, [evil])]
+    assert set(QueuedMessage.objects.filter(pk__in=ids).values_list("payload", flat=True)) == {
+        "'; drop table django_mq_queuedmessage; --"
+    }
+
+
+@pytest.mark.parametrize("column", ["queue", "type", "handler", "key"])
+def test_the_table_itself_refuses_bad_names(column: str) -> None:
+    """S04: rows are also written by others than this library."""
+    statement = sql.SQL("insert into django_mq_queuedmessage ({}) values ({})")
+    columns = {"queue": "q", "type": "t", "payload": "{}", column: "no spaces"}
+    with second_connection() as other, pytest.raises(Exception, match=f"mq_{column}_name"):
+        other.execute(
+            statement.format(
+                sql.SQL(",").join(map(sql.Identifier, columns)),
+                sql.SQL(",").join(sql.Placeholder() * len(columns)),
+            ),
+            list(columns.values()),
+        )

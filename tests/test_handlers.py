@@ -1,0 +1,327 @@
+"""@handler and its registry."""
+
+import asyncio
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_mq import Delivery, InvalidHandler, RetryPolicy, fixed, handler, handlers
+from django_mq.conf import get_settings
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    with handlers.isolated():
+        yield
+
+
+def plain(delivery: Delivery) -> None: ...
+
+
+def another(delivery: Delivery) -> None: ...
+
+
+def optional(delivery: Delivery, also: int = 0, *, flag: bool = False) -> None: ...
+
+
+async def waiting(delivery: Delivery) -> None: ...
+
+
+def no_argument() -> None: ...
+
+
+def two_arguments(one: Delivery, two: Delivery) -> None: ...
+
+
+def keyword_only(*, delivery: Delivery) -> None: ...
+
+
+def required_keyword(delivery: Delivery, *, flag: bool) -> None: ...
+
+
+def generator(delivery: Delivery) -> Iterator[None]:
+    yield
+
+
+class Service:
+    def __init__(self, delivery: Delivery) -> None: ...
+
+    def method(self, delivery: Delivery) -> None: ...
+
+
+class Callee:
+    def __call__(self, delivery: Delivery) -> None: ...
+
+
+class AsyncCallee:
+    async def __call__(self, delivery: Delivery) -> None: ...
+
+
+# As django.tasks makes them, and where it may not be installed.
+Task = type("Task", (), {"__module__": "django_tasks.base", "func": plain})
+
+
+def test_the_function_stays_what_it_is_and_is_found_by_name() -> None:
+    """RMQ-4: handlers come from a registry."""
+    assert handler("shop.orders.placed")(plain) is plain
+    found = handlers.get(f"{__name__}.plain")
+    assert found is not None
+    assert found.function is plain
+    assert handlers.all_handlers() == (found,)
+    assert handlers.get("os.system") is None
+
+
+def test_defaults() -> None:
+    handler("a.b")(plain)
+    (found,) = handlers.all_handlers()
+    assert {
+        each.name: getattr(found, each.name)
+        for each in dataclasses.fields(found)
+        if each.name not in ("function", "name")
+    } == {
+        "patterns": ("a.b",),
+        "queue": None,
+        "queues": (),
+        "where": None,
+        "match": "all",
+        "aliases": (),
+        "schema_version": 1,
+        "retry": None,
+        "atomic": True,
+        "batch": False,
+        "timeout": None,
+        "is_async": False,
+    }
+    settings = get_settings()
+    assert handlers.queue_of(found, settings) == "default"
+    assert handlers.timeout_of(found, settings) == 300.0
+    assert handlers.retry_of(found, "default", settings) == RetryPolicy()
+
+
+def test_options_are_kept() -> None:
+    policy = RetryPolicy(max_attempts=3, backoff=lambda attempt: attempt)
+    handler(
+        "a.*", "#", "a.*", queue="mail", queues=["slow", "mail"], where={"tier": "gold"},
+        match="any", name="send", aliases=("old.send", "send"), schema_version=2, retry=policy,
+        atomic=False, timeout=timedelta(minutes=2),
+    )(plain)  # fmt: skip
+    (found,) = handlers.all_handlers()
+    assert found.patterns == ("a.*", "#")
+    assert found.where == {"tier": "gold"}
+    assert found.aliases == ("old.send",)
+    assert (found.atomic, found.schema_version, found.timeout) == (False, 2, 120.0)
+    assert handlers.get("old.send") is handlers.get("send") is found
+    assert handlers.allowed_queues(found, get_settings()) == ("mail", "slow")
+    assert handlers.retry_of(found, "mail", get_settings()) is policy
+
+
+def test_the_queues_policy_stands_between_the_handlers_and_the_default(settings: Any) -> None:
+    of_queue = RetryPolicy(max_attempts=4)
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"retry": of_queue}}, "RETRY": RetryPolicy.never()}
+    handler("a", name="a", queue="mail")(plain)
+    handler("a", name="b", retry=RetryPolicy(backoff=fixed(1)))(another)
+    without, with_policy = handlers.all_handlers()
+    now = get_settings()
+    assert handlers.retry_of(without, "mail", now) == of_queue
+    assert handlers.retry_of(without, "other", now) == RetryPolicy.never()
+    assert handlers.retry_of(None, "mail", now) == of_queue
+    assert handlers.retry_of(with_policy, "mail", now) == RetryPolicy(backoff=fixed(1))
+
+
+def test_async_handlers_are_never_atomic() -> None:
+    handler("a", name="function")(waiting)
+    handler("a", name="partial")(functools.partial(waiting))
+    handler("a", name="instance")(AsyncCallee())
+    handler("a", name="method")(AsyncCallee().__call__)
+    assert [(each.is_async, each.atomic) for each in handlers.all_handlers()] == [(True, False)] * 4
+
+
+def test_a_plain_wrapper_around_an_async_function_is_plain() -> None:
+    @handler("a")
+    @functools.wraps(waiting)
+    def run(delivery: Delivery) -> None:
+        asyncio.run(waiting(delivery))
+
+    assert [(each.is_async, each.atomic) for each in handlers.all_handlers()] == [(False, True)]
+
+
+@pytest.mark.parametrize("accepted", [optional, Service(None).method, lambda delivery: None])  # type: ignore[arg-type]
+def test_what_takes_one_delivery_is_accepted(accepted: Callable[..., Any]) -> None:
+    handler("a", name="it")(accepted)
+    assert handlers.get("it") is not None
+
+
+def test_a_name_leaves_out_locals() -> None:
+    def local(delivery: Delivery) -> None: ...
+
+    handler("a")(local)
+    assert [each.name for each in handlers.all_handlers()] == [
+        f"{__name__}.test_a_name_leaves_out_locals.local"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        pytest.param(Service, "Service is a class: put @handler on a function", id="class"),
+        pytest.param(Task(), "is a Django task: put @handler on a plain function", id="task"),
+        pytest.param("plain", "stands on a function, not on a str", id="text"),
+        pytest.param(no_argument, "no_argument must take one positional", id="no-argument"),
+        pytest.param(two_arguments, "must take one positional", id="two-arguments"),
+        pytest.param(Service.method, "must take one positional", id="unbound-method"),
+        pytest.param(keyword_only, "must take one positional", id="keyword-only"),
+        pytest.param(required_keyword, "must take one positional", id="required-keyword"),
+        pytest.param(generator, "generator is a generator", id="generator"),
+        pytest.param(functools.partial(generator), "is a generator", id="partial-of-generator"),
+        pytest.param(functools.partial(plain), "a partial has no name of its own", id="partial"),
+        pytest.param(Callee(), "a Callee has no name of its own", id="instance"),
+        pytest.param(lambda delivery: None, r"give @handler\(..., name=...\)", id="lambda"),
+    ],
+)
+def test_what_cannot_be_a_handler_is_refused(function: Any, said: str) -> None:
+    with pytest.raises(InvalidHandler, match=said):
+        handler("a.b")(function)
+    assert handlers.all_handlers() == ()
+
+
+def test_a_task_of_django_itself_is_refused() -> None:
+    tasks = pytest.importorskip("django.tasks")
+    with pytest.raises(InvalidHandler, match="Django task"):
+        handler("a.b")(tasks.task(no_argument))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param({"queue": "no spaces"}, "queue 'no spaces' is not a name", id="queue"),
+        pytest.param({"queue": ""}, "queue '' is not a name", id="empty-queue"),
+        pytest.param({"queues": "mail"}, r'queues=\("mail",\)', id="queues-text"),
+        pytest.param({"queues": ("a b",)}, "is not a name", id="queues-name"),
+        pytest.param({"aliases": "old"}, "aliases= is a tuple", id="aliases-text"),
+        pytest.param({"name": "é"}, "is not a name", id="name"),
+        pytest.param({"name": "x" * 129}, "is not a name", id="long-name"),
+        pytest.param({"where": ["tier"]}, "where= is a dict", id="where"),
+        pytest.param({"where": {1: "gold"}}, "where= is a dict", id="where-key"),
+        pytest.param({"match": "some"}, 'match= is "all" or "any"', id="match"),
+        pytest.param({"schema_version": 0}, "counts from 1", id="version-0"),
+        pytest.param({"schema_version": True}, "counts from 1", id="version-bool"),
+        pytest.param({"retry": 3}, "retry= is a RetryPolicy", id="retry"),
+        pytest.param({"timeout": 0}, "timeout= is seconds above zero", id="timeout-0"),
+        pytest.param({"timeout": "5"}, "timeout= is seconds above zero", id="timeout-text"),
+        pytest.param({"timeout": float("inf")}, "timeout= is seconds", id="timeout-infinite"),
+        pytest.param({"batch": True, "atomic": False}, "runs in one transaction", id="batch"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidHandler, match=said):
+        handler("a.b", **options)(plain)
+    assert handlers.all_handlers() == ()
+
+
+def test_a_batch_handler_cannot_be_async() -> None:
+    with pytest.raises(InvalidHandler, match="plain def"):
+        handler("a.b", batch=True)(waiting)
+
+
+@pytest.mark.parametrize("patterns", [(), ("",), ("a b",), ("a.**",), (5,), ("ok", "ä")], ids=repr)
+def test_no_pattern_or_a_bad_one_is_refused(patterns: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidHandler):
+        handler(*patterns)(plain)
+
+
+def test_the_brackets_must_not_be_forgotten() -> None:
+    with pytest.raises(InvalidHandler, match="say what plain subscribes to"):
+        handler(plain)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "first"}, {"name": "old"}, {"name": "x", "aliases": ("first",)}], ids=repr
+)
+def test_a_name_belongs_to_one_handler(options: dict[str, Any]) -> None:
+    handler("a", name="first", aliases=("old",))(plain)
+    with pytest.raises(InvalidHandler, match=r"belongs to the handler plain already.*aliases="):
+        handler("b", **options)(another)
+    assert [each.function for each in handlers.all_handlers()] == [plain]
+
+
+def test_two_decorators_on_one_function_are_refused() -> None:
+    with pytest.raises(InvalidHandler, match=r"give all its patterns to one @handler"):
+
+        @handler("a", name="one")
+        @handler("b", name="two")
+        def stacked(delivery: Delivery) -> None: ...
+
+
+def test_two_decorators_are_found_out_through_another_between_them() -> None:
+    def wrapping(function: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
+        return functools.wraps(function)(lambda delivery: function(delivery))
+
+    with pytest.raises(InvalidHandler, match=r"give all its patterns to one @handler"):
+
+        @handler("a")
+        @wrapping
+        @handler("b")
+        def stacked(delivery: Delivery) -> None: ...
+
+
+SOURCE = """
+from django_mq import handler
+
+@handler("PATTERN", aliases=("ALIAS",))
+def reloaded(delivery): ...
+"""
+
+
+def run_module(source: str, file: str) -> None:
+    module = types.ModuleType("shop.handlers")
+    exec(compile(source, file, "exec"), module.__dict__)  # noqa: S102
+
+
+def test_a_reloaded_module_replaces_its_handler() -> None:
+    handler("first", name="first")(plain)
+    run_module(SOURCE.replace("PATTERN", "old").replace("ALIAS", "before"), "handlers.py")
+    assert [each.name for each in handlers.table().match("old", {})] == ["shop.handlers.reloaded"]
+    handler("last", name="last")(another)
+    run_module(SOURCE.replace("PATTERN", "new").replace("ALIAS", "after"), "handlers.py")
+    assert [each.patterns for each in handlers.all_handlers()] == [("first",), ("new",), ("last",)]
+    assert handlers.table().match("old", {}) == ()
+    assert handlers.get("before") is None
+    assert handlers.get("after") is handlers.get("shop.handlers.reloaded")
+
+
+def test_another_function_of_the_same_name_does_not_replace_it() -> None:
+    run_module(SOURCE, "handlers.py")
+    with pytest.raises(InvalidHandler, match="belongs to"):
+        run_module("\n" + SOURCE, "handlers.py")
+    with pytest.raises(InvalidHandler, match="belongs to"):
+        run_module(SOURCE, "elsewhere.py")
+
+
+def test_partials_with_one_name_do_not_replace_each_other() -> None:
+    handler("a", name="it")(functools.partial(plain))
+    with pytest.raises(InvalidHandler, match="belongs to"):
+        handler("a", name="it")(functools.partial(another))
+
+
+def test_the_routing_table_follows_the_registry() -> None:
+    handler("a.b", name="one")(plain)
+    before = handlers.table()
+    assert handlers.table() is before
+    handler("a.#", name="two")(another)
+    assert [each.name for each in handlers.table().match("a.b", {})] == ["one", "two"]
+
+
+def test_isolated_brings_back_what_was_there() -> None:
+    handler("a", name="outer")(plain)
+    with handlers.isolated():
+        handler("a", name="inner")(another)
+        assert handlers.get("outer") is None
+    with handlers.isolated(handlers.all_handlers()):
+        handler("a", name="inner")(another)
+        assert [each.name for each in handlers.all_handlers()] == ["outer", "inner"]
+    assert [each.name for each in handlers.all_handlers()] == ["outer"]
