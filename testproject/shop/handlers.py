@@ -1,0 +1,87 @@
+"""What an order sets off. Each handler has its own queue, so that one fails without the others.
+
+shop.orders.placed ────┬─> write_invoice ──> shop.invoices.issued ──> notify_warehouse
+                       ├─> send_confirmation
+shop.orders.cancelled ─┴─> count_sales
+"""
+
+import asyncio
+from collections import Counter
+from datetime import date
+
+from django.db.models import F
+
+from django_mq import Delivery, Reject, RetryPolicy, broadcast, handler, intervals
+
+from . import mailing
+from .models import CLOCK, Invoice, Order, Statistic
+
+
+@handler("shop.orders.placed", queue="invoices")
+def write_invoice(delivery: Delivery) -> None:
+    """Atomic, as handlers are unless they say otherwise.
+
+    The invoice, the message about it and the end of this delivery are one transaction. Whatever
+    happens to this worker, the order gets one invoice: never none, never two.
+    """
+    order = Order.objects.get(pk=delivery.payload["order_id"])
+    Invoice.objects.create(
+        order=order,
+        number=f"{order.placed_at:%Y}-{order.pk:06}",
+        total=order.price * order.quantity,
+    )
+    broadcast("shop.invoices.issued", {"order_id": order.pk})
+
+
+@handler(
+    "shop.orders.placed",
+    queue="mail",
+    atomic=False,
+    retry=RetryPolicy(max_attempts=5, backoff=intervals(0.5, 1, 2)),
+)
+def send_confirmation(delivery: Delivery) -> None:
+    """Not atomic: a letter cannot be rolled back, and no transaction stays open while it is sent.
+
+    It may run more than once (the worker may die after sending), so sending is idempotent.
+    """
+    order = Order.objects.select_related("product").get(pk=delivery.payload["order_id"])
+    try:
+        # MailServerBusy is not caught: any exception is a failed attempt, retried as said above.
+        mailing.send(order, attempt=delivery.attempt)
+    except mailing.NoSuchMailbox as error:
+        # Trying again will not help. It becomes a dead letter, which somebody looks at.
+        raise Reject(str(error)) from error
+    # What is written here commits together with the end of the delivery, or not at all.
+    with delivery.finish():
+        Order.objects.filter(pk=order.pk).update(mailed_at=CLOCK)
+
+
+@handler("shop.orders.*", queue="statistics", batch=True)
+def count_sales(deliveries: list[Delivery]) -> None:
+    """All that are waiting at once: a row that everybody counts in is updated once for many."""
+    sold: Counter[tuple[date, int]] = Counter()
+    cancelled: Counter[tuple[date, int]] = Counter()
+    for delivery in deliveries:
+        row = (delivery.created_at.date(), delivery.payload["product_id"])
+        counter = sold if delivery.type == "shop.orders.placed" else cancelled
+        counter[row] += delivery.payload["quantity"]
+    # Sorted: workers that lock the same rows in the same order never deadlock.
+    for day, product in sorted(sold.keys() | cancelled.keys()):
+        more = {"sold": sold[day, product], "cancelled": cancelled[day, product]}
+        Statistic.objects.update_or_create(
+            day=day,
+            product_id=product,
+            defaults={name: F(name) + units for name, units in more.items()},
+            create_defaults=more,
+        )
+
+
+@handler("shop.invoices.issued", queue="warehouse")
+async def notify_warehouse(delivery: Delivery) -> None:
+    """Async: while one waits for the network, many others run. None of them is atomic."""
+    await asyncio.sleep(0.02)  # stands for a request to the warehouse's own system
+    await delivery.afinish(_mark_packed, delivery.payload["order_id"])
+
+
+def _mark_packed(order_id: int) -> None:
+    Order.objects.filter(pk=order_id, status=Order.Status.PLACED).update(status=Order.Status.PACKED)
