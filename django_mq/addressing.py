@@ -46,12 +46,25 @@ class Addresser:
         self._table = handlers.table()
         self._trace = trace(settings.max_hops)
         self._wants_result = wants_result
+        self._plain: dict[tuple[str, str | None], list[NewRow]] = {}
 
     def rows(self, message: Message) -> list[NewRow]:
         """Return a row for each subscriber, or one without a handler if there is none.
 
         Raises a BroadcastError that says what is wrong with the message.
         """
+        if not _is_plain(message):
+            return self._checked_rows(message)
+        # Of many messages most differ in the payload alone: the rest is checked and routed once.
+        address = message.type, message.queue
+        known = self._plain.get(address)
+        if known is None:
+            known = self._plain[address] = self._checked_rows(message)
+            return known
+        payload = self._encode_payload(message.payload)
+        return [NewRow._make((*row[:2], payload, *row[3:])) for row in known]
+
+    def _checked_rows(self, message: Message) -> list[NewRow]:
         settings = self._settings
         type = check_name(message.type, "type")
         queue = None if message.queue is None else check_name(message.queue, "queue")
@@ -60,13 +73,7 @@ class Addresser:
         version = check_whole(message.schema_version, "schema_version", 1, _LARGEST)
         due, delay, expires, lifetime = _moments(message, settings.max_delay)
         policy = _check_retry(message.retry)
-        payload = encode(
-            {} if message.payload is None else message.payload,
-            what="payload",
-            max_bytes=settings.max_payload_bytes,
-            max_depth=settings.max_depth,
-            encoder=self._encoder,
-        )
+        payload = self._encode_payload(message.payload)
         metadata = self._encode_metadata(message.metadata)
         # `where` is asked of what a worker will read, not of the objects it was made from.
         found = self._table.match(type, {} if metadata == "{}" else json.loads(metadata))
@@ -100,6 +107,15 @@ class Addresser:
             )
         return rows
 
+    def _encode_payload(self, payload: object) -> str:
+        return encode(
+            {} if payload is None else payload,
+            what="payload",
+            max_bytes=self._settings.max_payload_bytes,
+            max_depth=self._settings.max_depth,
+            encoder=self._encoder,
+        )
+
     def _encode_metadata(self, metadata: object) -> str:
         if metadata is None:
             return "{}"
@@ -120,6 +136,26 @@ class Addresser:
             max_depth=self._settings.max_depth,
             encoder=self._encoder,
         )
+
+
+def _is_plain(message: Message) -> bool:
+    """Say whether `message` has a type, a payload and perhaps a queue, and nothing else."""
+    return (
+        message.metadata is None
+        and message.after is None
+        and message.expires is None
+        and message.retry is None
+        and message.key is None
+        and message.unique_id is None
+        and message.unique_for is None
+        and message.on_duplicate == "skip"
+        and type(message.priority) is int
+        and message.priority == 0
+        and type(message.schema_version) is int
+        and message.schema_version == 1
+        and type(message.type) is str
+        and (message.queue is None or type(message.queue) is str)
+    )
 
 
 def trace(max_hops: int) -> str:

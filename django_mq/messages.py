@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from django_mq.exceptions import UnreadablePayload, When
 
 if TYPE_CHECKING:
     from django_mq.backoff import RetryPolicy
 
+P = ParamSpec("P")
+T = TypeVar("T")
 OnDuplicate = Literal["skip", "raise", "update", "debounce", "requeue"]
 CopyOutcome = Literal["added", "updated", "debounced", "requeued", "duplicate"]
 
@@ -221,6 +224,33 @@ class Delivery:
     def age(self) -> timedelta:
         """How old the message was when it was claimed, by the database's clock."""
         return self._row[17] - self._row[16]
+
+    def extend(self, seconds: float) -> None:
+        """Have `seconds` more from now before the handler's time is over.
+
+        The lease itself is renewed by the worker. Raises LeaseLost when it is gone. Only for
+        handlers with `atomic=False` and `async def`: in an atomic one it raises TypeError.
+        """
+        raise self._atomic("extend()")
+
+    def finish(self, result: Any = None) -> AbstractContextManager[None]:
+        """Commit the writes of this `with` block and the ack together, or neither.
+
+        Raises LeaseLost, before the block runs, when the lease is gone: a worker that was
+        frozen meanwhile writes nothing. `result` goes to whoever asked for one. Only for
+        handlers with `atomic=False` and `async def`: in an atomic one it raises TypeError.
+        """
+        raise self._atomic("finish()")
+
+    async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `function` in a thread, inside `finish()`; return what it returns."""
+        raise self._atomic("afinish()")
+
+    def _atomic(self, what: str) -> TypeError:
+        return TypeError(
+            f"{what} is for handlers with atomic=False: what {self.handler} writes commits with"
+            " the end of its message anyway, when it returns"
+        )
 
     @property
     def fence(self) -> Fence:

@@ -31,9 +31,11 @@ from django_mq.encoding import encode
 from django_mq.handlers import Handler, queue_of
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.sending import queue_connection
+from django_mq.store import Cursor
 from django_mq.store import testing as store
 from django_mq.store.insert import NewRow
 from django_mq.worker.drainer import Drainer
+from django_mq.worker.leased import LeasedDelivery
 
 __all__ = ["Broadcast", "assert_broadcast", "capture_broadcasts", "deliver", "drain", "due"]
 
@@ -70,7 +72,7 @@ def deliver(
     max_attempts: int = 20,
     using: str | None = None,
 ) -> Any:
-    """Call one handler with `payload`, as it would arrive: through JSON, in a transaction.
+    """Call one handler with `payload`, as it would arrive: through JSON, an atomic one in a block.
 
     `handler` is the function or its name; a batch handler gets a list of one. No row is written.
     Returns what the handler returns and raises what it raises, its writes undone; raises
@@ -100,12 +102,27 @@ def deliver(
         created_at=now,
         claimed_at=now,
     )
-    delivery = Delivery(row)
+    delivery = Delivery(row) if found.atomic else _Unstored(row, alias=connection.alias)
     argument = [delivery] if found.batch else delivery
-    with transaction.atomic(using=connection.alias):
-        if found.is_async:
-            return async_to_sync(found.function)(argument)
+    if found.is_async:
+        return async_to_sync(found.function)(argument)
+    if not found.atomic:
         return found.function(argument)
+    with transaction.atomic(using=connection.alias):
+        return found.function(argument)
+
+
+class _Unstored(LeasedDelivery):
+    """A leased delivery without a row: there is nothing to renew and nothing to remove."""
+
+    def __init__(self, row: ClaimedRow, *, alias: str) -> None:
+        super().__init__(row, alias=alias, lease=0.0, clock=self)
+
+    def extend(self, seconds: float) -> None:
+        """Nobody is waiting."""
+
+    def _ack(self, cursor: Cursor) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,6 @@ def test_the_callers_search_path_changes_nothing() -> None:
         assert cursor.fetchone() == ("hostile, pg_catalog",)
 
 
-@pytest.mark.xfail(reason="the migration pins a path without pg_temp at its end", strict=True)
 @pytest.mark.django_db
 def test_a_temporary_table_of_the_caller_catches_nothing() -> None:
     """S21: the schema of temporary tables comes first unless a path says otherwise."""

@@ -169,6 +169,29 @@ class DeliverTest(TestCase):
             deliver(print)
 
 
+    def test_a_handler_that_is_not_atomic_may_finish(self) -> None:
+        @handler("test.one", name="one", atomic=False)
+        def one(delivery: Any) -> None:
+            delivery.extend(60)
+            with delivery.finish():
+                Product.objects.create(name="finished", price=1, stock=1)
+
+        @handler("test.two", name="two")
+        async def two(delivery: Any) -> Any:
+            return await delivery.afinish(Product.objects.count)
+
+        deliver(one)
+        assert deliver(two) == 1
+
+    def test_an_atomic_handler_is_finished_by_returning(self) -> None:
+        @handler("test.one", name="one")
+        def one(delivery: Any) -> None:
+            delivery.finish()
+
+        with pytest.raises(TypeError, match="atomic=False"):
+            deliver(one)
+
+
 class CaptureTest(TestCase):
     def test_what_is_rolled_back_is_not_captured(self) -> None:
         with capture_broadcasts() as broadcasts:

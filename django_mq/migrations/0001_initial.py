@@ -2,14 +2,14 @@ import django.db.models.functions.datetime
 from django.db import migrations, models
 
 # For triggers and other services: such a message has no handler yet, a worker routes it.
-# Not SECURITY DEFINER; the search path is pinned to the one the tables were made in.
+# Not SECURITY DEFINER; the search path is pinned to the schema the tables were made in, with the
+# caller's temporary tables last, where they can hide nothing.
 CREATE_BROADCAST = """
 create function mq_broadcast(
     queue text, type text, payload jsonb default '{}', metadata jsonb default '{}',
     processable_after timestamptz default null
 ) returns bigint
 language plpgsql volatile
-set search_path from current
 as $$
 declare
     new_id bigint;
@@ -23,6 +23,15 @@ begin
     returning id into new_id;
     perform pg_notify('django_mq', '');
     return new_id;
+end
+$$
+"""
+PIN_SEARCH_PATH = """
+do $$
+begin
+    execute format(
+        'alter function mq_broadcast(text, text, jsonb, jsonb, timestamptz)'
+        ' set search_path to %I, pg_temp', current_schema());
 end
 $$
 """
@@ -461,4 +470,5 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.RunSQL(CREATE_BROADCAST, DROP_BROADCAST),
+        migrations.RunSQL(PIN_SEARCH_PATH, migrations.RunSQL.noop),
     ]

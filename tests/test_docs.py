@@ -1,0 +1,81 @@
+"""Every Python snippet of the README runs, in order, as one story; links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import unittest
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_mq.conf import Settings, find_errors
+from django_mq.handlers import isolated
+from django_mq.testing import drain
+from testproject.shop.models import Invoice, Order, Product
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
+
+
+def snippets(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def story() -> Any:
+    """The names that the README's snippets define, run one after another."""
+    names: dict[str, Any] = {"__name__": "readme"}
+    with isolated():
+        for code in snippets(ROOT / "README.md", "python"):
+            exec(compile(code, "README.md", "exec"), names)  # noqa: S102
+        yield names
+
+
+@pytest.mark.django_db
+def test_the_story_of_the_readme(story: dict[str, Any]) -> None:
+    product = Product.objects.create(name="chair", price=20, stock=1)
+    story["place_order"](Order(product=product, price=20, quantity=2, email="ada@example.com"))
+    assert drain() == 1
+    assert Invoice.objects.get().total == 40
+    story["remind"](Order.objects.get())
+
+
+@pytest.mark.django_db
+def test_the_tests_of_the_readme_pass(story: dict[str, Any]) -> None:
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(story["RemindTest"])
+    result = unittest.TestResult()
+    suite.run(result)
+    assert result.testsRun == 2
+    assert not (result.failures or result.errors), result
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_all_settings_are_documented() -> None:
+    reference = (ROOT / "docs/reference.md").read_text()
+    named = set(re.findall(r"`([A-Z_]{4,})`", reference))
+    fields = {name.upper() for name in Settings.__dataclass_fields__ if name != "unlisted"}
+    assert fields == named & fields
+    assert not find_errors({"REQUIRE_ATOMIC": True})
+
+
+@pytest.mark.django_db
+def test_documented_roles_name_real_tables() -> None:
+    text = (ROOT / "docs/operating.md").read_text()
+    for table in re.findall(r"`(django_mq_\w+)`", text):
+        assert table in connection.introspection.table_names()
+
+
+def test_all_checks_are_documented() -> None:
+    code = (ROOT / "django_mq/checks.py").read_text()
+    ids = set(re.findall(r"[EWI]0\d\d", code))
+    documented = set(
+        re.findall(r"django_mq\.([EWI]\d{3})", (ROOT / "docs/reference.md").read_text())
+    )
+    assert ids == documented
