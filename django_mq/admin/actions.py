@@ -1,0 +1,214 @@
+"""What users do to messages: requeue, run now, cancel, discard.
+
+The functions of `queues` decide what may be touched. Here is asked who may do it, told what
+became of it, and written down who did it: in the transaction of the deed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from django.contrib import admin
+from django.contrib import messages as notices
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, DELETION
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db import OperationalError
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.operations import CANCEL, DISCARD, OPERATIONS, REQUEUE, RUN_NOW, Operation
+from django_mq.models import QueuedMessage
+from django_mq.queues.acting import LARGEST_ID
+from django_mq.queues.connecting import writing
+from django_mq.states import MessageState
+
+#: Messages that one action may touch.
+MOST = 1000
+
+
+class MessageActionsAdmin(ReadOnlyAdmin):
+    """The actions of the list, and the same for one message from its page."""
+
+    actions = ("requeue", "run_now", "cancel", "discard")
+
+    @admin.action(permissions=["requeue"], description=_("Requeue the selected dead letters"))
+    def requeue(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+        return self._from_list(request, REQUEUE, queryset)
+
+    @admin.action(permissions=["run_now"], description=_("Run the selected messages now"))
+    def run_now(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+        return self._from_list(request, RUN_NOW, queryset)
+
+    @admin.action(permissions=["cancel"], description=_("Cancel the selected messages…"))
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+        return self._from_list(request, CANCEL, queryset)
+
+    @admin.action(permissions=["discard"], description=_("Discard the selected dead letters…"))
+    def discard(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+        return self._from_list(request, DISCARD, queryset)
+
+    def has_requeue_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, REQUEUE)
+
+    def has_run_now_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, RUN_NOW)
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, CANCEL)
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        return self.may(request, DISCARD)
+
+    def may(self, request: HttpRequest, operation: Operation) -> bool:
+        """Return whether the user may see messages and do this to them."""
+        return self.has_view_permission(request) and self._has_right(request, operation.permission)
+
+    def check_posted_actions(self, request: HttpRequest) -> None:
+        """Refuse a posted action that the user may not take: hiding it is not enough."""
+        if request.method != "POST":
+            return
+        for name in request.POST.getlist("action"):
+            if name in OPERATIONS and not self.may(request, OPERATIONS[name]):
+                raise PermissionDenied
+        _numbers(request.POST.getlist(ACTION_CHECKBOX_NAME))
+
+    def get_urls(self) -> list[Any]:
+        """Add the address that a message's page and the confirmation post to."""
+        view = self.admin_site.admin_view(self.operation_view)
+        name = "django_mq_queuedmessage_operation"
+        return [path("operations/<str:name>/", view, name=name), *super().get_urls()]
+
+    def operation_url(self, operation: Operation) -> str:
+        name = f"{self.admin_site.name}:django_mq_queuedmessage_operation"
+        return reverse(name, args=[operation.name])
+
+    def operation_view(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Do what `name` says to the messages of `ids`: posted, and confirmed if it removes."""
+        operation = OPERATIONS.get(name)
+        if operation is None:
+            raise Http404
+        if request.method != "POST":
+            return HttpResponseRedirect(self.url(self.model, "changelist"))
+        if not self.may(request, operation):
+            raise PermissionDenied
+        ids = _numbers(request.POST.get("ids", "").split(","))
+        if len(ids) > MOST:
+            raise BadRequest(f"An action takes {MOST} messages at most.")
+        try:
+            if operation.removes and "confirmed" not in request.POST:
+                return self._confirm(request, operation, ids)
+            self._perform(request, operation, ids)
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            return self.give_up(request)
+        if "page" in request.POST and not operation.removes:
+            return HttpResponseRedirect(self.url(self.model, "change", *ids[:1]))
+        return HttpResponseRedirect(self._list_url(request.POST.get("filters", "")))
+
+    def _from_list(
+        self, request: HttpRequest, operation: Operation, queryset: QuerySet[Any]
+    ) -> HttpResponse:
+        if not self.may(request, operation):
+            raise PermissionDenied
+        with impatient(self.alias):
+            ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MOST + 1])
+        if len(ids) > MOST:
+            ids = ids[:MOST]
+            text = gettext(
+                "More than %(most)s messages were selected: these are the %(most)s oldest. Repeat"
+                " it for the rest."
+            )
+            self.message_user(request, text % {"most": f"{MOST:,}"}, notices.WARNING)
+        if operation.removes:
+            return self._confirm(request, operation, ids)
+        self._perform(request, operation, ids)
+        return HttpResponseRedirect(request.get_full_path())
+
+    def _confirm(
+        self, request: HttpRequest, operation: Operation, ids: Sequence[int]
+    ) -> HttpResponse:
+        """Ask, with counts. What is done then is decided then: states may change meanwhile."""
+        found: Counter[tuple[str, str]] = Counter()
+        others: Counter[str] = Counter()
+        columns = ("queue", "type", "state", "leased_until")
+        with impatient(self.alias):
+            rows = list(self.get_queryset(request).filter(pk__in=ids).values_list(*columns))
+        for queue, type, state, leased_until in rows:
+            if leased_until is not None:
+                others[gettext("in flight")] += 1
+            elif state in operation.states:
+                found[queue, type] += 1
+            else:
+                others[str(MessageState(state).label)] += 1
+        if missing := len(ids) - len(rows):
+            others[gettext("gone")] += missing
+        filters = request.POST.get("filters", request.GET.urlencode())
+        context = self.page_context(
+            request,
+            str(operation.question),
+            list_crumb=True,
+            operation=operation,
+            url=self.operation_url(operation),
+            ids=",".join(map(str, ids)),
+            filters=filters,
+            back=self._list_url(filters),
+            found=[(*names, count) for names, count in sorted(found.items())],
+            count=sum(found.values()),
+            others=sorted(others.items()),
+            skipped=sum(others.values()),
+        )
+        return TemplateResponse(request, "admin/django_mq/confirmation.html", context)
+
+    def _perform(self, request: HttpRequest, operation: Operation, ids: Sequence[int]) -> None:
+        """Do it to those of `ids` that the user may see, log it, and tell."""
+        alias = self.alias
+        visible = self.scoped(request, QueuedMessage.objects.using(alias))
+        with writing(alias):
+            rows = visible.only("pk", "queue", "type").in_bulk(ids)
+            changed = operation.run(list(rows), using=alias)
+            skipped = len(ids) - len(changed.ids)
+            note = f"{operation.past}, one of {len(changed.ids)} messages; {skipped} skipped."
+            flag = DELETION if operation.removes else CHANGE
+            self.log(request, [rows[id] for id in changed.ids], flag, note)
+        self._tell(request, operation, len(changed.ids), skipped)
+
+    def _tell(self, request: HttpRequest, operation: Operation, done: int, skipped: int) -> None:
+        label = {"label": operation.label, "count": f"{done:,}"}
+        if done:
+            text = ngettext("%(label)s: %(count)s message.", "%(label)s: %(count)s messages.", done)
+            self.message_user(request, text % label, notices.SUCCESS)
+        if skipped:
+            text = ngettext(
+                "%(label)s: %(count)s message was skipped. It is in flight, locked, gone, or in"
+                " another state.",
+                "%(label)s: %(count)s messages were skipped. They are in flight, locked, gone, or"
+                " in another state.",
+                skipped,
+            )
+            label["count"] = f"{skipped:,}"
+            self.message_user(request, text % label, notices.WARNING)
+
+    def _list_url(self, filters: str) -> str:
+        """Return the list with the filters that were on; read anew, so it leads nowhere else."""
+        query = QueryDict(filters).urlencode()
+        return self.url(self.model, "changelist") + (f"?{query}" if query else "")
+
+
+def _numbers(texts: Sequence[str]) -> list[int]:
+    """Return ids in order, each once; raises BadRequest for what is none."""
+    if not all(text.isascii() and text.isdecimal() and len(text) < 20 for text in texts):
+        raise BadRequest("That is not the id of a message.")
+    ids = sorted({int(text) for text in texts})
+    if ids and not 0 < ids[0] <= ids[-1] <= LARGEST_ID:
+        raise BadRequest("That is not the id of a message.")
+    return ids

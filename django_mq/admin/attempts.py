@@ -1,0 +1,100 @@
+"""Failed attempts: they outlive their messages, so a late success keeps its history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.filters import ErrorFilter, HandlerFilter, QueueFilter
+from django_mq.admin.texts import block, excerpt, full, link, took, when
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.queues.acting import LARGEST_ID
+
+
+class FailedAttemptAdmin(ReadOnlyAdmin):
+    """What failed, the newest first."""
+
+    exact_lookups = ("id", "message_id", "queue", "type", "handler", "attempt", "worker")
+    list_display: Any = ("ended", "error", "what", "queue", "attempt")
+    list_display_links = ("ended", "error")
+    list_filter = (ErrorFilter, QueueFilter, HandlerFilter)
+    search_fields = ("pk",)
+    search_help_text = _("Exact id of a message, or a type or error class.")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the attempts; what may be private is only read where it may be seen."""
+        found: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
+        if self.may_see_payloads(request):
+            return found.defer("traceback")
+        return found.defer("error_text", "traceback")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find attempts by message, or by type or error class."""
+        term = search_term.strip().removeprefix("#")
+        if not term:
+            return queryset, False
+        if "\x00" in term:
+            return queryset.none(), False
+        wanted = Q(type=term) | Q(error_class=term)
+        if term.isdecimal() and term.isascii() and int(term) <= LARGEST_ID:
+            wanted |= Q(message_id=int(term))
+        return queryset.filter(wanted), False
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = ["message", "type", "queue", "handler", "attempt", "worker", "ended_at_full"]
+        fields += ["took", "error_class"]
+        if self.may_see_payloads(request):
+            fields += ["whole_text", "whole_traceback"]
+        return [(None, {"fields": fields})]
+
+    @admin.display(description=_("ended"))
+    def ended(self, attempt: FailedAttempt) -> Any:
+        return when(attempt.ended_at, attempt.now)  # type: ignore[attr-defined]
+
+    @admin.display(description=_("ended"))
+    def ended_at_full(self, attempt: FailedAttempt) -> Any:
+        return full(attempt.ended_at, attempt.now)  # type: ignore[attr-defined]
+
+    @admin.display(description=_("took"))
+    def took(self, attempt: FailedAttempt) -> Any:
+        return took(attempt.started_at, attempt.ended_at) or None
+
+    @admin.display(description=_("error"))
+    def error(self, attempt: FailedAttempt) -> Any:
+        """Show the class and, to those who may see payloads, the text."""
+        text = excerpt(attempt.error_text) if "error_text" in attempt.__dict__ else ""
+        return format_html(
+            '<span class="mq-error">{}</span><span class="mq-under">{}</span>',
+            excerpt(attempt.error_class) or _("unknown"),
+            text,
+        )
+
+    @admin.display(description=_("message"))
+    def what(self, attempt: FailedAttempt) -> Any:
+        return format_html(
+            '{} {}<span class="mq-under">{}</span>',
+            self.message(attempt),
+            attempt.type,
+            attempt.handler,
+        )
+
+    @admin.display(description=_("message"))
+    def message(self, attempt: FailedAttempt) -> Any:
+        return link(self.url(QueuedMessage, "change", attempt.message_id), f"#{attempt.message_id}")
+
+    @admin.display(description=_("error text"))
+    def whole_text(self, attempt: FailedAttempt) -> Any:
+        return block(attempt.error_text)
+
+    @admin.display(description=_("traceback"))
+    def whole_traceback(self, attempt: FailedAttempt) -> Any:
+        return block(attempt.traceback)

@@ -1,0 +1,180 @@
+"""What all pages share: read only, the queues a user may see, and never a long wait."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlencode
+
+import django
+from django.contrib import admin, messages
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.contrib.admin.views.main import ChangeList
+from django.db import OperationalError
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.text import capfirst
+from django.utils.translation import gettext
+
+from django_mq.admin.bounds import BoundedChangeList, CappedPaginator, impatient, ran_out
+from django_mq.models import QueuedMessage
+from django_mq.queues.connecting import alias_of
+
+if TYPE_CHECKING:
+    StockAdmin = admin.ModelAdmin[Any]
+else:
+    StockAdmin = admin.ModelAdmin
+
+
+class QueueScopeMixin:
+    """Which queues a user may see; pages, filters, counts, actions and look-ups all ask it."""
+
+    #: The column of the model that names the queue; None: there is none.
+    queue_field: str | None = "queue"
+
+    def get_queues(self, request: HttpRequest) -> Collection[str] | None:
+        """Return the names of the queues that the user may see and act on, None for all."""
+        return None
+
+    def may_see(self, request: HttpRequest, queue: str) -> bool:
+        """Return whether `queue` is one of `get_queues()`."""
+        allowed = self.get_queues(request)
+        return allowed is None or queue in allowed
+
+    def scoped(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep the rows of the queues that the user may see; without a queue, none."""
+        allowed = self.get_queues(request)
+        if allowed is None:
+            return queryset
+        if self.queue_field is None:
+            return queryset.none()
+        return queryset.filter(**{f"{self.queue_field}__in": list(allowed)})
+
+
+class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
+    """Nothing is added, changed or deleted here; what private fields hold is for few eyes."""
+
+    actions_on_bottom = False
+    list_max_show_all = 0
+    ordering = ("-pk",)
+    paginator = CappedPaginator
+    show_facets = admin.ShowFacets.NEVER
+    show_full_result_count = False
+    sortable_by = ()
+
+    #: Columns that may be asked for in the address, by their exact value. The stock admin would
+    #: answer `?payload__password__startswith=a`, which tells a payload letter by letter.
+    exact_lookups: tuple[str, ...] = ()
+
+    class Media:
+        css = {"all": ("django_mq/admin.css",)}
+
+    @property
+    def alias(self) -> str:
+        """The database of the messages."""
+        return alias_of(None)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows that the user may see."""
+        return self.scoped(request, super().get_queryset(request).using(self.alias))
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Allow the filters of the page, and exact values of public columns."""
+        fields = [each[0] if isinstance(each, tuple) else each for each in self.list_filter]
+        offered = [getattr(each, "parameter_name", each) for each in fields]
+        return lookup.removesuffix("__exact") in (*self.exact_lookups, *offered)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return every field that the page shows."""
+        return [
+            name for _, options in self.get_fieldsets(request, obj) for name in options["fields"]
+        ]
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def may_see_payloads(self, request: HttpRequest) -> bool:
+        """Return whether the user may see payloads, metadata, error texts and results."""
+        return self._has_right(request, "view_payload")
+
+    def may_see_messages(self, request: HttpRequest) -> bool:
+        """Return whether the user may look at the list of messages."""
+        return self._has_right(request, "view_queuedmessage")
+
+    def _has_right(self, request: HttpRequest, codename: str) -> bool:
+        return request.user.has_perm(f"django_mq.{codename}")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return BoundedChangeList
+
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        """Return the list with its rows read, without waiting long."""
+        with impatient(self.alias):
+            found = super().get_changelist_instance(request)
+            if request.method == "GET":
+                len(found.result_list)
+            return found
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the list; what takes too long is given up, with a word of advice."""
+        try:
+            context = {"title": capfirst(self.opts.verbose_name_plural), **(extra_context or {})}
+            return super().changelist_view(request, context)
+        except OperationalError as error:
+            nothing_left_to_take_off = request.method == "GET" and not request.GET
+            if nothing_left_to_take_off or not ran_out(error):
+                raise
+            return self.give_up(request)
+
+    def give_up(self, request: HttpRequest) -> HttpResponse:
+        """Say that the database took too long, and go to the list without filters."""
+        text = gettext(
+            "The database took too long, so this was given up, and nothing was changed. Choose a"
+            " queue first, or look for an exact id."
+        )
+        self.message_user(request, text, messages.WARNING)
+        return HttpResponseRedirect(self.url(self.model, "changelist"))
+
+    def url(self, model: type[Model], page: str, *args: object, **query: object) -> str:
+        """Return the address of a stock page of `model`, empty where it is not registered."""
+        if not self.admin_site.is_registered(model):
+            return ""
+        name = f"{self.admin_site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
+        address = reverse(name, args=[quote(str(each)) for each in args])
+        return f"{address}?{urlencode(query)}" if query else address
+
+    def log(self, request: HttpRequest, rows: Sequence[Model], flag: int, note: str) -> None:
+        """Write down that the user did it to `rows`; call it in the transaction of the deed."""
+        LogEntry.objects.log_actions(
+            user_id=cast(int, request.user.pk),
+            queryset=cast("QuerySet[Model]", rows),
+            action_flag=flag,
+            change_message=note,
+        )
+
+    def message_url(self, request: HttpRequest, id: int) -> str:
+        """Return the address of a message's page, empty where the user may not see it."""
+        return self.url(QueuedMessage, "change", id) if self.may_see_messages(request) else ""
+
+    def page_context(self, request: HttpRequest, title: str, **context: Any) -> dict[str, Any]:
+        """Return the context of a page that has no stock template."""
+        request.current_app = self.admin_site.name
+        return {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "media": self.media,
+            "title": title,
+            "crumbs_are_list": django.VERSION >= (6, 1),
+            "list_url": self.url(self.model, "changelist"),
+            **context,
+        }

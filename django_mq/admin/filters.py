@@ -1,0 +1,127 @@
+"""The filters of the lists. Their choices are never read from a whole table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from django_mq import handlers, queues
+from django_mq.conf import get_settings
+from django_mq.models import QueueState
+from django_mq.states import MessageQuerySet, MessageState
+
+if TYPE_CHECKING:
+    from django_mq.admin.base import ReadOnlyAdmin
+
+#: Attempts that are looked at for the errors that happen most.
+RECENT = 1000
+
+# What every message of a state has in its columns: it lets an index find the few of a state in
+# a table full of others. What the state is, `in_state()` says.
+_ALIVE = Q(dead_at__isnull=True)
+_WAITING = _ALIVE & Q(blocked_by__isnull=True, held_since__isnull=True)
+NARROWED: dict[MessageState, Q] = {
+    MessageState.DEAD: Q(dead_at__isnull=False),
+    MessageState.RUNNING: Q(leased_until__isnull=False),
+    MessageState.LEASED: Q(leased_until__gt=Now()),
+    MessageState.BLOCKED: _ALIVE & Q(blocked_by__isnull=False),
+    MessageState.HELD: _ALIVE & Q(held_since__isnull=False),
+    MessageState.EXPIRED: _ALIVE & Q(expires_at__lte=Now()),
+    MessageState.PAUSED: _WAITING & Q(queue__in=QueueState.objects.values("queue")),
+    MessageState.RETRYING: _WAITING & Q(processable_after__gt=Now(), attempts__gt=0),
+    MessageState.DELAYED: _WAITING & Q(processable_after__gt=Now(), attempts=0),
+    MessageState.PROCESSABLE: _WAITING & Q(processable_after__lte=Now()),
+}
+
+
+#: Both states in which a worker has a message.
+IN_FLIGHT = "in_flight"
+
+
+class StateFilter(admin.SimpleListFilter):
+    """By the state that people read."""
+
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        states: list[tuple[str, Any]] = [(state.value, state.label) for state in MessageState]
+        return [*states, (IN_FLIGHT, _("in flight"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        if value is None:
+            return None
+        messages = cast(MessageQuerySet, queryset)
+        if value == IN_FLIGHT:
+            states = MessageState.RUNNING, MessageState.LEASED
+            return messages.in_state(*states).filter(leased_until__isnull=False)
+        if value not in MessageState:
+            raise IncorrectLookupParameters
+        return messages.in_state(value).filter(NARROWED[MessageState(value)])
+
+
+class ExactFilter(admin.SimpleListFilter):
+    """By the exact value of a column; a value that is not offered may stand in the address."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        return None if value is None else queryset.filter(**{str(self.parameter_name): value})
+
+    def offer(self, values: Iterable[str]) -> list[tuple[str, str]]:
+        """Return the choices; what was asked for is always one of them."""
+        chosen = self.value()
+        return [(each, each) for each in sorted({*values, *([chosen] if chosen else [])})]
+
+
+class QueueFilter(ExactFilter):
+    """By queue: those that are known here and that the user may see."""
+
+    title = _("queue")
+    parameter_name = "queue"
+
+    def lookups(self, request: HttpRequest, model_admin: ReadOnlyAdmin) -> list[tuple[str, str]]:  # type: ignore[override]
+        known = queues.names(using=model_admin.alias)
+        return self.offer(each for each in known if model_admin.may_see(request, each))
+
+
+class HandlerFilter(ExactFilter):
+    """By handler: those that are registered here and take from a queue that the user may see."""
+
+    title = _("handler")
+    parameter_name = "handler"
+
+    def lookups(self, request: HttpRequest, model_admin: ReadOnlyAdmin) -> list[tuple[str, str]]:  # type: ignore[override]
+        settings = get_settings()
+        return self.offer(
+            each.name
+            for each in handlers.all_handlers()
+            if any(
+                model_admin.may_see(request, queue)
+                for queue in handlers.allowed_queues(each, settings)
+            )
+        )
+
+
+class ErrorFilter(ExactFilter):
+    """By error class: those of the newest failed attempts, the most frequent first."""
+
+    title = _("recent errors")
+    parameter_name = "error_class"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        newest = model_admin.get_queryset(request).order_by("-pk")[:RECENT]
+        found = Counter(newest.values_list("error_class", flat=True))
+        found.pop("", None)
+        chosen = self.value()
+        if chosen:
+            found.setdefault(chosen, 0)
+        return [(name, f"{name} ({count:,})") for name, count in found.most_common(12)]

@@ -1,0 +1,116 @@
+"""One queue in one line, as its own page and the list of queues show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.filters import IN_FLIGHT
+from django_mq.admin.texts import badge, moment, span
+from django_mq.models import QueuedMessage, QueueState
+from django_mq.states import MessageState
+
+#: The columns of counts, in the order of a message's life.
+COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("processable", _("processable")),
+    (IN_FLIGHT, _("in flight")),
+    ("delayed", _("delayed")),
+    ("retrying", _("retrying")),
+    ("blocked", _("blocked")),
+    ("held", _("held")),
+    ("expired", _("expired")),
+    ("dead", _("dead")),
+)
+#: A pause or a backoff of the queue is the state of these messages, where one message is asked.
+_PAUSED_INSTEAD = ("processable", "delayed", "retrying")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One count: nothing to look at when `text` is "0"."""
+
+    name: str
+    label: Any
+    text: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One queue, as both pages show it."""
+
+    counts: queues.QueueCounts
+    url: str
+    cells: Sequence[Cell]
+    workers: Sequence[queues.Worker]
+
+    @property
+    def badge(self) -> Any:
+        """Return what keeps the queue from being worked off, if anything does."""
+        if self.counts.paused:
+            return badge(MessageState.PAUSED)
+        if self.counts.backoff_until is not None:
+            return badge(MessageState.RETRYING, gettext("backing off"))
+        if not self.counts.depth:
+            return badge("idle", gettext("empty"))
+        if not self.workers:
+            return badge(MessageState.HELD, gettext("no worker"))
+        return badge(MessageState.PROCESSABLE, gettext("active"))
+
+    @property
+    def note(self) -> str:
+        """Return until when that is so, or how many workers there are."""
+        counts = self.counts
+        if counts.paused:
+            until = counts.paused_until
+            return gettext("until %s") % _clock(until) if until else gettext("until resumed")
+        if counts.backoff_until is not None:
+            note = gettext("until %(at)s, level %(level)d")
+            return note % {"at": _clock(counts.backoff_until), "level": counts.backoff_level}
+        count = len(self.workers)
+        return ngettext("%(count)d worker", "%(count)d workers", count) % {"count": count}
+
+    @property
+    def oldest(self) -> str:
+        return "" if self.counts.oldest is None else span(self.counts.oldest)
+
+
+class QueueLinesAdmin(ReadOnlyAdmin):
+    """Lines, with links to what the user may see."""
+
+    def lines(self, request: HttpRequest, found: Iterable[queues.QueueCounts]) -> list[Line]:
+        alive = [each for each in queues.workers(using=self.alias) if each.alive]
+        linked = self.may_see_messages(request)
+        return [
+            Line(
+                counts,
+                self.url(QueueState, "change", counts.queue),
+                [self._cell(counts, name, label, linked) for name, label in COLUMNS],
+                [worker for worker in alive if worker.serves(counts.queue)],
+            )
+            for counts in found
+        ]
+
+    def _cell(self, counts: queues.QueueCounts, name: str, label: Any, linked: bool) -> Cell:
+        text = counts.shown(name)
+        stopped = counts.paused or counts.backoff_until is not None
+        state = MessageState.PAUSED.value if stopped and name in _PAUSED_INSTEAD else name
+        address = ""
+        if linked and text != "0":
+            address = self.url(QueuedMessage, "changelist", queue=counts.queue, state=state)
+        return Cell(name, label, text, address)
+
+
+def _clock(at: datetime) -> str:
+    """Return the time of day if it is today, else the moment."""
+    local = timezone.localtime(at) if timezone.is_aware(at) else at
+    return f"{local:%H:%M:%S}" if local.date() == timezone.localdate() else moment(at)

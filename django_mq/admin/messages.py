@@ -1,0 +1,147 @@
+"""The list of messages, and the page of one."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django.contrib import admin
+from django.contrib import messages as notices
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.html import format_html
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_mq import queues
+from django_mq.admin.filters import HandlerFilter, QueueFilter, StateFilter
+from django_mq.admin.page import MessagePageAdmin
+from django_mq.admin.texts import badge, excerpt, link, when
+from django_mq.exceptions import InvalidName
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState
+from django_mq.queues.acting import LARGEST_ID
+from django_mq.queues.explaining import GONE, OWN_REASONS
+from django_mq.routing import check_name
+from django_mq.states import MessageQuerySet, MessageState
+
+
+class QueuedMessageAdmin(MessagePageAdmin):
+    """Messages by state, the newest first; never a payload in the list."""
+
+    change_list_template = "admin/django_mq/message_list.html"
+    exact_lookups = ("id", "queue", "type", "handler", "key", "unique_id", "blocked_by")
+    list_display: Any = ("id", "what", "condition", "where", "tries")
+    list_display_links = ("id", "what")
+    list_filter = (StateFilter, QueueFilter, HandlerFilter)
+    search_fields = ("pk",)
+    search_help_text = _("Exact id, type, order key or unique id.")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the messages with their states; what may be large or private is not read."""
+        found = cast(MessageQuerySet, super().get_queryset(request)).with_state()
+        return found.annotate(now=Now()).defer("payload", "metadata", "retry")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find a message by its id, or messages by type, order key or unique id."""
+        term = search_term.strip().removeprefix("#")
+        if not term:
+            return queryset, False
+        try:
+            check_name(term, "name")
+        except InvalidName:
+            return queryset.none(), False
+        wanted = Q(type=term) | Q(key=term) | Q(unique_id=term)
+        if term.isdecimal() and int(term) <= LARGEST_ID:
+            wanted |= Q(pk=int(term))
+        return queryset.filter(wanted), False
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Return the columns; the last error only for those who may see payloads."""
+        columns = super().get_list_display(request)
+        return (*columns, "error") if self.may_see_payloads(request) else columns
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the list, or apply an action to what is selected."""
+        self.check_posted_actions(request)
+        context = {"queues_url": self.url(QueueState, "changelist")}
+        return super().changelist_view(request, {**context, **(extra_context or {})})
+
+    def _get_obj_does_not_exist_redirect(
+        self, request: HttpRequest, opts: Any, object_id: str
+    ) -> HttpResponseRedirect:
+        """Say what became of a message whose row is gone."""
+        text = gettext("Message %(id)s is not stored.") % {"id": excerpt(object_id)}
+        wanted = int(object_id) if object_id.isdecimal() and object_id.isascii() else 0
+        if 0 < wanted <= LARGEST_ID and self.get_queues(request) is None:
+            why = queues.why(wanted, using=self.alias)
+            if why.state == GONE:
+                text = str(why) if self.may_see_payloads(request) else why.text
+        self.message_user(request, text, notices.WARNING)
+        attempts = self.scoped(request, FailedAttempt.objects.using(self.alias))
+        attempts = attempts.filter(message_id=wanted)
+        address = ""
+        if request.user.has_perm("django_mq.view_failedattempt") and attempts.exists():
+            address = self.url(FailedAttempt, "changelist", message_id=wanted)
+        return HttpResponseRedirect(address or self.url(QueuedMessage, "changelist"))
+
+    @admin.display(description=_("message"))
+    def what(self, message: QueuedMessage) -> Any:
+        return format_html(
+            '<span class="mq-type">{}</span><span class="mq-under">{}</span>',
+            message.type,
+            message.handler or gettext("routed at delivery"),
+        )
+
+    @admin.display(description=_("queue"))
+    def where(self, message: QueuedMessage) -> Any:
+        if message.key is None:
+            return message.queue
+        return format_html(
+            '{}<span class="mq-under">{}</span>',
+            message.queue,
+            gettext("key %(key)s") % {"key": message.key},
+        )
+
+    @admin.display(description=_("state"))
+    def condition(self, message: QueuedMessage) -> Any:
+        """Show the state; since or until when, by whom, or behind which."""
+        return format_html(
+            '{}<span class="mq-under">{}</span>', badge(message.state), self._detail(message)
+        )
+
+    def _detail(self, message: QueuedMessage) -> Any:
+        now = message.now  # type: ignore[attr-defined]  # annotated
+        state = message.state
+        if state == MessageState.DEAD and message.dead_at is not None:
+            expired = message.dead_reason == MessageState.EXPIRED
+            return when(message.dead_at, now, gettext("expired {}") if expired else "{}")
+        if message.leased_until is not None:
+            lease = when(message.leased_until, now, gettext("lease ends {}"))
+            if message.leased_until <= now:
+                lease = when(message.leased_until, now, gettext("lease lapsed {}"))
+            return format_html("{}<br><code>{}</code>", lease, message.claimed_by)
+        if state == MessageState.BLOCKED and message.blocked_by is not None:
+            address = self.url(QueuedMessage, "change", message.blocked_by)
+            return format_html("{} {}", gettext("behind"), link(address, f"#{message.blocked_by}"))
+        if state == MessageState.HELD and message.held_since is not None:
+            return when(message.held_since, now)
+        if state == MessageState.EXPIRED and message.expires_at is not None:
+            return when(message.expires_at, now)
+        return when(message.processable_after, now, gettext("due {}"))
+
+    @admin.display(description=_("attempts"))
+    def tries(self, message: QueuedMessage) -> Any:
+        return format_html(
+            '<span class="mq-number">{} / {}</span>', message.attempts, message.max_attempts
+        )
+
+    @admin.display(description=_("last error"), empty_value="")
+    def error(self, message: QueuedMessage) -> Any:
+        """Show the last error, or the reason of a death; for those who may see payloads."""
+        reason = message.dead_reason
+        text = message.last_error if reason in OWN_REASONS or not reason else reason
+        return format_html('<span class="mq-error">{}</span>', excerpt(text)) if text else None

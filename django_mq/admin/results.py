@@ -1,0 +1,72 @@
+"""What handlers returned, where somebody asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet, TextField
+from django.db.models.functions import Cast, Now
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.texts import badge, block, excerpt, full, pretty, when
+from django_mq.models import Result
+
+
+class ResultAdmin(ReadOnlyAdmin):
+    """Results, the newest first. A result knows no queue: a user with some queues sees none."""
+
+    queue_field = None
+    exact_lookups = ("message_id", "handler")
+    list_display: Any = ("message_id", "handler", "outcome", "created")
+    search_fields = ("pk",)
+    search_help_text = _("Exact id of a message.")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        found: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
+        return found.defer("value")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find the result of a message."""
+        term = search_term.strip().removeprefix("#")
+        if not term:
+            return queryset, False
+        if not (term.isascii() and term.isdecimal()):
+            return queryset.none(), False
+        return queryset.filter(pk=int(term)), False
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = ["message_id", "handler", "outcome", "created_full"]
+        if self.may_see_payloads(request):
+            fields += ["whole_error"] if obj is not None and obj.error_class else ["whole_value"]
+        return [(None, {"fields": fields})]
+
+    @admin.display(description=_("outcome"))
+    def outcome(self, result: Result) -> Any:
+        if result.error_class:
+            return badge("dead", excerpt(result.error_class))
+        return badge("processable", _("returned"))
+
+    @admin.display(description=_("created"))
+    def created(self, result: Result) -> Any:
+        return when(result.created_at, result.now)  # type: ignore[attr-defined]
+
+    @admin.display(description=_("created"))
+    def created_full(self, result: Result) -> Any:
+        return full(result.created_at, result.now)  # type: ignore[attr-defined]
+
+    @admin.display(description=_("value"))
+    def whole_value(self, result: Result) -> Any:
+        """Show the value, with secrets covered."""
+        found = Result.objects.using(self.alias).filter(pk=result.pk)
+        text = found.values_list(Cast("value", TextField()), flat=True).first()
+        return format_html('<pre class="mq-text">{}</pre>', pretty(text or "null"))
+
+    @admin.display(description=_("error"))
+    def whole_error(self, result: Result) -> Any:
+        return block(result.error_text)

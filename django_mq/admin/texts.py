@@ -1,0 +1,152 @@
+"""What stands in a row, as a page may show it: cut, cleaned, and escaped by the templates."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_mq.failures import one_line
+from django_mq.queues import redacted
+from django_mq.states import MessageState
+
+#: Characters of a text that a page shows, and of a JSON text that is decoded for it.
+LONGEST, LONGEST_JSON = 50_000, 4 * 1024 * 1024
+#: Bytes of an error in a list.
+EXCERPT = 120
+
+# Characters that a browser does not show, or that turn the direction of text around: escaping
+# leaves them alone, and they would let a text look like another.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+
+
+# Seconds and name of a unit, and of the one that is next smaller.
+_UNITS = (
+    (86400, _("d"), 3600, _("h")),
+    (3600, _("h"), 60, _("min")),
+    (60, _("min"), 1, _("s")),
+    (1, _("s"), 1, ""),
+)
+
+
+def plain(text: str) -> str:
+    """Return `text` with unseen characters made visible, and cut.
+
+    >>> plain("one\\ntwo\\x1b[2J \\u202efdp.exe")
+    'one\\ntwo\ufffd[2J \ufffdfdp.exe'
+    """
+    return _cut(_UNSEEN.sub("\ufffd", text))
+
+
+def excerpt(text: str) -> str:
+    """Return the beginning of `text` in one line."""
+    return one_line(text, EXCERPT)
+
+
+def pretty(text: str) -> str:
+    """Return JSON as stored, indented, with the values of secret keys covered; never raises.
+
+    >>> print(pretty('{"order": {"id": 7, "api_token": "abc"}}'))
+    {
+      "order": {
+        "id": 7,
+        "api_token": "********************"
+      }
+    }
+    """
+    if len(text) > LONGEST_JSON:
+        return gettext("(too large to be shown)")
+    try:
+        shown = json.dumps(redacted(json.loads(text)), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):  # written by others: what cannot be read is not covered
+        return gettext("(cannot be decoded here)")
+    return _cut(_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", shown))
+
+
+def span(duration: timedelta) -> str:
+    """Return a duration in its two largest units.
+
+    >>> span(timedelta(seconds=93.7)), span(timedelta(days=2, hours=3)), span(timedelta(0))
+    ('1 min 33 s', '2 d 3 h', '0 s')
+    """
+    seconds = max(0, int(duration.total_seconds()))
+    for size, unit, smaller, name in _UNITS:
+        if seconds >= size:
+            count, rest = seconds // size, seconds % size // smaller
+            return f"{count} {unit} {rest} {name}" if rest else f"{count} {unit}"
+    return f"0 {gettext('s')}"
+
+
+def took(start: datetime | None, end: datetime) -> str:
+    """Return how long something took, empty if its start is not known."""
+    if start is None:
+        return ""
+    duration = end - start
+    if timedelta(0) <= duration < timedelta(seconds=1):
+        return f"{duration // timedelta(milliseconds=1)} {gettext('ms')}"
+    return span(duration)
+
+
+def moment(at: datetime) -> str:
+    """Return a moment to the second, in the current time zone and the user's format."""
+    local = timezone.localtime(at) if timezone.is_aware(at) else at
+    return f"{date_format(local, 'SHORT_DATE_FORMAT')} {local:%H:%M:%S}"
+
+
+def since(at: datetime, now: datetime) -> str:
+    """Return how long ago or ahead `at` is, by the database's clock."""
+    if at > now:
+        return gettext("in %(span)s") % {"span": span(at - now)}
+    return gettext("%(span)s ago") % {"span": span(now - at)}
+
+
+def when(at: datetime, now: datetime, pattern: str = "{}") -> SafeString:
+    """Return `pattern` with `since()`; the moment itself shows when pointed at."""
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>',
+        at.isoformat(),
+        moment(at),
+        pattern.format(since(at, now)),
+    )
+
+
+def full(at: datetime, now: datetime) -> SafeString:
+    """Return the moment, and how far it is."""
+    return format_html(
+        '<time datetime="{}">{}</time> <span class="mq-quiet">({})</span>',
+        at.isoformat(),
+        moment(at),
+        since(at, now),
+    )
+
+
+def badge(state: str, text: Any = None) -> SafeString:
+    """Return a state in its colour."""
+    label = MessageState(state).label if text is None else text
+    return format_html('<span class="mq-state mq-{}">{}</span>', state, label)
+
+
+def link(url: str, text: object) -> SafeString | str:
+    """Return a link, or the bare text where there is nowhere to go."""
+    return format_html('<a href="{}">{}</a>', url, text) if url else str(text)
+
+
+def block(text: str) -> SafeString:
+    """Return a text of several lines as it is."""
+    return format_html('<pre class="mq-text">{}</pre>', plain(text))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    return text[:LONGEST] + gettext("… (%(count)d characters more)") % {
+        "count": len(text) - LONGEST
+    }

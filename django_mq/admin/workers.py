@@ -1,0 +1,164 @@
+"""The worker processes: who they are, what they do, and whether they are well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.html import format_html_join
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.texts import badge, link, moment, span
+from django_mq.models import QueuedMessage, WorkerHeartbeat
+from django_mq.states import MessageState
+
+#: Running messages that are listed for one worker.
+LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A message whose handler runs; `type` is empty when it has ended since."""
+
+    id: int
+    type: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One worker, as the page shows it to this user."""
+
+    worker: queues.Worker
+    url: str
+    queues: tuple[str, ...]
+    running: tuple[Running, ...]
+    more: int
+
+    @property
+    def badge(self) -> Any:
+        if not self.worker.alive:
+            return badge(MessageState.DEAD, gettext("gone"))
+        if self.worker.draining:
+            return badge(MessageState.DELAYED, gettext("draining"))
+        if self.worker.running:
+            return badge(MessageState.RUNNING, gettext("working"))
+        return badge(MessageState.PROCESSABLE, gettext("waiting"))
+
+    @property
+    def is_degraded(self) -> bool:
+        return self.worker.wakeup == "degraded"
+
+    @property
+    def silent(self) -> str:
+        return span(self.worker.silent)
+
+    @property
+    def uptime(self) -> str:
+        return span(self.worker.last_seen - self.worker.started_at)
+
+    @property
+    def started(self) -> str:
+        return moment(self.worker.started_at)
+
+
+class WorkerHeartbeatAdmin(ReadOnlyAdmin):
+    """The worker processes, as they last spoke of themselves."""
+
+    queue_field = None
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the workers that serve a queue that the user may see."""
+        found = WorkerHeartbeat.objects.using(self.alias).order_by(*self.ordering)
+        if self.get_queues(request) is None:
+            return found
+        return found.filter(pk__in=[each.id for each in self._visible(request)])
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show a line for each worker."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        lines = self._lines(request, self._visible(request))
+        context = self.page_context(
+            request, gettext("Workers"), lines=lines, **(extra_context or {})
+        )
+        return TemplateResponse(request, "admin/django_mq/worker_list.html", context)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = ("condition", "host", "pid", "version", "wakeup", "serves", "runs")
+        return [(None, {"fields": [*fields, "started_at", "last_seen"]})]
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the heartbeat, with the line that is shown of it."""
+        found = super().get_object(request, object_id, from_field)
+        if found is not None:
+            same = [each for each in self._visible(request) if each.id == found.pk]
+            found.line = next(iter(self._lines(request, same)), None)
+        return found
+
+    @admin.display(description=_("state"))
+    def condition(self, beat: Any) -> Any:
+        return beat.line.badge if beat.line else None
+
+    @admin.display(description=_("queues"))
+    def serves(self, beat: Any) -> Any:
+        return ", ".join(beat.line.queues) or _("all") if beat.line else None
+
+    @admin.display(description=_("runs now"))
+    def runs(self, beat: Any) -> Any:
+        if not beat.line:
+            return None
+        running = ((link(each.url, f"#{each.id}"), each.type) for each in beat.line.running)
+        return format_html_join(", ", "{} {}", running)
+
+    def _visible(self, request: HttpRequest) -> list[queues.Worker]:
+        allowed = self.get_queues(request)
+        found = queues.workers(using=self.alias)
+        if allowed is None:
+            return found
+        return [each for each in found if any(each.serves(queue) for queue in allowed)]
+
+    def _lines(self, request: HttpRequest, workers: Iterable[queues.Worker]) -> list[Line]:
+        """Return what to show: of what other queues are served and run, nothing."""
+        workers = list(workers)
+        allowed = self.get_queues(request)
+        listed = {id for worker in workers for id in worker.running[:LISTED]}
+        messages = self.scoped_messages(request).filter(pk__in=listed)
+        types = dict(messages.values_list("pk", "type") if listed else ())
+        lines = []
+        for worker in workers:
+            ids = [id for id in worker.running if allowed is None or id in types]
+            lines.append(
+                Line(
+                    worker,
+                    self.url(WorkerHeartbeat, "change", worker.id),
+                    worker.queues
+                    if allowed is None
+                    else tuple(sorted(queue for queue in allowed if worker.serves(queue))),
+                    tuple(
+                        Running(id, types.get(id, ""), self.message_url(request, id))
+                        for id in ids[:LISTED]
+                    ),
+                    max(0, len(ids) - LISTED),
+                )
+            )
+        return lines
+
+    def scoped_messages(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the messages of the queues that the user may see."""
+        found = QueuedMessage.objects.using(self.alias)
+        if not self.may_see_messages(request):
+            return found.none()
+        allowed = self.get_queues(request)
+        return found if allowed is None else found.filter(queue__in=list(allowed))

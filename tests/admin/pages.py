@@ -1,0 +1,49 @@
+"""Addresses, and what pages say."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from django.contrib.admin.utils import quote
+from django.contrib.messages import get_messages
+from django.urls import reverse
+
+MODELS = ("queuedmessage", "failedattempt", "queuestate", "result", "workerheartbeat")
+
+
+def url(model, page="changelist", *args):
+    if page != "operation":
+        args = [quote(str(each)) for each in args]
+    return reverse(f"admin:django_mq_{model}_{page}", args=args)
+
+
+LIST = "/admin/django_mq/queuedmessage/"
+
+
+def act(client, action, ids, **more):
+    """Post an action of the list of messages."""
+    data = {"action": action, "_selected_action": list(ids), "index": "0", **more}
+    return client.post(LIST + more.pop("query", ""), data)
+
+
+def confirm(client, operation, ids, **more):
+    """Post to the address that the confirmation page posts to."""
+    data = {"ids": ",".join(map(str, ids)), "confirmed": "yes", **more}
+    return client.post(url("queuedmessage", "operation", operation), data)
+
+
+def text(response):
+    """Return what a page says, without tags."""
+    found = re.sub(r"<script.*?</script>|<[^>]+>", " ", response.content.decode(), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", html.unescape(found))
+
+
+def told(response):
+    """Return the notices that a redirect carries."""
+    return [str(each) for each in get_messages(response.wsgi_request)]
+
+
+def listed(response):
+    """Return the ids of the messages of a list."""
+    return [message.pk for message in response.context["cl"].result_list]

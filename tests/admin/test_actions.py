@@ -1,0 +1,231 @@
+"""S11, guarantee 13: actions wait for nobody, touch nothing in flight, and say what they did."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+
+from django_mq.admin import actions
+from django_mq.models import QueuedMessage, QueueState
+from tests.admin.pages import LIST, act, confirm, text, told, url
+from tests.rows import add, beat, decide
+
+pytestmark = pytest.mark.django_db
+
+EVERY = {
+    "processable": {},
+    "delayed": {"after": 60},
+    "retrying": {"after": 60, "attempts": 2},
+    "held": {"held": -5},
+    "blocked": {"blocked_by": 1, "key": "k"},
+    "expired": {"expires": -1},
+    "leased": {"leased": 60},
+    "lapsed": {"leased": -1},
+    "dead": {"dead": -1, "dead_reason": "exhausted", "attempts": 20},
+}
+WAITING = ("processable", "delayed", "retrying", "held", "blocked", "expired")
+CHANGED = {
+    "requeue": ("dead",),
+    "run_now": ("processable", "delayed", "retrying", "held"),
+    "cancel": WAITING,
+    "discard": ("dead",),
+}
+
+
+@pytest.mark.parametrize("action", CHANGED)
+def test_an_action_changes_what_it_is_for_and_reports_the_rest(boss, action):
+    ids = {name: add(**columns).pk for name, columns in EVERY.items()}
+    in_flight = QueuedMessage.objects.filter(leased_until__isnull=False).order_by("pk")
+    before = list(in_flight.values())
+    response = confirm(boss, action, ids.values())
+    done, skipped = len(CHANGED[action]), len(EVERY) - len(CHANGED[action])
+    found = told(response)
+    assert f"{done} message" in found[0]
+    assert f"{skipped} message" in found[1]
+    assert list(in_flight.values()) == before
+    entries = LogEntry.objects.order_by("pk")
+    assert {int(each.object_id) for each in entries} == {ids[name] for name in CHANGED[action]}
+    assert {each.user for each in entries} == {boss.user}
+    flag = DELETION if action in ("cancel", "discard") else CHANGE
+    assert {each.action_flag for each in entries} == {flag}
+    assert all(f"{done} messages; {skipped} skipped" in each.change_message for each in entries)
+    left = QueuedMessage.objects.count()
+    assert left == len(EVERY) - (done if flag == DELETION else 0)
+
+
+@pytest.mark.parametrize("action", ["cancel", "discard"])
+def test_what_cannot_be_undone_is_asked_first(boss, action):
+    ids = [add("mail", **columns).pk for columns in EVERY.values()]
+    page = act(boss, action, ids, query="?queue=mail")
+    assert page.status_code == 200
+    assert QueuedMessage.objects.count() == len(ids)
+    assert page.context["count"] == len(CHANGED[action])
+    assert page.context["skipped"] == len(ids) - len(CHANGED[action])
+    assert "in flight" in text(page)
+    data = {name: page.context[name] for name in ("ids", "filters")}
+    response = boss.post(page.context["url"], {**data, "confirmed": "yes"})
+    assert response.url == LIST + "?queue=mail"
+    assert QueuedMessage.objects.count() == len(ids) - len(CHANGED[action])
+
+
+@pytest.mark.parametrize("action", ["requeue", "run_now"])
+def test_the_rest_is_done_at_once_from_the_list(boss, action):
+    message = add(**EVERY[CHANGED[action][-1]])
+    response = act(boss, action, [message.pk], query="?queue=mail")
+    assert response.url == LIST + "?queue=mail"
+    assert QueuedMessage.objects.get().state == "processable"
+    assert QueuedMessage.objects.count() == 1
+
+
+def test_the_page_of_a_message_comes_back(boss):
+    message = add(**EVERY["dead"])
+    response = boss.post(
+        url("queuedmessage", "operation", "requeue"), {"ids": message.pk, "page": "1"}
+    )
+    assert response.url == url("queuedmessage", "change", message.pk)
+    assert boss.get(url("queuedmessage", "operation", "requeue")).url == LIST
+
+
+@pytest.mark.parametrize(
+    "ids", ["", "x", "1;drop", "-1", "0", "9" * 19, "1" * 30, "\u0661", "1,,2"]
+)
+def test_what_is_no_id_is_refused(boss, ids):
+    address = url("queuedmessage", "operation", "requeue")
+    assert boss.post(address, {"ids": ids}).status_code == 400
+
+
+def test_ids_of_the_list_are_checked_too(boss):
+    assert act(boss, "requeue", ["x"]).status_code == 400
+
+
+def test_an_unknown_operation_is_not_found(boss):
+    assert (
+        boss.post("/admin/django_mq/queuedmessage/operations/drop/", {"ids": 1}).status_code == 404
+    )
+
+
+def test_the_way_back_leads_nowhere_else(boss):
+    message = add(**EVERY["dead"])
+    response = confirm(boss, "discard", [message.pk], filters="//evil.example/?a=b")
+    assert response.url.startswith(LIST + "?")
+
+
+def test_all_that_match_up_to_a_cap_and_it_says_so(boss, monkeypatch):
+    """S11: a row cap; the oldest first, and those that were selected only."""
+    monkeypatch.setattr(actions, "MOST", 3)
+    ids = [add(dead=-1).pk for _ in range(5)]
+    add("other", dead=-1)
+    response = act(boss, "requeue", ids[-1:], select_across="1", query="?queue=mail&state=dead")
+    assert "3 oldest" in told(response)[0]
+    assert set(QueuedMessage.objects.dead().values_list("queue", "pk")) > {("mail", ids[3])}
+    assert QueuedMessage.objects.dead().count() == 3
+    assert confirm(boss, "requeue", ids).status_code == 400
+
+
+def test_a_message_that_is_gone_is_skipped(boss):
+    response = confirm(boss, "discard", [7, 8])
+    assert "2 messages were skipped" in told(response)[0]
+    assert not LogEntry.objects.exists()
+
+
+def test_a_list_of_the_largest_number_of_ids_can_be_confirmed(boss, settings):
+    """One field holds them: Django refuses a form of more than a thousand fields."""
+    ids = range(1, actions.MOST + 1)
+    page = boss.post(url("queuedmessage", "operation", "discard"), {"ids": ",".join(map(str, ids))})
+    assert page.context["others"] == [("gone", actions.MOST)]
+    assert confirm(boss, "discard", ids).status_code == 302
+
+
+def test_the_deed_and_its_log_entry_are_one(boss, monkeypatch):
+    """Guarantee 14: no row disappears without a trace."""
+    message = add(**EVERY["dead"])
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("the log is full")
+
+    monkeypatch.setattr(type(LogEntry.objects), "log_actions", fail)
+    with pytest.raises(RuntimeError):
+        confirm(boss, "discard", [message.pk])
+    assert QueuedMessage.objects.filter(pk=message.pk).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("action", CHANGED)
+def test_a_locked_message_is_skipped_at_once(boss, lock, action):
+    """Guarantee 13: a worker holds the row in a transaction that does not end."""
+    held, free = (add(**EVERY[CHANGED[action][0]]) for _ in range(2))
+    lock(held)
+    start = time.monotonic()
+    response = confirm(boss, action, [held.pk, free.pk])
+    assert time.monotonic() - start < 1
+    assert ["1 message" in each for each in told(response)] == [True, True]
+    assert [int(each.object_id) for each in LogEntry.objects.all()] == [free.pk]
+    assert QueuedMessage.objects.filter(pk=held.pk).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("mode", "words"), [("share", "skipped"), ("access exclusive", "nothing was changed")]
+)
+def test_a_locked_table_is_waited_for_a_second(boss, other, mode, words):
+    """Guarantee 13, while somebody changes the table itself."""
+    message = add(**EVERY["dead"])
+    other.execute(f"lock table django_mq_queuedmessage in {mode} mode")
+    start = time.monotonic()
+    response = confirm(boss, "discard", [message.pk])
+    assert 1 <= time.monotonic() - start < 2
+    assert words in told(response)[0]
+    response = act(boss, "requeue", [message.pk], query="?queue=mail")
+    assert time.monotonic() - start < 4
+    assert words in told(response)[-1]
+    assert not LogEntry.objects.exists()
+    other.execute("rollback")
+    assert QueuedMessage.objects.dead().filter(pk=message.pk).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_queue_that_somebody_changes_is_not_waited_for(boss, other):
+    decide("mail")
+    other.execute("select 1 from django_mq_queuestate where queue = 'mail' for update")
+    response = boss.post(url("queuestate", "pause"), {"queue": "mail"})
+    assert "somebody else" in told(response)[0]
+    assert QueueState.objects.get().paused_at is None
+    assert not LogEntry.objects.exists()
+
+
+def test_queues_are_paused_and_resumed_with_a_log(boss):
+    add("mail")
+    response = boss.post(url("queuestate", "pause"), {"queue": "mail", "seconds": "900"})
+    assert response.url == url("queuestate")
+    assert QueueState.objects.get().paused_until is not None
+    assert boss.post(url("queuestate", "pause"), {"queue": "mail", "page": "1"}).url == url(
+        "queuestate", "change", "mail"
+    )
+    assert QueueState.objects.get().paused_until is None
+    boss.post(url("queuestate", "resume"), {"queue": "mail"})
+    assert QueueState.objects.get().paused_at is None
+    boss.post(url("queuestate", "resume"), {"queue": "mail"})
+    entries = LogEntry.objects.order_by("pk").values_list("object_repr", "change_message")
+    assert [name for name, _ in entries] == ["mail"] * 3
+    assert [note.split()[0] for _, note in entries] == ["Paused", "Paused", "Resumed."]
+    assert "Resumed." in text(boss.get(url("queuestate", "history", "mail")))
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [({"queue": "nowhere"}, 404), ({}, 404), ({"queue": "mail", "seconds": "7"}, 400)],
+)
+def test_only_known_queues_are_paused_for_offered_times(boss, data, status):
+    add("mail")
+    assert boss.post(url("queuestate", "pause"), data).status_code == status
+    assert not QueueState.objects.exists()
+
+
+def test_what_runs_is_offered_no_action(boss):
+    message = add(leased=60)
+    beat(running=[message.pk])
+    page = boss.get(url("queuedmessage", "change", message.pk))
+    assert page.context["operations"] == []
+    assert "runs now" in text(page)

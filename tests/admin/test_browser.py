@@ -1,0 +1,189 @@
+"""The admin in a real browser: buttons, selections, themes, widths, a strict security policy."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from django.contrib.staticfiles.testing import StaticLiveServerTestCase
+
+from django_mq.models import QueuedMessage, QueueState
+from tests.admin.pages import LIST, url
+from tests.rows import add, beat, decide
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; form-action 'self'"
+)
+
+
+def strict(get_response):
+    """Let nothing inline run."""
+
+    def middleware(request):
+        response = get_response(request)
+        response["Content-Security-Policy"] = POLICY
+        return response
+
+    return middleware
+
+
+@pytest.fixture(scope="module")
+def browser():
+    # Playwright's loop runs in this thread, and Django takes it for an asynchronous caller.
+    with pytest.MonkeyPatch.context() as patch, sync_api.sync_playwright() as playwright:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def server(transactional_db, settings):
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.strict"]
+    StaticLiveServerTestCase.setUpClass()
+    yield StaticLiveServerTestCase.live_server_url
+    StaticLiveServerTestCase.tearDownClass()
+
+
+@pytest.fixture
+def visit(browser, server, boss):
+    """Open an address as the superuser; at the end nothing may have been refused or failed."""
+    contexts, errors = [], []
+
+    def hear(said):
+        if said.type == "error" and not said.location["url"].endswith("/favicon.ico"):
+            errors.append(said.text)
+
+    def visit(address, **options):
+        context = browser.new_context(base_url=server, **options)
+        contexts.append(context)
+        session = boss.cookies["sessionid"].value
+        context.add_cookies([{"name": "sessionid", "value": session, "url": server}])
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", hear)
+        page.goto(address)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def says(page, selector, words):
+    """Wait until what `selector` finds holds `words`."""
+    sync_api.expect(page.locator(selector)).to_contain_text(words)
+
+
+def test_a_dead_letter_is_found_and_requeued(visit):
+    add(), add(dead=-5, last_error="KeyError: 'order'")
+    page = visit(LIST)
+    page.get_by_role("link", name="Dead letters").click()
+    sync_api.expect(page.locator("#result_list tbody tr")).to_have_count(1)
+    page.click("#result_list tbody .mq-type")
+    says(page, ".mq-why", "is dead since")
+    page.get_by_role("button", name="Requeue").click()
+    says(page, ".messagelist", "Requeue: 1 message.")
+    says(page, ".mq-why", "is due since")
+    assert not QueuedMessage.objects.dead().exists()
+
+
+def test_a_selection_is_discarded_after_a_question(visit):
+    for _ in range(3):
+        add(dead=-5)
+    filtered = LIST + "?state=dead&queue=mail"
+    page = visit(filtered)
+    for answer in ("No, take me back", "Discard"):
+        page.check("#action-toggle")
+        page.select_option("select[name=action]", "discard")
+        page.click("button[name=index]")
+        says(page, "#content-main", "3 dead letters")
+        page.locator(".mq-confirm .button", has_text=answer).click()
+        page.wait_for_url(f"**{filtered}")
+    says(page, ".messagelist", "Discard: 3 messages.")
+    assert not QueuedMessage.objects.exists()
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no-scripts"])
+def test_one_message_is_cancelled_from_its_page(visit, scripts):
+    message = add(after=600)
+    page = visit(url("queuedmessage", "change", message.pk), java_script_enabled=scripts)
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    says(page, ".messagelist", "Cancel: 1 message.")
+    assert not QueuedMessage.objects.exists()
+
+
+def test_a_queue_is_paused_and_resumed(visit):
+    add()
+    page = visit(url("queuestate"))
+    row = page.locator("tr", has=page.get_by_role("link", name="mail", exact=True))
+    row.get_by_role("button", name="Pause").click()
+    sync_api.expect(row).to_contain_text("until resumed")
+    assert QueueState.objects.get().paused_at is not None
+    row.get_by_role("link", name="mail", exact=True).click()
+    page.get_by_role("button", name="Resume").click()
+    says(page, ".messagelist", "is not paused any more")
+    page.select_option("select[name=seconds]", "3600")
+    page.get_by_role("button", name="Pause").click()
+    says(page, ".messagelist", "is paused")
+    assert QueueState.objects.get().paused_until is not None
+
+
+def test_the_queues_refresh_while_somebody_looks(visit):
+    add()
+    page = visit(url("queuestate"))
+    page.clock.install()
+    page.reload()
+    page.check("[data-mq-refresh]")
+    add("appeared")
+    page.clock.run_for(6000)
+    page.wait_for_selector("text=appeared")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1360, 390])
+def test_pages_fit_and_can_be_read(visit, scheme, width):
+    """Nothing makes a page scroll sideways, and states have contrast enough in both themes."""
+    message = add(dead=-5, payload={"text": "x" * 3000}, last_error="E" * 400, type="t" * 128)
+    decide("paused", paused=-5)
+    beat(running=[message.pk])
+    for address in (
+        LIST,
+        url("queuedmessage", "change", message.pk),
+        url("queuestate"),
+        url("queuestate", "change", "mail"),
+        url("workerheartbeat"),
+    ):
+        page = visit(address, color_scheme=scheme, viewport={"width": width, "height": 800})
+        overflow = page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert overflow <= 0, address
+        for contrast in page.evaluate(CONTRASTS):
+            assert contrast >= 4.5, address
+
+
+CONTRASTS = """() => [...document.querySelectorAll(".mq-state")].map((badge) => {
+    const luminance = (color) => {
+        const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map((channel) => {
+            const part = channel / 255;
+            return part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+        });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const style = getComputedStyle(badge);
+    const [dark, light] = [style.color, style.backgroundColor].map(luminance).sort((a, b) => a - b);
+    return (light + 0.05) / (dark + 0.05);
+})"""

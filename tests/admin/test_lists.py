@@ -1,0 +1,227 @@
+"""The lists: states as filters, searches, and manners for millions of rows."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.db.models import Func, TextField, Value
+from django.test.utils import CaptureQueriesContext
+
+from django_mq.admin import QueuedMessageAdmin, base, bounds
+from django_mq.admin.bounds import AtLeast, CappedPaginator
+from django_mq.admin.filters import NARROWED
+from django_mq.models import FailedAttempt, QueuedMessage, Result
+from django_mq.states import MessageState
+from tests.admin.pages import LIST, listed, text, told, url
+from tests.rows import add, beat, decide
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def every():
+    """Messages in every state, by every way into it; by state."""
+    running, lapsed = add(leased=30), add(leased=-5)
+    beat(running=[running.pk, lapsed.pk])
+    decide("paused", paused=-5)
+    decide("backs-off", backoff=60)
+    decide("was-paused", paused=-60, until=-5)
+    found = {
+        "dead": [add(dead=-5), add("paused", dead=-5, held=-9, after=60)],
+        "running": [running, lapsed],
+        "leased": [add(leased=30), add("paused", leased=30, held=-5, attempts=1)],
+        "blocked": [add(blocked_by=1, key="k"), add(blocked_by=1, key="k", leased=-5, held=-5)],
+        "held": [add(held=-5), add("paused", held=-5, expires=-5), add(held=-5, leased=-1)],
+        "expired": [add(expires=-5), add("paused", expires=-5, after=60, attempts=1)],
+        "paused": [add("paused"), add("backs-off", after=60, attempts=3)],
+        "retrying": [add(after=60, attempts=1), add(after=60, attempts=2, leased=-5)],
+        "delayed": [add(after=60), add(after=60, leased=-5)],
+        "processable": [add(), add(leased=-5, attempts=1), add("was-paused")],
+    }
+    for state, messages in found.items():
+        assert {message.state for message in messages} == {state}
+    return found
+
+
+@pytest.mark.parametrize("state", MessageState)
+def test_a_state_is_a_filter_of_the_same_definition(boss, every, state):
+    page = boss.get(LIST, {"state": state.value})
+    ids = [message.pk for message in every[state]]
+    assert listed(page) == sorted(ids, reverse=True)
+    assert page.content.decode().count(f'"mq-state mq-{state.value}"') == len(ids)
+
+
+def test_what_narrows_a_state_leaves_none_of_it_out(every):
+    for state, condition in NARROWED.items():
+        whole = set(QueuedMessage.objects.in_state(state).values_list("pk", flat=True))
+        assert whole == {message.pk for message in every[state]}
+        narrowed = QueuedMessage.objects.in_state(state).filter(condition)
+        assert set(narrowed.values_list("pk", flat=True)) == whole
+    assert NARROWED.keys() == set(MessageState)
+
+
+def test_in_flight_is_leased_or_running(boss, every):
+    ids = {message.pk for state in ("leased", "running") for message in every[state]}
+    assert set(listed(boss.get(LIST, {"state": "in_flight"}))) == ids
+
+
+def test_an_unknown_state_is_no_error_page(boss):
+    assert boss.get(LIST, {"state": "tired"}).url == LIST + "?e=1"
+
+
+def test_a_line_says_what_people_ask(boss):
+    """Due since or at, leased by and until, attempts of maximum, the last error."""
+    add("mail", after=-125, attempts=3, max_attempts=20, last_error="KeyError: 'x'")
+    add("mail", leased=1000, claimed_by="f00d:7", handler="shop.send", key="k:1")
+    add(after=7300)
+    page = text(boss.get(LIST))
+    for word in ("due 2 min 5 s ago", "3 / 20", "KeyError: 'x'", "f00d:7", "shop.send"):
+        assert word in page
+    assert "lease ends in 16 min" in page
+    assert "due in 2 h 1 min" in page
+    assert "key k:1" in page
+
+
+@pytest.mark.parametrize(
+    ("term", "hits"),
+    [
+        ("shop.orders.placed", {"a", "b"}),
+        ("order:7", {"b"}),
+        ("once-9", {"a"}),
+        (" once-9 ", {"a"}),
+        ("shop.orders", set()),
+        ("secret", set()),
+        ("a b", set()),
+        ("%", set()),
+        ("é", set()),
+        ("9" * 60, set()),
+    ],
+)
+def test_search_is_exact(boss, term, hits):
+    rows = {
+        "a": add(unique_id="once-9", payload={"note": "secret"}),
+        "b": add(key="order:7", last_error="secret"),
+    }
+    assert set(listed(boss.get(LIST, {"q": term}))) == {rows[name].pk for name in hits}
+
+
+def test_search_by_id(boss):
+    message, _ = add(), add()
+    for term in (message.pk, f"#{message.pk}"):
+        assert listed(boss.get(LIST, {"q": term})) == [message.pk]
+
+
+@pytest.mark.parametrize("column", ["id", "queue", "type", "handler", "key", "unique_id"])
+def test_public_columns_may_be_asked_for_exactly(boss, column):
+    message = add("q", type="t", handler="h", key="k", unique_id="u")
+    add("q2", type="t2", handler="h2", key="k2", unique_id="u2")
+    assert listed(boss.get(LIST, {column: getattr(message, column)})) == [message.pk]
+
+
+@pytest.mark.parametrize("data", [{"q": "\x00"}, {"queue": "\x00"}, {"type": "\x00"}, {"id": "x"}])
+def test_what_cannot_be_asked_of_a_database_is_no_error_page(boss, data):
+    add()
+    assert boss.get(LIST, data, follow=True).status_code == 200
+
+
+def queries(client, address, **data):
+    client.get(address, data)  # content types and the like are cached
+    with CaptureQueriesContext(
+        connection,
+    ) as found:
+        assert client.get(address, data).status_code == 200
+    return [each["sql"] for each in found]
+
+
+@pytest.mark.parametrize("state", ["", "dead"])
+def test_the_list_asks_as_much_for_one_row_as_for_many(boss, state):
+    data = {"state": state} if state else {}
+    add(dead=-5, queue="mail")
+    one = queries(boss, LIST, **data)
+    for number in range(30):
+        add(dead=-5, type=f"t{number}", key=f"k{number}", last_error="x")
+    many = queries(boss, LIST, **data)
+    assert len(one) == len(many)
+    assert len(many) < 20
+
+
+def test_no_list_reads_a_payload_or_counts_to_the_end(boss):
+    for _ in range(3):
+        add()
+    for sql in queries(boss, LIST):
+        assert '"payload"' not in sql
+        assert '"metadata"' not in sql
+        assert 'COUNT(*) AS "__count" FROM "django_mq' not in sql
+
+
+def test_attempts_and_results_too(boss):
+    attempt = FailedAttempt.objects.create(
+        message_id=5, queue="mail", type="t", attempt=1, error_class="KeyError", error_text="x"
+    )
+    FailedAttempt.objects.create(
+        message_id=6, queue="mail", type="t2", attempt=1, error_class="OSError"
+    )
+    Result.objects.create(message_id=5, value=[1])
+    attempts = url("failedattempt")
+    for data in ({"message_id": 5}, {"q": "5"}, {"q": "#5"}, {"q": "t"}, {"q": "KeyError"}):
+        assert listed(boss.get(attempts, data)) == [attempt.pk]
+    assert listed(boss.get(attempts, {"error_class": "KeyError"})) == [attempt.pk]
+    assert "KeyError (1)" in text(boss.get(attempts))
+    assert not any('"traceback"' in sql for sql in queries(boss, attempts))
+    assert listed(boss.get(url("result"), {"q": "5"})) == [5]
+    assert listed(boss.get(url("result"), {"q": "x"})) == []
+    assert not any('"value"' in sql for sql in queries(boss, url("result")))
+
+
+class TestCappedPaginator:
+    def pages(self, count, per_page=2, most=5):
+        for _ in range(count):
+            add()
+        return CappedPaginator(QueuedMessage.objects.order_by("-pk"), per_page)
+
+    @pytest.fixture(autouse=True)
+    def _few(self, monkeypatch):
+        monkeypatch.setattr(bounds, "MOST", 5)
+
+    @pytest.mark.parametrize(("rows", "count", "pages"), [(0, 0, 1), (5, 5, 3), (9, 6, 3)])
+    def test_counting_stops(self, rows, count, pages):
+        paginator = self.pages(rows)
+        assert (paginator.count, paginator.num_pages) == (count, pages)
+        assert str(paginator.count) == ("5+" if rows > 5 else str(count))
+
+    def test_pages_hold_the_rows_that_were_counted(self):
+        paginator = self.pages(9)
+        found = [[row.pk for row in paginator.page(n).object_list] for n in (1, 2, 3)]
+        newest = list(QueuedMessage.objects.order_by("-pk").values_list("pk", flat=True))
+        assert found == [newest[0:2], newest[2:4], newest[4:5]]
+
+    def test_the_list_says_that_there_are_more(self, boss, monkeypatch):
+        monkeypatch.setattr(base.ReadOnlyAdmin, "list_per_page", 2)
+        self.pages(9)
+        page = boss.get(LIST)
+        assert "5+ messages" in text(page)
+        assert "Select all 5+ messages" in text(page)
+        assert len(listed(page)) == 2
+        fifth = QueuedMessage.objects.order_by("-pk")[4].pk
+        assert listed(boss.get(LIST, {"p": 3})) == [fifth]
+        assert boss.get(LIST, {"p": 4}).status_code == 302
+
+
+def test_a_capped_count_is_still_a_number(settings):
+    assert (str(AtLeast(10_001)), AtLeast(10_001) > 100) == ("10,000+", True)
+    settings.USE_THOUSAND_SEPARATOR = True
+    assert str(AtLeast(10_001)) == "10001"
+
+
+def test_a_search_that_takes_too_long_is_given_up(boss, monkeypatch):
+    monkeypatch.setattr(bounds, "PATIENCE", 0.01)
+    add()
+
+    def search(self, request, queryset, term):
+        sleep = Func(Value(5), function="pg_sleep", output_field=TextField())
+        return queryset.annotate(sleep=sleep).filter(sleep__isnull=False), False
+
+    monkeypatch.setattr(QueuedMessageAdmin, "get_search_results", search)
+    response = boss.get(LIST, {"q": "x"})
+    assert response.url == LIST
+    assert "given up" in told(response)[0]

@@ -1,0 +1,249 @@
+"""S08, S09, S10: who may see and do what, page by page and action by action."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
+from tests.admin.conftest import VIEW
+from tests.admin.pages import LIST, MODELS, act, confirm, url
+from tests.rows import add, beat
+
+pytestmark = pytest.mark.django_db
+
+CANARY = "canary-7f3a"
+RIGHTS = {
+    "requeue": "requeue_message",
+    "run_now": "run_message",
+    "cancel": "cancel_message",
+    "discard": "discard_message",
+}
+#: The state that an action is for, and whether the message is gone after it.
+SUBJECTS = {
+    "requeue": ({"dead": -5, "attempts": 20}, False),
+    "run_now": ({"after": 600}, False),
+    "cancel": ({"after": 600}, True),
+    "discard": ({"dead": -5}, True),
+}
+
+
+@pytest.fixture
+def rows():
+    """One row of each kind, whose private columns all hold the canary."""
+    message = add(
+        payload={"note": CANARY},
+        metadata={"tenant": CANARY},
+        last_error=CANARY,
+        dead=-5,
+        dead_reason=CANARY,
+        attempts=1,
+    )
+    attempt = FailedAttempt.objects.create(
+        message_id=message.pk,
+        queue="mail",
+        type=message.type,
+        attempt=1,
+        error_class="ValueError",
+        error_text=CANARY,
+        traceback=CANARY,
+    )
+    value = Result.objects.create(message_id=message.pk, value={"answer": CANARY})
+    failed = Result.objects.create(message_id=1, error_class="KeyError", error_text=CANARY)
+    beat()
+    return {
+        "queuedmessage": [message.pk],
+        "failedattempt": [attempt.pk],
+        "queuestate": ["mail"],
+        "result": [value.pk, failed.pk],
+        "workerheartbeat": ["worker"],
+    }
+
+
+def addresses(rows):
+    """All addresses that can be read: lists, filtered lists, pages, histories, overview."""
+    yield "/admin/"
+    yield "/admin/django_mq/"
+    yield LIST + "?state=dead"
+    yield LIST + "?q=mail"
+    for model in MODELS:
+        yield url(model)
+        for key in rows[model]:
+            yield url(model, "change", key)
+            yield url(model, "history", key)
+
+
+def of_models(rows):
+    return [each for each in addresses(rows) if each.startswith("/admin/django_mq/")]
+
+
+def test_anonymous_users_are_sent_to_the_login(rows):
+    for address in addresses(rows):
+        response = Client().get(address)
+        assert response.status_code == 302, address
+        assert response.url.startswith("/admin/login/"), address
+
+
+def test_staff_without_rights_see_nothing(rows, login):
+    client = login()
+    for address in of_models(rows):
+        assert client.get(address).status_code in (403, 404), address
+
+
+def test_view_shows_no_payload_anywhere(rows, viewer):
+    """S08: nor metadata, error texts, tracebacks, results."""
+    for address in addresses(rows):
+        response = viewer.get(address)
+        assert response.status_code == 200, address
+        assert CANARY not in response.content.decode(), address
+
+
+@pytest.mark.parametrize("role", ["reader", "superuser"])
+def test_view_payload_shows_it_on_pages(rows, login, role):
+    client = login(boss=True) if role == "superuser" else login(*VIEW, "view_payload")
+    for model in ("queuedmessage", "failedattempt", "result"):
+        for key in rows[model]:
+            assert CANARY in client.get(url(model, "change", key)).content.decode()
+    for address in addresses(rows):
+        assert client.get(address).status_code == 200, address
+
+
+def test_view_payload_alone_opens_no_page(rows, login):
+    client = login("view_payload")
+    for address in of_models(rows):
+        assert client.get(address).status_code in (403, 404), address
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_one_right_opens_one_model(rows, login, model):
+    client = login(f"view_{model}")
+    for each in MODELS:
+        status = 200 if each == model else 403
+        assert client.get(url(each)).status_code == status
+        assert client.get(url(each, "change", rows[each][0])).status_code == status
+
+
+def test_no_payload_is_in_a_list_even_for_those_who_may_see_it(rows, boss):
+    QueuedMessage.objects.update(last_error="", dead_reason="")
+    FailedAttempt.objects.update(error_text="")
+    for model in MODELS:
+        assert CANARY not in boss.get(url(model)).content.decode()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("page", ["add", "change", "delete"])
+def test_nothing_is_added_changed_or_deleted(rows, boss, model, page):
+    """S09: read only, whatever is posted by whomever."""
+    address = url(model, page, *([] if page == "add" else rows[model][:1]))
+    before = list(QueuedMessage.objects.values())
+    data = {"payload": "{}", "queue": "x", "type": "x", "attempts": 0, "post": "yes"}
+    assert boss.post(address, data).status_code == 403
+    if page != "change":
+        assert boss.get(address).status_code == 403
+    assert list(QueuedMessage.objects.values()) == before
+
+
+def test_the_stock_delete_is_no_action(rows, boss):
+    act(boss, "delete_selected", rows["queuedmessage"], post="yes")
+    assert QueuedMessage.objects.count() == 1
+    page = boss.get(LIST).content.decode()
+    assert "delete_selected" not in page
+
+
+@pytest.mark.parametrize("action", RIGHTS)
+def test_actions_are_hidden_and_refused_without_their_own_right(login, action):
+    """S10: the rights to all other actions do not help."""
+    columns, _ = SUBJECTS[action]
+    message = add(**columns)
+    before = QueuedMessage.objects.values().get()
+    client = login(*VIEW, *(right for right in RIGHTS.values() if right != RIGHTS[action]))
+    assert f'value="{action}"' not in client.get(LIST).content.decode()
+    page = client.get(url("queuedmessage", "change", message.pk)).content.decode()
+    assert url("queuedmessage", "operation", action) not in page
+    assert act(client, action, [message.pk]).status_code == 403
+    assert confirm(client, action, [message.pk]).status_code == 403
+    assert QueuedMessage.objects.values().get() == before
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize("action", RIGHTS)
+def test_actions_are_offered_and_done_with_their_right(login, action):
+    columns, goes = SUBJECTS[action]
+    message = add(**columns)
+    client = login("view_queuedmessage", RIGHTS[action])
+    assert f'value="{action}"' in client.get(LIST).content.decode()
+    page = client.get(url("queuedmessage", "change", message.pk)).content.decode()
+    assert url("queuedmessage", "operation", action) in page
+    assert confirm(client, action, [message.pk]).status_code == 302
+    if goes:
+        assert not QueuedMessage.objects.exists()
+    else:
+        assert QueuedMessage.objects.get().state == "processable"
+    assert LogEntry.objects.count() == 1
+
+
+@pytest.mark.parametrize("action", RIGHTS)
+def test_actions_take_the_right_to_view_too(login, action):
+    message = add(**SUBJECTS[action][0])
+    client = login(RIGHTS[action])
+    assert act(client, action, [message.pk]).status_code == 403
+    assert confirm(client, action, [message.pk]).status_code == 403
+
+
+@pytest.mark.parametrize("action", RIGHTS)
+def test_actions_take_a_token(boss, action):
+    """S11: POST with CSRF."""
+    message = add(**SUBJECTS[action][0])
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(boss.user)
+    assert act(client, action, [message.pk]).status_code == 403
+    assert confirm(client, action, [message.pk]).status_code == 403
+    assert client.post(url("queuestate", "pause"), {"queue": "mail"}).status_code == 403
+    assert client.get(url("queuedmessage", "operation", action)).status_code == 302
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize("page", ["pause", "resume"])
+def test_queues_are_changed_by_those_who_may(rows, login, viewer, page):
+    for client in (viewer, login("change_queue", name="blind")):
+        assert client.post(url("queuestate", page), {"queue": "mail"}).status_code == 403
+    assert "Pause" not in viewer.get(url("queuestate")).content.decode().replace("aused", "")
+    assert not QueueState.objects.exists()
+    keeper = login("view_queuestate", "change_queue", name="keeper")
+    assert keeper.post(url("queuestate", page), {"queue": "mail"}).status_code == 302
+
+
+@pytest.mark.parametrize(
+    ("model", "lookup"),
+    [
+        ("queuedmessage", "payload__note__startswith=c"),
+        ("queuedmessage", "payload__icontains=c"),
+        ("queuedmessage", "metadata__tenant=x"),
+        ("queuedmessage", "last_error__startswith=c"),
+        ("queuedmessage", "dead_reason__startswith=c"),
+        ("failedattempt", "error_text__contains=c"),
+        ("failedattempt", "traceback__contains=c"),
+        ("result", "value__answer__startswith=c"),
+        ("result", "error_text__contains=c"),
+    ],
+)
+def test_private_columns_cannot_be_asked_for_letter_by_letter(rows, viewer, model, lookup):
+    """S08: the stock admin filters by any column that stands in the address."""
+    assert viewer.get(f"{url(model)}?{lookup}").status_code == 400
+
+
+def test_a_search_does_not_look_into_payloads(rows, boss):
+    assert boss.get(LIST, {"q": CANARY}).context["cl"].result_count == 0
+
+
+def test_names_of_rows_and_the_log_hold_no_payload(rows, boss):
+    """S08: str(), breadcrumbs, log entries, history."""
+    message = QueuedMessage.objects.get()
+    assert CANARY not in str(message)
+    confirm(boss, "requeue", [message.pk])
+    confirm(boss, "cancel", [message.pk])
+    entries = LogEntry.objects.all()
+    assert len(entries) == 2
+    assert not any(CANARY in f"{each.object_repr} {each.change_message}" for each in entries)
+    assert CANARY not in boss.get("/admin/").content.decode()

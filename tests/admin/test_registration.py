@@ -1,0 +1,21 @@
+"""The setting ADMIN."""
+
+import pytest
+from django.contrib import admin
+
+from django_mq import admin as ours
+from django_mq.models import QueuedMessage, UniqueKey
+
+
+def test_the_admin_registers_itself_unless_it_is_told_not_to(settings):
+    assert isinstance(admin.site.get_model_admin(QueuedMessage), ours.QueuedMessageAdmin)
+    assert not admin.site.is_registered(UniqueKey)
+    assert ours._is_wanted()
+    settings.DJANGO_MQ = {"ADMIN": False}
+    assert not ours._is_wanted()
+
+
+@pytest.mark.parametrize("wrong", [{"ADMIN": "yes"}, {"NO_SUCH": 1}, 7])
+def test_wrong_settings_are_for_the_system_checks_to_tell(settings, wrong):
+    settings.DJANGO_MQ = wrong
+    assert not ours._is_wanted()

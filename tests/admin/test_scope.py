@@ -1,0 +1,181 @@
+"""S33: a user who is restricted to some queues sees and touches nothing of the others."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.test import Client, override_settings
+from django.urls import path, reverse
+
+from django_mq import handlers
+from django_mq.admin import (
+    FailedAttemptAdmin,
+    QueuedMessageAdmin,
+    QueueScopeMixin,
+    QueueStateAdmin,
+    ResultAdmin,
+    WorkerHeartbeatAdmin,
+)
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, WorkerHeartbeat
+from tests.admin.pages import MODELS, text, told
+from tests.rows import add, beat, decide
+
+
+class Scoped(QueueScopeMixin):
+    """A user sees the queue of his name."""
+
+    def get_queues(self, request):
+        return {request.user.username}
+
+
+site = admin.AdminSite(name="scoped")
+for model, base in (
+    (QueuedMessage, QueuedMessageAdmin),
+    (FailedAttempt, FailedAttemptAdmin),
+    (QueueState, QueueStateAdmin),
+    (Result, ResultAdmin),
+    (WorkerHeartbeat, WorkerHeartbeatAdmin),
+):
+    site.register(model, type(base.__name__, (Scoped, base), {}))
+
+urlpatterns = [path("scoped/", site.urls), path("admin/", admin.site.urls)]
+
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.usefixtures("_scoped_site"),
+]
+
+
+@pytest.fixture
+def _scoped_site():
+    with override_settings(ROOT_URLCONF=__name__), handlers.isolated():
+        yield
+
+
+@pytest.fixture
+def mine(login) -> Client:
+    """A user with all rights, for one queue."""
+    return login(boss=True, name="mine")
+
+
+@pytest.fixture
+def rows():
+    """The same twice, for one's own queue and for the queue of somebody else."""
+    found = {}
+    for queue in ("mine", "theirs"):
+        message = add(queue, type=f"type.{queue}", key=f"key-{queue}", dead=-5, attempts=1)
+        running = add(queue, type=f"runs.{queue}", leased=30)
+        FailedAttempt.objects.create(
+            message_id=message.pk,
+            queue=queue,
+            type=f"type.{queue}",
+            handler="h",
+            attempt=1,
+            error_class=f"{queue}.Error",
+        )
+        decide(queue, paused=-5)
+        beat(f"worker-{queue}", queues=[queue], host=f"host-{queue}", running=[running.pk])
+        found[queue] = message
+    return found
+
+
+def scoped(model, page="changelist", *args):
+    return reverse(f"scoped:django_mq_{model}_{page}", args=args)
+
+
+def test_lists_filters_and_counts(rows, mine):
+    for model in MODELS:
+        page = text(mine.get(scoped(model)))
+        assert "theirs" not in page, model
+        if model != "result":
+            assert "mine" in page.replace("Welcome, mine", ""), model
+    assert mine.get(scoped("queuedmessage")).context["cl"].result_count == 2
+    assert mine.get(scoped("queuedmessage"), {"queue": "theirs"}).context["cl"].result_count == 0
+
+
+@pytest.mark.parametrize("field", ["pk", "type", "key"])
+def test_search_and_lookups(rows, mine, field):
+    """What autocomplete answers comes from the same two methods."""
+    for queue, count in (("mine", 1), ("theirs", 0)):
+        found = mine.get(scoped("queuedmessage"), {"q": getattr(rows[queue], field)})
+        assert found.context["cl"].result_count == count
+
+
+def test_pages(rows, mine):
+    for queue, status in (("mine", 200), ("theirs", 302)):
+        message = rows[queue]
+        attempt = FailedAttempt.objects.get(queue=queue)
+        for model, key in (
+            ("queuedmessage", message.pk),
+            ("failedattempt", attempt.pk),
+            ("queuestate", queue),
+            ("workerheartbeat", f"worker-{queue}"),
+        ):
+            assert mine.get(scoped(model, "change", key)).status_code == status, model
+            assert mine.get(scoped(model, "history", key)).status_code == status, model
+
+
+def test_a_message_of_others_is_as_one_that_is_not(rows, mine):
+    """Nothing tells them apart: no reason, no failed attempts."""
+    theirs = rows["theirs"].pk
+    FailedAttempt.objects.create(message_id=10**6, queue="theirs", type="t", attempt=1)
+    answers = []
+    for id in (theirs, 10**6, 10**7):
+        response = mine.get(scoped("queuedmessage", "change", id))
+        answers.append((response.url, told(response)[-1].replace(str(id), "N")))
+    assert len(set(answers)) == 1
+
+
+@pytest.mark.parametrize("operation", ["requeue", "run_now", "cancel", "discard"])
+def test_actions(mine, operation):
+    columns = {"dead": -5} if operation in ("requeue", "discard") else {"after": 60}
+    theirs, own = add("theirs", **columns), add("mine", **columns)
+    before = QueuedMessage.objects.filter(pk=theirs.pk).values().get()
+    ids = f"{theirs.pk},{own.pk}"
+    address = scoped("queuedmessage", "operation", operation)
+    if operation in ("cancel", "discard"):
+        page = mine.post(address, {"ids": ids})
+        assert page.context["count"] == 1
+        assert page.context["others"] == [("gone", 1)]
+        assert "theirs" not in text(page)
+    mine.post(address, {"ids": ids, "confirmed": "yes"})
+    assert QueuedMessage.objects.filter(pk=theirs.pk).values().get() == before
+    assert [entry.object_id for entry in LogEntry.objects.all()] == [str(own.pk)]
+
+
+@pytest.mark.parametrize("page", ["pause", "resume"])
+def test_pausing(rows, mine, page):
+    assert mine.post(scoped("queuestate", page), {"queue": "theirs"}).status_code == 404
+    assert QueueState.objects.get(pk="theirs").paused_at is not None
+
+
+def test_a_worker_of_several_queues_shows_what_is_ours(rows, mine):
+    running = list(QueuedMessage.objects.filter(leased_until__isnull=False))
+    beat("both", queues=["mine", "theirs"], host="shared", running=[each.pk for each in running])
+    for address in (scoped("workerheartbeat"), scoped("workerheartbeat", "change", "both")):
+        page = text(mine.get(address))
+        assert "shared" in page
+        assert "runs.mine" in page
+        assert "theirs" not in page
+        assert f"#{next(each.pk for each in running if each.queue == 'theirs')}" not in page
+
+
+def test_results_know_no_queue_and_are_not_shown(mine):
+    Result.objects.create(message_id=5, handler="theirs", value=1)
+    assert mine.get(scoped("result")).context["cl"].result_count == 0
+    assert mine.get(scoped("result", "change", 5)).status_code == 302
+
+
+def test_handlers_of_other_queues_are_not_offered(mine):
+    with handlers.isolated():
+
+        @handlers.handler("a.b", queue="theirs", name="secret.handler")
+        def secret(delivery): ...
+
+        @handlers.handler("a.b", queue="mine", name="own.handler")
+        def own(delivery): ...
+
+        page = text(mine.get(scoped("queuedmessage")))
+    assert "own.handler" in page
+    assert "secret.handler" not in page
