@@ -57,7 +57,7 @@ with due as materialized (
              order by lane.place
           ) lane
          cross join lateral (
-            select m.id, m.processable_after as at, octet_length(m.payload::text) as bytes
+            select m.id, m.processable_after as at, m.payload::text as payload
               from django_mq_queuedmessage m
              where m.queue = lane.queue and m.priority = lane.priority
                and m.leased_until is null and m.blocked_by is null and m.dead_at is null
@@ -70,8 +70,11 @@ with due as materialized (
          limit %(limit)s
       ) d
 ), taken as materialized (
-    select id, at, n
-      from (select id, at, n, sum(bytes) over (order by n) as total from due) due
+    select id, at, n, payload
+      from (
+        select due.*, sum(octet_length(payload)) over (order by n) as total
+          from due
+      ) due
      where n = 1 or total <= %(bytes)s
 )
 update django_mq_queuedmessage m
@@ -79,7 +82,7 @@ update django_mq_queuedmessage m
        leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
   from taken
  where m.id = taken.id
-returning m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m.metadata::text,
+returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.metadata::text,
           m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
           m.wants_result, m.suspect,
           extract(epoch from statement_timestamp() - m.held_since)::float8,
@@ -132,6 +135,10 @@ with lapsed as materialized (
     select m.*, m.attempts < m.max_attempts as again
       from django_mq_queuedmessage m
      where m.queue = any(%(queues)s) and m.leased_until <= statement_timestamp()
+       and not exists (
+           select from django_mq_queuestate s
+            where s.queue = m.queue and s.paused_at is not null
+              and (s.paused_until is null or s.paused_until > statement_timestamp()))
      order by m.leased_until, m.id
      limit %(limit)s
        for no key update of m skip locked
@@ -174,6 +181,7 @@ def claim_lapsed(
     """Take over up to `limit` messages of `queues` whose lease lapsed, longest lapsed first.
 
     A row that its worker still has locked is running, however old its lease, and is skipped.
+    In a paused queue nothing is taken over: it may be paused because its messages kill workers.
     """
     cursor.execute(
         CLAIM_LAPSED,

@@ -14,6 +14,7 @@ with original as (
     update django_mq_queuedmessage m
        set handler = %(handler)s, max_attempts = %(most)s, held_since = null
      where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
+       and m.handler = ''
     returning m.*
 ), copies as (
     insert into django_mq_queuedmessage

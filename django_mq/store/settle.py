@@ -227,6 +227,16 @@ def release(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
     return _ids(cursor)
 
 
+CURRENT = "select pg_current_xact_id()::text"
+
+
+def current_transaction(cursor: Cursor) -> str:
+    """Return the id of the transaction that is open: another one was begun since if it differs."""
+    cursor.execute(CURRENT)
+    xid: str = cursor.fetchone()[0]
+    return xid
+
+
 COMMITTED = "select pg_xact_status(%(xid)s::xid8)"
 
 

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -24,11 +25,12 @@ from django_mq.messages import ClaimedRow, Delivery
 from django_mq.outcomes import EXHAUSTED, DeadLettered, Failure
 from django_mq.routing import check_pattern
 from django_mq.signals import announce_worker, worker_started, worker_stopped
-from django_mq.store import Cursor, settle
+from django_mq.store import Cursor, recover, settle
 from django_mq.worker import chores, reporting
 from django_mq.worker.aio import AsyncRunner
 from django_mq.worker.appetite import Appetite
 from django_mq.worker.board import Board, Places
+from django_mq.worker.calling import is_conflict
 from django_mq.worker.database import LOST, Outage, Statements
 from django_mq.worker.ending import Ended, Settled
 from django_mq.worker.executor import Executor
@@ -44,6 +46,8 @@ logger = logging.getLogger("django_mq")
 
 #: Batches that wait in hand at most, so that claiming and running overlap.
 MOST_BATCHES = 4
+#: How often a drain tries to release a row that somebody has locked for a moment.
+RELEASE_TRIES = 4
 #: Seconds at the end in which what a dead sibling held is still settled.
 LAST_RECOVERY = 5.0
 
@@ -179,6 +183,9 @@ class _Parts:
         self._claims = count(1)
         self._left = worker.max_messages
         self._deadline = Deadline(worker.max_seconds)
+        self._unsorted: deque[ClaimedRow] = deque()
+        self._in_doubt = self._worked = False
+        self._taken = 0
         most = worker.batch_size or settings.batch_size
         self.appetite = Appetite(least=worker.threads, most=most * MOST_BATCHES, batch=most)
         self.hand = Hand(most=most, on_room=self.wakeup.poke)
@@ -251,25 +258,50 @@ class _Parts:
         return done
 
     def _loop(self, until_empty: bool) -> None:
+        looked_after = -1
         while not self.worker._stopping.is_set() and not self._deadline.passed():
             try:
                 sleep = self._fetch()
-            except LOST as error:
+            except Exception as error:
+                lost = isinstance(error, LOST)
+                if not (lost or self._worked):
+                    raise  # the tables are not there, or not ours: say so instead of trying
+                if not lost:
+                    logger.exception("worker loop failed", extra={"event": "loop_failed"})
                 self.statements.close()
-                self.outage.wait(error)
+                self._in_doubt = True
+                if not is_conflict(error):
+                    self.outage.wait(error)
                 continue
             done = self._left == 0 or (until_empty and self.fetcher.empty)
             if done and self.hand.idle() and not self.keeper.recovering():
-                return
+                if looked_after == self._taken or self._left == 0:
+                    return
+                looked_after = self._taken  # the last handlers may have broadcast: look once more
+                self.fetcher.freed()
+                continue
             left = self._deadline.left()
             self.wakeup.sleep(sleep if left is None else min(sleep, left))
 
     def _fetch(self) -> float:
+        cursor = self.statements.cursor()
+        if self._in_doubt:
+            self._release_unanswered(cursor)
+        if self._unsorted:
+            self._sort(cursor)
         if self.wakeup.take_ring():
             self.fetcher.rang()
-        sleep = self.fetcher.fetch(self.statements.cursor())
+        sleep = self.fetcher.fetch(cursor)
+        self._worked = True
         self.outage.over()
         return sleep
+
+    def _release_unanswered(self, cursor: Cursor) -> None:
+        """A claim may have been committed whose answer was lost: nobody has its rows in hand."""
+        known = [fence.id for _, fence in self.hand.fences()]
+        if recover.release_all_but(cursor, worker=self.id, running=known):
+            self.fetcher.freed()
+        self._in_doubt = False
 
     def _start(self) -> None:
         self.keeper.start()
@@ -321,26 +353,68 @@ class _Parts:
         return done
 
     def _release(self, tasks: list[Task]) -> None:
-        if not tasks:
-            return
+        fences = [task.delivery.fence for task in tasks]
+        fences += [Delivery(row).fence for row in self._unsorted]
+        self._unsorted.clear()
+        # First: a renewal that is under way has their rows locked for a moment, a later one not.
+        self.hand.settled([fence.id for fence in fences])
+        tries = RELEASE_TRIES
         try:
-            settle.release(self.statements.cursor(), [task.delivery.fence for task in tasks])
+            while fences and tries:
+                cursor = self.statements.cursor()
+                released = settle.release(cursor, fences)
+                left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
+                fences = [fence for fence in fences if fence.id in left]
+                tries -= 1
+                if fences:
+                    self.outage.wait_quietly()
         except LOST:
-            logger.warning("could not release %s message(s): the database is away", len(tasks))
-        self.hand.settled(task.delivery.id for task in tasks)
+            self.statements.close()
+        if fences:
+            logger.warning("could not release %s message(s): their leases lapse", len(fences))
 
     # ---- what the parts ask of each other
 
-    def _take(self, cursor: Cursor, rows: list[ClaimedRow]) -> None:
+    def _take(self, cursor: Cursor, rows: list[ClaimedRow], lapsed: bool) -> None:
         self.hand.hold((row.queue, Delivery(row).fence) for row in rows)
         self.board.add_taken(len(rows))
         if self._left is not None:
             self._left = max(0, self._left - len(rows))
-        tasks = self.sorter.sort(cursor, rows)
-        mine = {task.delivery.id for task in tasks}
-        self.hand.settled(row.id for row in rows if row.id not in mine)
-        if len(mine) < len(rows):
-            self.fetcher.freed()
+        self._taken += len(rows)
+        self._unsorted.extend(rows)
+        self._sort(cursor, first=lapsed)
+        self.appetite.fed(len(rows))
+
+    def _sort(self, cursor: Cursor, *, first: bool = False) -> None:
+        """Give what was claimed to its handlers; the rest waits if the database is lost.
+
+        What is to be `first` goes before everything that is in hand.
+        """
+        tasks: list[Task] = []
+        others: list[int] = []
+        try:
+            while self._unsorted:
+                row = self._unsorted[0]
+                try:
+                    found = self.sorter.sort(cursor, [row])
+                except LOST:
+                    raise
+                except Exception:  # the lease lapses, and the attempt counts
+                    logger.exception(
+                        "message %s cannot be sorted", row.id, extra={"event": "sorting_failed"}
+                    )
+                    found = []
+                self._unsorted.popleft()
+                tasks += found
+                if not found:
+                    others.append(row.id)
+        finally:
+            if others:
+                self.hand.settled(others)
+                self.fetcher.freed()
+            self._hand_out(tasks, first)
+
+    def _hand_out(self, tasks: list[Task], first: bool) -> None:
         coroutines = [
             task for task in tasks if task.handler.is_async and not task.delivery._row.suspect
         ]
@@ -349,8 +423,11 @@ class _Parts:
                 self.runner.start()
             self.runner.submit(coroutines)
         started = {task.delivery.id for task in coroutines}
-        self.hand.put(task for task in tasks if task.delivery.id not in started)
-        self.appetite.fed(len(rows))
+        waiting = [task for task in tasks if task.delivery.id not in started]
+        if first:
+            self.hand.put_back(waiting)
+        else:
+            self.hand.put(waiting)
 
     def _settled(self, ids: list[int], any_back: bool) -> None:
         if any_back:
@@ -365,7 +442,7 @@ class _Parts:
         failure = Failure("WorkerVanished", "the lease lapsed")
         for row in rows:
             outcome = DeadLettered(EXHAUSTED, failure)
-            reporting.ended(Ended(Delivery(row), Settled.FAILED, outcome=outcome))
+            reporting.one_ended(Ended(Delivery(row), Settled.FAILED, outcome=outcome))
 
     def _lease(self, queue: str) -> float:
         return self.settings.queue(queue).lease

@@ -20,7 +20,7 @@ from django_mq.outcomes import TimedOut
 from django_mq.signals import message_started, wanted
 from django_mq.store import leases
 from django_mq.worker import reporting
-from django_mq.worker.database import Outage, Statements
+from django_mq.worker.database import LOST, Outage, Statements
 from django_mq.worker.ending import Ended, Settled, any_back, settle_all
 from django_mq.worker.leased import LeasedDelivery
 from django_mq.worker.unbound import ended_unbound
@@ -64,18 +64,22 @@ class AsyncRunner(threading.Thread):
         self._on_room = on_room
         self._slots = slots
         self._free = list(range(first_place, first_place + slots))
+        self._lock = threading.Lock()
         self._busy = 0
+        self._cancelling = False
         self._loop = asyncio.new_event_loop()
         self._running: set[asyncio.Task[None]] = set()
         self._settler = Settler(alias=alias, lease=lease, outage=outage, settled=settled)
 
     def room(self) -> int:
         """How many more handlers may start now."""
-        return self._slots - self._busy
+        with self._lock:
+            return self._slots - self._busy
 
     def submit(self, tasks: list[Task]) -> None:
         """Start `tasks`, for which there is room: from the thread that claims."""
-        self._busy += len(tasks)
+        with self._lock:
+            self._busy += len(tasks)
         for _ in tasks:
             self._hand.enter()
         self._loop.call_soon_threadsafe(self._start, tasks)
@@ -120,7 +124,8 @@ class AsyncRunner(threading.Thread):
         finally:
             self._board.clear(place)
             self._free.append(place)
-            self._busy -= 1
+            with self._lock:
+                self._busy -= 1
             self._hand.leave()
             self._on_room()
 
@@ -143,9 +148,9 @@ class AsyncRunner(threading.Thread):
         try:
             async with limit:
                 result = await task.handler.function(delivery)
-        except asyncio.CancelledError:
-            raise
         except BaseException as raised:
+            if isinstance(raised, asyncio.CancelledError) and self._cancelling:
+                raise  # the drain cancels it, and not the handler itself or what it awaited
             late = isinstance(raised, TimeoutError) and limit.expired()
             error = TimedOut("the handler ran past its timeout") if late else raised
         seconds = perf_counter() - began
@@ -163,6 +168,7 @@ class AsyncRunner(threading.Thread):
     async def _drain(self, seconds: float | None) -> None:
         if self._running:
             await asyncio.wait(set(self._running), timeout=seconds)
+        self._cancelling = True
         for running in list(self._running):
             running.cancel()
         if self._running:
@@ -247,7 +253,7 @@ class Settler(threading.Thread):
                 if ended.delivery.id in lost:
                     reporting.lease_lost(ended.delivery)
                 else:
-                    reporting.ended(ended)
+                    reporting.one_ended(ended)
             self._settled([ended.delivery.id for ended in ends], any_back(ends))
         for what, subject, loop, answer in asked:
             value = started.get(subject.delivery.id) if what == "start" else None
@@ -273,9 +279,26 @@ class Settler(threading.Thread):
                 return started, lost
             except Exception as error:  # the answers are waited for: never end without them
                 self._statements.close()
+                if not isinstance(error, LOST):
+                    if len(ends) + len(starts) > 1:
+                        return self._write_one_by_one(starts, ends)
+                    reporting.refused(ends, error)
+                    return {}, {ended.delivery.id for ended in ends}
                 self._outage.wait(error)
                 if self._outage.stopped():
                     return {}, {ended.delivery.id for ended in ends}
+
+    def _write_one_by_one(
+        self, starts: list[Task], ends: list[Ended]
+    ) -> tuple[dict[int, bool], set[int]]:
+        """The database refuses one of these; the others are not to suffer."""
+        started: dict[int, bool] = {}
+        lost: set[int] = set()
+        for each in ends:
+            lost |= self._write([], [each])[1]
+        for task in starts:
+            started |= self._write([task], [])[0]
+        return started, lost
 
 
 def _resolve(answer: asyncio.Future[Any], value: Any) -> None:

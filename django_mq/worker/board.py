@@ -18,6 +18,7 @@ from django_mq.messages import Fence
 # cleared first: an entry with an id is whole.
 _ENTRY = struct.Struct("=qiqd?")
 _ID = struct.Struct("=q")
+_REST = struct.Struct("=iqd?")
 _COUNT = struct.Struct("=q")
 _NOTHING = _ID.pack(0)
 
@@ -52,10 +53,9 @@ class Board:
         """Say that the message of `fence` runs at `place` until `deadline`."""
         at = place * _ENTRY.size
         claim_number = int(fence[2].rpartition(":")[2] or 0)
-        entry = _ENTRY.pack(fence[0], fence[1], claim_number, deadline, atomic)
         memory = self._memory
-        memory[at + _ID.size : at + _ENTRY.size] = entry[_ID.size :]
-        memory[at : at + _ID.size] = entry[: _ID.size]
+        _REST.pack_into(memory, at + _ID.size, fence[1], claim_number, deadline, atomic)
+        _ID.pack_into(memory, at, fence[0])
 
     def clear(self, place: int) -> None:
         """Nothing runs at `place` any more."""
@@ -90,6 +90,10 @@ class Places:
         """These messages start, together."""
         for offset, fence in enumerate(fences[: self._count]):
             self._board.write(self._first + offset, fence, deadline, atomic)
+
+    def start_one(self, fence: Fence, deadline: float, atomic: bool) -> None:
+        """This message starts, alone."""
+        self._board.write(self._first, fence, deadline, atomic)
 
     def end(self, count: int) -> None:
         """The `count` messages that started last are over."""

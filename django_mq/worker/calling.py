@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from django.db import close_old_connections, connections, reset_queries
 
+from django_mq.exceptions import Reject, Retry, Snooze
 from django_mq.messages import Delivery, current_delivery
 
 if TYPE_CHECKING:
@@ -33,7 +35,14 @@ def _call(
 ) -> tuple[Any, BaseException | None]:
     current_delivery.set(delivery)
     try:
-        return function(argument), None
+        result = function(argument)
+        if type(result) is CoroutineType:
+            result.close()
+            raise TypeError(
+                "the handler returned a coroutine: put @handler on the async function itself,"
+                " or write the function that wraps it as async def"
+            )
+        return result, None
     except BaseException as error:  # SystemExit too: a handler does not end the worker
         return None, error
 
@@ -53,9 +62,12 @@ def argument_of(tasks: Sequence[Task]) -> Any:
 
 
 def is_conflict(error: BaseException | None) -> bool:
-    """Say whether `error` comes of a deadlock, a serialization failure or a lock timeout."""
+    """Say whether `error` comes of a deadlock, a serialization failure or a lock timeout.
+
+    Not if the handler caught it and says itself what is to become of the message.
+    """
     for _ in range(10):
-        if error is None:
+        if error is None or isinstance(error, Retry | Snooze | Reject):
             return False
         if getattr(error, "sqlstate", None) in _CONFLICTS:
             return True

@@ -15,7 +15,7 @@ from django_mq.store import claim
 from django_mq.store.claim import Lane
 from django_mq.worker.board import Board, Places
 from django_mq.worker.calling import call
-from django_mq.worker.database import Outage
+from django_mq.worker.database import Outage, statement_cursor
 from django_mq.worker.ending import settle_all
 from django_mq.worker.leased import LeasedDelivery
 from django_mq.worker.policies import policies
@@ -104,7 +104,7 @@ class Drainer:
 
     def _cursor(self) -> psycopg.Cursor[Any]:
         self._connection.ensure_connection()
-        return psycopg.Cursor(self._connection.connection)
+        return statement_cursor(self._connection)
 
 
 class _NoClock:

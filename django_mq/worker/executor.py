@@ -91,14 +91,18 @@ class Executor(threading.Thread):
             return
         began = monotonic()
         remainder = self._slices.run(tasks)
-        self._set_pace(tasks, len(remainder.left), remainder.again, monotonic() - began)
-        left, again = remainder.left, deque(remainder.again)
+        unstarted = len(remainder.left) + len(remainder.locked)
+        self._set_pace(tasks, unstarted, remainder.again, monotonic() - began)
+        left, again, locked = remainder.left, deque(remainder.again), remainder.locked
         while again and not self._outage.stopped():
             remainder = self._slices.run([again.popleft()])
             left = remainder.left + left
+            locked = locked + remainder.locked
             again.extend(remainder.again)
         if left or again:
             self._hand.put_back([*again, *left])
+        if locked:
+            self._hand.put(locked)
 
     def _set_pace(self, tasks: list[Task], left: int, again: list[Task], seconds: float) -> None:
         for task in again:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import groupby
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,7 +84,8 @@ class Marks:
         if full:
             self._wanted = False
             self._last_full = monotonic()
-            extra = max(0.0, seconds - 1.5 * self._usual)
+            usual = 0.0 if self._usual == float("inf") else self._usual
+            extra = max(0.0, seconds - 1.5 * usual)
             self._allowed_at = self._last_full + REST_AFTER_FULL_SCAN * extra
         else:
             usual = self._usual
@@ -99,8 +101,8 @@ class Fetcher:
     """Claims for one process; whoever runs the loop calls `fetch()`.
 
     `terms(queue)` says how a queue is claimed, `room(kind)` how many messages there is room
-    for now; `take` gets the rows that were claimed, `buried` those whose last attempt had
-    vanished with its worker. `claimer` makes the name of the next claim.
+    for now; `take` gets the rows that were claimed, and whether they had lapsed, `buried` those
+    whose last attempt had vanished with its worker. `claimer` makes the name of the next claim.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Fetcher:
         patterns: Sequence[str],
         terms: Callable[[str], Terms],
         room: Callable[[str], int],
-        take: Callable[[Cursor, list[ClaimedRow]], None],
+        take: Callable[[Cursor, list[ClaimedRow], bool], None],
         buried: Callable[[list[ClaimedRow]], None],
         claimer: Callable[[], str],
         poll: float,
@@ -125,11 +127,15 @@ class Fetcher:
         self._seen_at: dict[LaneName, float] = {}
         self._lanes: list[LaneName] = []
         self._leased: list[str] = []
+        self._turn = 0
         self._fixed = [(text, 0) for text in patterns if "*" not in text and "#" not in text]
+        self._rung = False
         self._hopeful = True
         self._must_look = True
         self._look_at = 0.0
+        self._look_again_at = 0.0
         self._lapsed_at = 0.0
+        self._more_lapsed = False
         self._again_at = float("inf")
         self._due_at = float("inf")
         self.empty = False
@@ -137,6 +143,7 @@ class Fetcher:
     def rang(self) -> None:
         """A message was committed somewhere: claim now, and once more a little later."""
         self.freed()
+        self._rung = True
         self._again_at = monotonic() + LOOK_AGAIN
 
     def freed(self) -> None:
@@ -147,12 +154,17 @@ class Fetcher:
 
     def fetch(self, cursor: Cursor) -> float:
         """Claim what there is room for; return how many seconds to sleep before the next call."""
+        if self._rung:  # somebody waits for this one: everything else comes after it
+            self._rung = False
+            if not self._claim(cursor):
+                return 0.0
         now = monotonic()
-        if now >= self._lapsed_at:
-            self._lapsed_at = now + self._poll
-            self._claim_lapsed(cursor)
         if now >= self._look_at:
             self._hopeful |= self._look(cursor)
+        if self._more_lapsed or now >= self._lapsed_at:
+            # Twice as often with a backlog: a lapsed row still waits for what is in hand.
+            self._lapsed_at = now + (self._poll / 2 if self._hopeful else self._poll)
+            self._claim_lapsed(cursor)
         if now >= self._due_at:
             self._due_at = float("inf")
             self._hopeful = self._must_look = True
@@ -165,28 +177,36 @@ class Fetcher:
 
     def _claim(self, cursor: Cursor) -> float:
         full = self._marks.full_is_due()
+        self._hopeful = False  # an executor may set it again while the statement runs
         took, cramped, more = 0, False, False
+        full_kinds: set[str] = set()
         for terms, lanes in self._groups():
+            if full_kinds and ("both" in (terms.kind, *full_kinds) or terms.kind in full_kinds):
+                cramped = True  # what is preferred may have more, and that goes first
+                continue
             room = min(self._room(terms.kind), terms.batch_size)
             if room <= 0:
                 cramped = True
                 continue
             rows = self._claim_from(cursor, lanes, terms, room, full=full)
             took += len(rows)
-            more |= len(rows) == room or sum(len(row.payload) for row in rows) > (
+            if len(rows) == room or sum(len(row.payload) for row in rows) > (
                 terms.batch_bytes // 2
-            )
+            ):
+                more = True
+                full_kinds.add(terms.kind)
         if took:
             self.empty = False
-            self._hopeful = more or cramped
-            self._again_at = monotonic() + LOOK_AGAIN
-            return 0.0 if more else self._sleep(cursor)
+            self._hopeful |= more or cramped
+            self._again_at = monotonic() + LOOK_AGAIN  # until then there is nothing to look for
+            return 0.0 if more else self._until_next()
         if cramped:
+            self._hopeful = True
             return self._poll  # whoever makes room pokes the loop
         if not full:
+            self._hopeful = True
             self._marks.want_full()
             return min(self._marks.full_in(), self._poll)
-        self._hopeful = False
         return self._sleep(cursor)
 
     def _claim_from(
@@ -203,27 +223,34 @@ class Fetcher:
         )
         self._marks.scanned(claimed.marks, perf_counter() - began, full=full)
         if claimed.rows:
-            self._take(cursor, claimed.rows)
+            self._take(cursor, claimed.rows, False)
         return claimed.rows
 
     def _claim_lapsed(self, cursor: Cursor) -> None:
+        self._more_lapsed = False
         for terms, queues in self._leased_groups():
             room = min(self._room(terms.kind), terms.batch_size)
-            if room > 0:
-                lapsed = store_claim.claim_lapsed(
-                    cursor, queues=queues, claimer=self._claimer(), lease=terms.lease, limit=room
-                )
-                self._buried(lapsed.dead)
-                if lapsed.taken:
-                    self.empty = False
-                    self._take(cursor, lapsed.taken)
+            if room <= 0:
+                self._more_lapsed = True  # perhaps: whoever makes room pokes the loop
+                continue
+            lapsed = store_claim.claim_lapsed(
+                cursor, queues=queues, claimer=self._claimer(), lease=terms.lease, limit=room
+            )
+            if len(lapsed.taken) + len(lapsed.dead) >= room:
+                self._more_lapsed = True
+                self._lapsed_at = 0.0
+            self._buried(lapsed.dead)
+            if lapsed.taken:
+                self.empty = False
+                self._take(cursor, lapsed.taken, True)
 
     def _look(self, cursor: Cursor) -> bool:
         """See which lanes there are and what is due next; say whether something new is due."""
         began = monotonic()
         seen = store_claim.look(cursor)
         now = monotonic()
-        self._look_at = now + max(self._poll, REST_AFTER_FULL_SCAN * (now - began))
+        self._look_again_at = now + REST_AFTER_FULL_SCAN * (now - began)
+        self._look_at = max(now + self._poll, self._look_again_at)
         self._must_look = False
         mine = [(lane, self._preference(lane.queue)) for lane in seen]
         self._leased = [lane.queue for lane, place in mine if place is not None and lane.leased]
@@ -236,21 +263,27 @@ class Fetcher:
         self._seen_at.update(dict.fromkeys(lanes, now))
         self._seen_at = {lane: at for lane, at in self._seen_at.items() if now - at < FORGET_LANE}
         known = {**dict.fromkeys(self._fixed), **dict.fromkeys(self._seen_at)}
-        self._lanes = sorted(known, key=lambda lane: (self._preference(lane[0]), -lane[1], lane))
+        self._lanes = sorted(known)
         self._marks.keep(known)
         waits = [lane.next_in for lane, place in mine if place is not None and lane.next_in]
         self._due_at = now + min(waits, default=float("inf"))
         return new_due
 
     def _sleep(self, cursor: Cursor) -> float:
-        if self._must_look:
+        if self._must_look and monotonic() >= self._look_again_at:
             before = set(self._lanes)
-            self._look(cursor)
-            if not before.issuperset(self._lanes):
-                self._hopeful = True  # a lane that the claim did not know of
+            due = self._look(cursor)
+            if due or not before.issuperset(self._lanes):
+                self._hopeful = True  # what came since the claim, or a lane it did not know of
                 return 0.0
-        self.empty = not self._hopeful
+        self.empty = not (self._hopeful or self._more_lapsed or self._must_look)
+        return self._until_next()
+
+    def _until_next(self) -> float:
+        """Seconds until there is a reason to do something again."""
         until = min(self._look_at, self._lapsed_at, self._due_at, self._again_at)
+        if self._must_look and self._again_at == float("inf"):
+            until = min(until, self._look_again_at)
         return max(0.0, until - monotonic())
 
     def _preference(self, queue: str) -> int | None:
@@ -259,11 +292,17 @@ class Fetcher:
                 return place
         return None
 
+    def _in_order(self) -> list[LaneName]:
+        """Return the lanes by preference, then priority; those alike take turns to be first."""
+        self._turn += 1
+        turn = self._turn % max(1, len(self._lanes))
+        rotated = self._lanes[turn:] + self._lanes[:turn]
+        return sorted(rotated, key=lambda lane: (self._preference(lane[0]), -lane[1]))
+
     def _groups(self) -> Iterator[tuple[Terms, list[LaneName]]]:
-        groups: dict[Terms, list[LaneName]] = {}
-        for lane in self._lanes:
-            groups.setdefault(self._terms(lane[0]), []).append(lane)
-        yield from groups.items()
+        """Yield neighbouring lanes that one claim can serve: their order is the preference."""
+        for terms, lanes in groupby(self._in_order(), lambda lane: self._terms(lane[0])):
+            yield terms, list(lanes)
 
     def _leased_groups(self) -> Iterator[tuple[Terms, list[str]]]:
         groups: dict[Terms, list[str]] = {}

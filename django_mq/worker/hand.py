@@ -94,9 +94,13 @@ class Hand:
             self._lock.notify_all()
 
     def put_back(self, tasks: list[Task]) -> None:
-        """Return tasks of a slice that did not start, before all others."""
+        """Return tasks of a slice that did not start, before all others; suspects stay aside."""
         with self._lock:
-            self._ready.extendleft(reversed(tasks))
+            for task in reversed(tasks):
+                if task.delivery._row.suspect:
+                    self._suspects.appendleft((monotonic(), task))
+                else:
+                    self._ready.appendleft(task)
             self._lock.notify_all()
 
     def take(self) -> Slice | None:
@@ -127,6 +131,8 @@ class Hand:
                 self._alone = False
             if self._alone or self._suspects or slice_.alone:
                 self._lock.notify_all()
+        if slice_.alone:
+            self._on_room()  # async handlers may start again
         self._tell_if_idle()
 
     def enter(self) -> None:

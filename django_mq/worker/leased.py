@@ -7,14 +7,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 
-from django_mq.exceptions import LeaseLost
+from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
 from django_mq.messages import Delivery
 from django_mq.store import leases, settle
 
 if TYPE_CHECKING:
     from django_mq.messages import ClaimedRow
+    from django_mq.store import Cursor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,10 +40,6 @@ class LeasedDelivery(Delivery):
         self.finished = False
 
     def extend(self, seconds: float) -> None:
-        """Have `seconds` more from now before the handler's time is over.
-
-        The lease itself is renewed by the worker. Raises LeaseLost when it is gone.
-        """
         with connections[self._alias].cursor() as cursor:
             if not leases.start(cursor, [self.fence], lease=max(seconds, self._lease)):
                 raise self._lost()
@@ -50,22 +47,34 @@ class LeasedDelivery(Delivery):
 
     @contextmanager
     def finish(self, result: Any = None) -> Iterator[None]:
-        """Commit the writes of this `with` block and the ack together, or neither.
-
-        Raises LeaseLost, before the block runs, when the lease is gone: a worker that was
-        frozen meanwhile writes nothing. `result` goes to whoever asked for one.
-        """
         if self.finished:
             raise self._lost()
         with transaction.atomic(using=self._alias, durable=True):
             with connections[self._alias].cursor() as cursor:
-                if not settle.ack(cursor, [self.fence]):
+                if not self._ack(cursor):
                     raise self._lost()
+                xid = settle.current_transaction(cursor)
             yield
+            self._must_be_in(xid)
         self.finished = True
 
+    def _must_be_in(self, xid: str) -> None:
+        """Django rolls back quietly what was spoiled quietly: the ack would be gone unnoticed."""
+        try:
+            with connections[self._alias].cursor() as cursor:
+                here = settle.current_transaction(cursor)
+        except DatabaseError as error:
+            raise HandlerBrokeTransaction(
+                "a database error was swallowed inside finish(), or its connection closed: let it"
+                " raise, or wrap the statement in transaction.atomic()"
+            ) from error
+        if here != xid:
+            raise HandlerBrokeTransaction("the block of finish() ended its own transaction")
+
+    def _ack(self, cursor: Cursor) -> bool:
+        return bool(settle.ack(cursor, [self.fence]))
+
     async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `function` in a thread, inside `finish()`; return what it returns."""
         return await sync_to_async(self._call_and_finish)(function, *args, **kwargs)
 
     def _call_and_finish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -191,7 +191,7 @@ class Keeper(threading.Thread):
         ended = self._charge(dead, dead.timed_out, TimedOut("the handler ran past its timeout"))
         ended += self._charge(dead, dead.lost, WorkerLost(dead.reason))
         for each in ended:
-            reporting.ended(each)
+            reporting.one_ended(each)
         if freed or ended:
             self._freed()
         if recover.anything_left(cursor, worker=dead.worker):

@@ -63,8 +63,10 @@ class Mender:
         if culprit is not None:
             begun.add(culprit.delivery.id)
         progress.left = [task for task in tasks if task.delivery.id not in begun]
+        progress.locked = []
         if progress.ended and self._was_committed(progress.xid):
             run_hooks(progress.hooks)
+            self._session.take_back()
         else:
             progress.left[:0] = progress.ran
             progress.ended = []
@@ -87,12 +89,14 @@ class Mender:
             self._outage.wait(error)
             again = {task.delivery.id for task in progress.again}
             progress.left = [task for task in tasks if task.delivery.id not in again]
+            progress.locked = []
         elif progress.ended or progress.again:
             self._run_again_or_fail(progress, error)
         else:
-            self._session.reset()
-            self._outage.wait(error)
-            progress.left = list(tasks)
+            if not is_conflict(error):
+                self._session.reset()
+                self._outage.wait(error)
+            progress.left, progress.locked = list(tasks), []
 
     def _run_again_or_fail(self, progress: Progress, error: Exception | None) -> None:
         ran, ended = progress.ran, progress.ended
@@ -115,6 +119,10 @@ class Mender:
                 break
             except DATABASE_ERRORS as error:
                 self._session.reset()
+                if not isinstance(error, LOST):
+                    reporting.refused(progress.ended, error)
+                    self._settled([ended.delivery.id for ended in progress.ended], False)
+                    return
                 self._outage.wait(error)
                 if self._outage.stopped():
                     return  # the lease lapses, and the attempt counts
@@ -123,7 +131,7 @@ class Mender:
             if ended.delivery.id in lost:
                 reporting.lease_lost(ended.delivery)
             else:
-                reporting.ended(ended)
+                reporting.one_ended(ended)
         self._settled([ended.delivery.id for ended in progress.ended], any_back(progress.ended))
 
     def _was_committed(self, xid: str | None) -> bool:

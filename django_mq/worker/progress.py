@@ -31,14 +31,17 @@ class Progress:
     """How far one slice came.
 
     `ran` and `ended` go together. `gone` says that the transaction ended under a handler: the
-    `culprit`, unless that was a batch, whose messages are to run again one by one.
+    `culprit`, unless that was a batch, whose messages are to run again one by one. `locked` are
+    still ours, but somebody has their rows. `announcing`: somebody wants to hear of starts.
     """
 
     started: float
+    announcing: bool = False
     ended: list[Ended] = field(default_factory=list)
     ran: list[Task] = field(default_factory=list)
     left: list[Task] = field(default_factory=list)
     again: list[Task] = field(default_factory=list)
+    locked: list[Task] = field(default_factory=list)
     hooks: list[Any] = field(default_factory=list)
     xid: str | None = None
     driver: Any = None
@@ -47,14 +50,19 @@ class Progress:
     savepoints: int = 0
     committing: bool = False
     stopped: bool = False
+    began: bool = False
 
 
 @dataclass(slots=True)
 class Remainder:
-    """What a slice did not settle: `left` did not start, `again` runs again, each alone."""
+    """What a slice did not settle: `left` did not start, `again` runs again, each alone.
+
+    The rows of `locked` are still ours, but somebody had them locked: later, after the others.
+    """
 
     left: list[Task] = field(default_factory=list)
     again: list[Task] = field(default_factory=list)
+    locked: list[Task] = field(default_factory=list)
 
 
 class Conflicts:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from django_mq import signals
-from django_mq.outcomes import DeadLettered, Retried
+from django_mq.outcomes import DeadLettered, Retried, one_line
 from django_mq.worker.ending import Settled
 
 if TYPE_CHECKING:
@@ -22,7 +23,15 @@ def started(delivery: Delivery) -> None:
     signals.announce(signals.message_started, delivery, "started")
 
 
-def ended(ended: Ended) -> None:
+def all_ended(ended: Sequence[Ended]) -> None:
+    """Several deliveries are settled, and that is committed."""
+    quiet = not signals.wanted(signals.message_acked)
+    for each in ended:
+        if not (quiet and each.settled is Settled.ACKED):
+            one_ended(each)
+
+
+def one_ended(ended: Ended) -> None:
     """A delivery is settled, and that is committed."""
     delivery, outcome = ended.delivery, ended.outcome
     if ended.settled in (Settled.ACKED, Settled.FINISHED):
@@ -78,6 +87,24 @@ def lease_lost(delivery: Delivery) -> None:
         delivery.attempt,
         extra={"event": "lease_lost", "message_id": delivery.id, "queue": delivery.queue},
     )
+
+
+def refused(ended: Sequence[Ended], error: BaseException) -> None:
+    """The database answers, but does not take what became of these deliveries."""
+    for each in ended:
+        logger.error(
+            "message %s (queue %s, attempt %s): the database refuses to settle it (%s); its lease"
+            " lapses, and the attempt counts",
+            each.delivery.id,
+            each.delivery.queue,
+            each.delivery.attempt,
+            one_line(str(error)),
+            extra={
+                "event": "settle_refused",
+                "message_id": each.delivery.id,
+                "queue": each.delivery.queue,
+            },
+        )
 
 
 def _when(after: float | datetime) -> str:

@@ -10,21 +10,31 @@ from typing import Any
 
 import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import ProgrammingError
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
+from django_mq.worker.database import taking_back
 
+# Only those that this login could name: the temporary tables of other sessions have some too.
 DEFERRABLE = """
 select n.nspname, c.conname
   from pg_constraint c
   join pg_namespace n on n.oid = c.connamespace
  where c.condeferrable and not c.condeferred
+   and not pg_is_other_temp_schema(n.oid) and has_schema_privilege(n.oid, 'usage')
 """
 
 
 class TransactionGone(Exception):
     """A handler ended the transaction it ran in, or its connection."""
+
+
+class ConstraintGone(Exception):
+    """A constraint was dropped since the connection was made; the handler may simply run again."""
+
+    sqlstate = "40001"  # as good as a conflict with whoever dropped it
 
 
 class LazySavepoint:
@@ -34,6 +44,7 @@ class LazySavepoint:
     """
 
     NAME = "django_mq_delivery"
+    _undo = f"rollback to savepoint {NAME}; release savepoint {NAME}".encode()
 
     def __init__(self, wrapper: BaseDatabaseWrapper) -> None:
         self.wrapper = wrapper
@@ -41,7 +52,10 @@ class LazySavepoint:
         self._armed = False
         self._driver: Any = None
         self._cursor: Any = None  # a psycopg.ClientCursor once it has begun
-        self._release = sql.Composed([])
+        self._initially_immediate: list[Any] | None = None
+        self._release = b""
+        self._release_for: object = None
+        self._depth = 0, 0
         self._plain_class = type(wrapper)
         wrapper.__class__ = _watched(self._plain_class)
         wrapper.__dict__["mq_savepoint"] = self
@@ -62,8 +76,15 @@ class LazySavepoint:
         if driver is not self._driver:
             self._driver = driver
             self._cursor = psycopg.ClientCursor(driver)
+            self._initially_immediate = None
+        if self._initially_immediate is None:
             self._initially_immediate = self._cursor.execute(DEFERRABLE).fetchall()
-        self._release = self._closing_statements(settings, own_session)
+            self._release_for = None
+        self._depth = len(self.wrapper.savepoint_ids), len(self.wrapper.atomic_blocks)
+        wanted = settings, own_session, self.wrapper.timezone_name
+        if wanted != self._release_for:  # writing it anew would cost 24 us a slice
+            self._release_for = wanted
+            self._release = self._closing_statements(settings, own_session).as_bytes(driver)
 
     def arm(self) -> None:
         """From now on, the first use of the connection opens the savepoint."""
@@ -95,24 +116,32 @@ class LazySavepoint:
                 "the handler swallowed a database error: let it raise, or wrap the statement in"
                 " transaction.atomic()"
             )
+        if self._depth != (len(self.wrapper.savepoint_ids), len(self.wrapper.atomic_blocks)):
+            raise HandlerBrokeTransaction(
+                "the handler left an atomic() block open: leave each with the with statement"
+            )
         if self.wrapper.needs_rollback:
             raise HandlerBrokeTransaction(
                 "the handler marked its transaction for rollback (set_rollback, or an error in"
                 " an inner block) and returned: raise instead"
             )
         if self.opened:
-            self._run(self._release)
+            try:
+                self._run(self._release)
+            except ProgrammingError as error:
+                if not isinstance(error.__cause__, psycopg.errors.UndefinedObject):
+                    raise
+                self._initially_immediate = None
+                raise ConstraintGone(str(error)) from error
 
     def undo(self) -> None:
         """Take back what the handler wrote. Raises TransactionGone when it ended it."""
         self._armed = False
         if self.opened:
             self._must_be_here()
-            self._run(
-                sql.SQL("rollback to savepoint {0}; release savepoint {0}").format(
-                    sql.Identifier(self.NAME)
-                )
-            )
+            self._run(self._undo)
+        savepoints, blocks = self._depth
+        del self.wrapper.savepoint_ids[savepoints:], self.wrapper.atomic_blocks[blocks:]
         self.wrapper.needs_rollback = False
         self.wrapper.rollback_exc = None  # type: ignore[attr-defined]
 
@@ -129,7 +158,7 @@ class LazySavepoint:
         ):
             raise TransactionGone("it was committed or rolled back")
 
-    def _run(self, statements: sql.Composed) -> None:
+    def _run(self, statements: bytes) -> None:
         with self.wrapper.wrap_database_errors:
             try:
                 self._cursor.execute(statements)
@@ -140,22 +169,20 @@ class LazySavepoint:
                 raise TransactionGone("it was committed or rolled back") from error
 
     def _closing_statements(self, settings: dict[str, str], own_session: bool) -> sql.Composed:
-        # Deferred constraints would otherwise fail at COMMIT and take the slice along. RESET ALL
-        # takes back what the handler SET for its session, so ours are set again after it.
+        # Deferred constraints would otherwise fail at COMMIT and take the slice along. What the
+        # handler SET for its session is taken back, and with it ours, which are set again.
         steps = [
             sql.SQL("set constraints all immediate"),
             sql.SQL("set constraints all deferred"),
             *(
                 sql.SQL("set constraints {} immediate").format(sql.Identifier(*name))
-                for name in self._initially_immediate
+                for name in self._initially_immediate or ()
             ),
             sql.SQL("release savepoint {}").format(sql.Identifier(self.NAME)),
         ]
         if not own_session:
             return sql.SQL("; ").join(steps)
-        steps.append(sql.SQL("reset all"))
-        if timezone := self.wrapper.timezone_name:
-            steps.append(sql.SQL("set time zone {}").format(sql.Literal(timezone)))
+        steps.append(taking_back(self.wrapper))
         steps.extend(
             sql.SQL("set local {} = {}").format(sql.Identifier(name), sql.Literal(value))
             for name, value in settings.items()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from django.db.utils import Error as DjangoDatabaseError
+from psycopg.pq import TransactionStatus
 
-from django_mq.worker.database import prepare_statements
+from django_mq.worker.database import prepare_statements, statement_cursor, taking_back
 from django_mq.worker.savepoint import LazySavepoint
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Session:
         driver = self.connect()
         if driver.prepare_threshold is None:
             prepare_statements(self.wrapper)
-        return psycopg.Cursor(driver)
+        return statement_cursor(self.wrapper)
 
     def is_within(self) -> bool:
         """Say whether somebody else's transaction is open: a test's."""
@@ -55,6 +56,26 @@ class Session:
         """Return the on_commit hooks and forget them: we run them, each by itself."""
         hooks, self.wrapper.run_on_commit = self.wrapper.run_on_commit, []
         return hooks
+
+    def make_clean(self) -> None:
+        """Drop the connection if somebody (a hook, a receiver) left it other than idle."""
+        wrapper, driver = self.wrapper, self.wrapper.connection
+        if driver is not None and (
+            driver.closed
+            or driver.info.transaction_status != TransactionStatus.IDLE
+            or not driver.autocommit
+            or not wrapper.autocommit
+            or wrapper.in_atomic_block
+        ):
+            self.reset()
+
+    def take_back(self) -> None:
+        """Undo what hooks SET for the session; if that fails the connection is dropped."""
+        self.make_clean()
+        try:
+            psycopg.ClientCursor(self.connect()).execute(taking_back(self.wrapper))
+        except DATABASE_ERRORS:
+            self.reset()
 
     def reset(self) -> None:
         """Drop the connection, whatever state it is in; the next use makes a new one."""
@@ -76,7 +97,7 @@ def run_hooks(hooks: list[Any]) -> None:
     for _, hook, _ in hooks:
         try:
             hook()
-        except Exception:
+        except BaseException:  # SystemExit too: a hook does not end the worker
             logger.exception(
                 "an on_commit hook failed; its message is acked", extra={"event": "hook_failed"}
             )

@@ -44,6 +44,8 @@ MOST_SAVEPOINTS = 50
 IDLE_MARGIN = 30.0
 #: Seconds between two looks of the server at whether we are still there.
 CHECK_INTERVAL = 0.5
+#: The most milliseconds that a setting of the server can have.
+LONGEST = 2**31 - 1
 
 
 class Slices:
@@ -70,7 +72,7 @@ class Slices:
         self._settled = settled
         self._slice_seconds = slice_seconds
         self._conflicts = Conflicts()
-        self._nested = False
+        self._nested = self._session.is_within()
         self._mender = Mender(
             self._session,
             outage=outage,
@@ -86,8 +88,9 @@ class Slices:
 
     def run(self, tasks: Sequence[Task]) -> Remainder:
         """Run `tasks` in one transaction, as many as there is time for."""
-        progress = Progress(started=monotonic())
-        self._nested = self._session.is_within()
+        progress = Progress(started=monotonic(), announcing=wanted(message_started))
+        if not self._nested:
+            self._session.make_clean()
         try:
             progress.driver = self._session.connect()
             with transaction.atomic(using=self._session.alias, durable=True):
@@ -108,7 +111,9 @@ class Slices:
         else:
             self._outage.over()
             self._finish(progress)
-        return Remainder(progress.left, progress.again)
+        if progress.locked and not progress.began:
+            self._outage.wait_quietly()  # nothing else to do here, and others may have it long
+        return Remainder(progress.left, progress.again, progress.locked)
 
     # ---- inside the transaction
 
@@ -149,7 +154,10 @@ class Slices:
         }
         if len(tasks) > 1:
             limits["lock_timeout"] = self._slice_seconds / 2
-        return {name: str(max(1, round(seconds * 1000))) for name, seconds in limits.items()}
+        return {
+            name: str(min(max(1, round(seconds * 1000)), LONGEST))
+            for name, seconds in limits.items()
+        }
 
     def _sort_skipped(
         self, cursor: psycopg.Cursor[Any], skipped: list[Task], progress: Progress
@@ -157,7 +165,7 @@ class Slices:
         ours = settle.still_ours(cursor, [task.delivery.fence for task in skipped])
         for task in skipped:
             if task.delivery.id in ours:
-                progress.left.append(task)  # a renewal has it for a moment: the next slice
+                progress.locked.append(task)  # a renewal has it for a moment: a later slice
             else:
                 reporting.lease_lost(task.delivery)
                 self._settled([task.delivery.id], False)
@@ -178,17 +186,21 @@ class Slices:
     def _attempt(self, tasks: list[Task], progress: Progress) -> None:
         first, savepoint = tasks[0], self._session.savepoint
         hooks = len(self._session.wrapper.run_on_commit)
-        if wanted(message_started):
-            for task in tasks:
-                reporting.started(task.delivery)
-        began = perf_counter()
-        self._places.start(
-            [task.delivery.fence for task in tasks], monotonic() + first.timeout, True
-        )
-        savepoint.arm()
-        result, error = call(first.handler.function, argument_of(tasks), first.delivery)
-        seconds = perf_counter() - began
+        error: BaseException | None = None
+        seconds = 0.0
+        progress.began = True
+        if first.handler.batch:
+            fences = [task.delivery.fence for task in tasks]
+            self._places.start(fences, monotonic() + first.timeout, True)
+        else:
+            self._places.start_one(first.delivery.fence, monotonic() + first.timeout, True)
         try:
+            if progress.announcing:
+                self._announce(tasks, progress)
+            began = perf_counter()
+            savepoint.arm()
+            result, error = call(first.handler.function, argument_of(tasks), first.delivery)
+            seconds = perf_counter() - began
             if error is None:
                 error = _keep(savepoint)
             if savepoint.opened:
@@ -206,12 +218,21 @@ class Slices:
         finally:
             self._places.end(len(tasks))
         if error is None:
-            progress.ran.extend(tasks)
-            progress.ended.extend(
-                Ended(task.delivery, Settled.ACKED, result, seconds) for task in tasks
-            )
+            progress.ran += tasks
+            for task in tasks:
+                progress.ended.append(Ended(task.delivery, Settled.ACKED, result, seconds))
         else:
             self._failed(tasks, error, seconds, progress)
+
+    def _announce(self, tasks: list[Task], progress: Progress) -> None:
+        """Say that they start; a receiver that breaks the transaction does so to itself."""
+        savepoint = self._session.savepoint
+        savepoint.arm()
+        for task in tasks:
+            reporting.started(task.delivery)
+        if _keep(savepoint) is not None:
+            savepoint.undo()
+        progress.savepoints += savepoint.opened
 
     def _failed(
         self, tasks: list[Task], error: BaseException, seconds: float, progress: Progress
@@ -246,10 +267,11 @@ class Slices:
     # ---- after it
 
     def _finish(self, progress: Progress) -> None:
-        run_hooks(progress.hooks)
+        if progress.hooks:
+            run_hooks(progress.hooks)
+            self._session.take_back()
         self._settled([ended.delivery.id for ended in progress.ended], any_back(progress.ended))
-        for ended in progress.ended:
-            reporting.ended(ended)
+        reporting.all_ended(progress.ended)
         self._conflicts.forget(progress.ran)
         tidy_up()
 

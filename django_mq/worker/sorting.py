@@ -24,12 +24,14 @@ class Sorter:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._known: dict[Handler, tuple[tuple[str, ...], float]] = {}
 
     def sort(self, cursor: Cursor, rows: Iterable[ClaimedRow]) -> list[Task]:
         """Return the tasks that can run; the others are settled here, by statement."""
         tasks: list[Task] = []
         for row in rows:
             handler = handlers.get(row.handler) if row.handler else None
+            task: Task | None
             if handler is None or row.queue not in self._queues(handler):
                 task = self._route(cursor, row, handler)
             elif row.schema_version > handler.schema_version:
@@ -41,10 +43,22 @@ class Sorter:
         return tasks
 
     def _task(self, row: ClaimedRow, handler: Handler) -> Task:
-        return Task(Delivery(row), handler, handlers.timeout_of(handler, self._settings))
+        return Task(Delivery(row), handler, self._facts(handler)[1])
 
     def _queues(self, handler: Handler) -> tuple[str, ...]:
-        return handlers.allowed_queues(handler, self._settings)
+        return self._facts(handler)[0]
+
+    def _facts(self, handler: Handler) -> tuple[tuple[str, ...], float]:
+        """Return the queues and the timeout of a handler, looked up once."""
+        facts = self._known.get(handler)
+        if facts is None:
+            settings = self._settings
+            facts = (
+                handlers.allowed_queues(handler, settings),
+                handlers.timeout_of(handler, settings),
+            )
+            self._known[handler] = facts
+        return facts
 
     def _route(self, cursor: Cursor, row: ClaimedRow, handler: Handler | None) -> Task | None:
         if handler is not None:
@@ -57,6 +71,8 @@ class Sorter:
             metadata = json.loads(row.metadata)
         except (ValueError, RecursionError) as error:
             return self._hold(cursor, row, f"its metadata cannot be decoded: {error}")
+        if not isinstance(metadata, dict):
+            return self._hold(cursor, row, "its metadata is no JSON object")
         matching = [
             each
             for each in handlers.table().match(row.type, metadata)
@@ -66,10 +82,10 @@ class Sorter:
             return self._hold(
                 cursor, row, f"this worker has no handler for {row.type} in queue {row.queue}"
             )
-        ready = [each for each in matching if row.schema_version <= each.schema_version]
-        if len(ready) < len(matching):
-            return self._hold(cursor, row, self._newer(row, matching[0]))
-        return self._split(cursor, row, ready)
+        for each in matching:
+            if row.schema_version > each.schema_version:
+                return self._hold(cursor, row, self._newer(row, each))
+        return self._split(cursor, row, matching)
 
     def _split(self, cursor: Cursor, row: ClaimedRow, ready: list[Handler]) -> Task | None:
         attempts = [
@@ -99,5 +115,5 @@ class Sorter:
         if settle_all(cursor, [ended]):
             reporting.lease_lost(delivery)
         elif row.held_for is None or too_long:
-            reporting.ended(ended)
+            reporting.one_ended(ended)
         return None

@@ -41,6 +41,8 @@ GRACE = 2.0
 LONGEST_BRAKE, WELL_AFTER = 60.0, 60.0
 #: Seconds between the starts of two processes in one place that grew too large.
 RECYCLE_PAUSE = 1.0
+#: Ids in a line of the log, at most.
+MOST_IDS = 20
 #: Seconds that the last process has to settle what the others left.
 LAST = 10.0
 MEGABYTE = 1024 * 1024
@@ -222,6 +224,8 @@ class Supervisor:
                 self._code = OUT_OF_TIME
                 place.finished = True
             self._died(place, "its drain ran out of time")
+        elif place.overran:
+            self._died(place, f"process {pid} was ended")
         else:
             self._died(place, f"process {pid} {describe_exit(status)}")
 
@@ -241,6 +245,7 @@ class Supervisor:
             elif not place.overran or not entry.atomic:
                 dead.lost.append(entry.fence)
         self._orphaned[dead.worker] = dead
+        ids = ", ".join(str(entry.fence.id) for entry in entries[:MOST_IDS])
         if place.finished or self._deadline is not None:
             place.finished = True
             self._code = max(self._code, BROKEN)
@@ -250,15 +255,17 @@ class Supervisor:
             place.restart_at = now + brake
             then = f"; restarting in {brake:g} s" if brake else "; restarting now"
         logger.error(
-            "worker %s: %s while it ran %s message(s)%s",
+            "worker %s: %s while it ran %s%s",
             place.worker,
             reason,
-            len(entries),
+            f"message {ids}{', ...' if len(entries) > MOST_IDS else ''}" if ids else "nothing",
             then,
             extra={"event": "worker_died", "worker": place.worker},
         )
 
     def _brake(self, place: Child, now: float) -> float:
+        if place.overran:
+            return 0.0  # it was ended here; timeouts come no faster than they last
         if now - place.started_at >= WELL_AFTER:
             place.failures = 0
         place.failures += 1

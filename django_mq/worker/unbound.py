@@ -16,7 +16,7 @@ from django_mq.signals import message_started, wanted
 from django_mq.store import leases
 from django_mq.worker import reporting
 from django_mq.worker.calling import call, tidy_up
-from django_mq.worker.database import LOST, Outage
+from django_mq.worker.database import LOST, Outage, statement_cursor, taking_back
 from django_mq.worker.ending import Ended, Settled, any_back, end, settle_all
 from django_mq.worker.leased import LeasedDelivery
 
@@ -105,6 +105,10 @@ class Unbound:
                 break
             except (psycopg.Error, *LOST) as error:
                 self._wrapper.close()
+                if not isinstance(error, LOST):
+                    reporting.refused([ended], error)
+                    self._settled([ended.delivery.id], False)
+                    return
                 self._outage.wait(error)
                 if self._outage.stopped():
                     return  # the lease lapses, and the attempt counts
@@ -112,27 +116,35 @@ class Unbound:
         if lost:
             reporting.lease_lost(ended.delivery)
         else:
-            reporting.ended(ended)
+            reporting.one_ended(ended)
         self._settled([ended.delivery.id], any_back([ended]))
         tidy_up()
 
     def _left_transaction_open(self) -> bool:
         wrapper, driver = self._wrapper, self._wrapper.connection
-        if driver is None or driver.closed:
-            wrapper.close()
-            return False
-        idle = driver.info.transaction_status == TransactionStatus.IDLE
-        if idle and driver.autocommit and not wrapper.in_atomic_block:
-            return False
+        within = wrapper.in_atomic_block
+        if driver is not None and not driver.closed and not within:
+            idle = driver.info.transaction_status == TransactionStatus.IDLE
+            if idle and driver.autocommit:
+                self._take_back()
+                return False
+            within = True
         wrapper.close()
-        wrapper.connection = None
+        wrapper.connection = None  # the next use makes a new one, and all else as it was
         wrapper.in_atomic_block = False
         wrapper.autocommit = True
-        return True
+        return within
+
+    def _take_back(self) -> None:
+        """Undo what the handler SET for the session."""
+        try:
+            psycopg.ClientCursor(self._wrapper.connection).execute(taking_back(self._wrapper))
+        except psycopg.Error:
+            self._wrapper.close()
 
     def _cursor(self) -> psycopg.Cursor[Any]:
         self._wrapper.ensure_connection()
-        return psycopg.Cursor(self._wrapper.connection)
+        return statement_cursor(self._wrapper)
 
 
 class PlaceClock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
@@ -36,23 +37,25 @@ class Command(BaseCommand):
             help="a queue, or a pattern such as mail.* or #; again for more, in strict preference"
             " (default: all queues)",
         )
-        parser.add_argument("--processes", type=_positive, help="child processes")
-        parser.add_argument("--threads", type=_positive, help="executors in each process")
-        parser.add_argument("--batch-size", type=_positive, help="most messages of one claim")
+        for name, read, what, text in (
+            ("--processes", _positive, "N", "processes that run handlers"),
+            ("--threads", _positive, "N", "threads that run handlers, in each process"),
+            ("--batch-size", _positive, "N", "messages of one claim, at most"),
+            ("--max-messages", _positive, "N", "end after so many messages"),
+            ("--max-seconds", _seconds, "S", "end after so many seconds"),
+            ("--max-rss", _positive, "MB", "replace a process that grew so large"),
+            ("--drain-seconds", _seconds, "S", "time for what runs, after the first signal"),
+            ("--health-port", _port, "PORT", "answer /livez and /readyz on 127.0.0.1"),
+        ):
+            parser.add_argument(name, type=read, metavar=what, help=text)
         parser.add_argument("--until-empty", action="store_true", help="end when nothing is due")
-        parser.add_argument("--max-messages", type=_positive, help="end after so many messages")
-        parser.add_argument("--max-seconds", type=_seconds, help="end after so many seconds")
-        parser.add_argument(
-            "--max-rss", type=_positive, metavar="MB", help="replace a process that grew so large"
-        )
-        parser.add_argument("--drain-seconds", type=_seconds, help="time to end what runs")
-        parser.add_argument("--health-port", type=_port, help="/livez and /readyz on 127.0.0.1")
         parser.add_argument("--database", metavar="ALIAS", help="the database to work on")
         parser.add_argument(
             "--reload", action="store_true", help="start again when code changes; for development"
         )
 
     def handle(self, **options: Any) -> None:
+        _log_somewhere(options["verbosity"])
         try:
             settings = get_settings()
             worker = self._worker(options, max_messages=options["max_messages"])
@@ -67,6 +70,7 @@ class Command(BaseCommand):
                 " one would be replaced at once"
             )
         if options["reload"]:
+            _check_reloadable(options)
             run_with_reloader(_run_reloadable, worker)
             return
         processes = options["processes"] or settings.processes
@@ -135,6 +139,27 @@ class Command(BaseCommand):
         finally:
             connection.close()
             connections.close_all()
+
+
+def _log_somewhere(verbosity: int) -> None:
+    """Where LOGGING says nothing of us, a worker would be silent: log to stderr."""
+    logger = logging.getLogger("django_mq")
+    if logger.hasHandlers():
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
+
+
+def _check_reloadable(options: dict[str, Any]) -> None:
+    for name in ("processes", "health_port", "max_rss", "until_empty"):
+        if options[name]:
+            raise CommandError(
+                f"--reload runs one process, for development, and does without"
+                f" --{name.replace('_', '-')}"
+            )
 
 
 def _run_reloadable(worker: Worker) -> None:

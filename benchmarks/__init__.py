@@ -1,0 +1,1 @@
+"""What django_mq costs, measured beside the bare driver: `python -m benchmarks`."""

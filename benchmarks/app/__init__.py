@@ -1,0 +1,1 @@
+"""The Django app of the benchmarks: tables for handlers to write to, and the handlers."""

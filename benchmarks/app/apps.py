@@ -1,0 +1,18 @@
+"""Start-up of the benchmarks' app."""
+
+from django.apps import AppConfig
+from django.conf import settings
+
+
+class BenchConfig(AppConfig):
+    """In a worker that is to be measured, recording begins."""
+
+    name = "benchmarks.app"
+    label = "bench"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from benchmarks.app import recording
+
+        if settings.BENCH_RECORDING:
+            recording.begin(**settings.BENCH_RECORDING)

@@ -1,0 +1,24 @@
+"""Business tables; `migrate --run-syncdb` makes them, since they live for one run."""
+
+from django.db import models
+
+
+class Order(models.Model):
+    """What a transaction writes beside its broadcast."""
+
+    customer = models.CharField(max_length=100)
+    quantity = models.PositiveIntegerField()
+    note = models.TextField(blank=True)
+    placed_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"order {self.pk}"
+
+
+class Counter(models.Model):
+    """What handlers fight for."""
+
+    value = models.PositiveIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"counter {self.pk}: {self.value}"

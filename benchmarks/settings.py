@@ -1,0 +1,25 @@
+"""The test project's settings, on a database of the benchmarks' own.
+
+The benchmarks tell the processes they start what to do by three variables of the environment:
+
+| variable             | meaning                                                            |
+|----------------------|--------------------------------------------------------------------|
+| `MQ_BENCH_DATABASE`  | which of the benchmarks' databases                                 |
+| `MQ_BENCH_SETTINGS`  | `DJANGO_MQ` as JSON; without it everything is at its default       |
+| `MQ_BENCH_RECORDING` | JSON: where a worker writes what it saw (`app/recording.py`)       |
+"""
+
+from testproject.settings import *  # noqa: F403
+from testproject.settings import DATABASES, INSTALLED_APPS, env
+
+#: The database in which `create database` is said.
+BENCH_MAINTENANCE_DATABASE = DATABASES["default"]["NAME"]
+BENCH_DATABASE = "mq_bench"
+BENCH_RECORDING = env.json("MQ_BENCH_RECORDING", default=None)
+
+DATABASES["default"]["NAME"] = env.str("MQ_BENCH_DATABASE", default=BENCH_DATABASE)
+INSTALLED_APPS = [*INSTALLED_APPS, "benchmarks.app"]
+DJANGO_MQ = env.json("MQ_BENCH_SETTINGS", default={})
+
+# With DEBUG, Django keeps the text of every statement: nobody measures that.
+DEBUG = False

@@ -1,0 +1,171 @@
+"""Starts `manage.py mq_worker` as people do, and reads what its processes saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Any
+
+from benchmarks.database import Database, Wrong, check
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the processes of one worker saw; times are of the machine's monotonic clock.
+
+    `steps` are (calls, time, bytes in RAM), `statements` (time, thread, text).
+    """
+
+    begin: float
+    end: float
+    ids: list[int]
+    starts: dict[int, float]
+    finished: list[float]
+    steps: list[tuple[int, float, int]]
+    statements: list[tuple[float, str, str]]
+    peak_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """From before the first claim to after the last commit."""
+        return self.end - self.begin
+
+
+class Worker:
+    """One `mq_worker` on `database`, in a `with` block, with default settings save `settings`.
+
+    `expected` messages in each process end the measurement; time and memory are noted at each
+    `every` calls; with `statements`, every statement is.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *options: str,
+        expected: int = 0,
+        every: int = 0,
+        statements: bool = False,
+        **settings: Any,
+    ) -> None:
+        self._database = database
+        self._command = [sys.executable, "manage.py", "mq_worker", *options]
+        self._recording = {"expected": expected, "every": every, "statements": statements}
+        self._settings = settings
+
+    def __enter__(self) -> Worker:
+        with ExitStack() as stack:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="mq-bench-"))
+            self._directory = Path(directory)
+            log = stack.enter_context((self._directory / "log").open("wb"))
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "DJANGO_SETTINGS_MODULE": "benchmarks.settings",
+                    "MQ_BENCH_DATABASE": self._database.name,
+                    "MQ_BENCH_SETTINGS": json.dumps(self._settings),
+                    "MQ_BENCH_RECORDING": json.dumps({**self._recording, "directory": directory}),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(40)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # its children leave when its pipe closes
+                self._process.wait()
+        self._stack.close()
+
+    def until_alive(self) -> None:
+        """Return as soon as a worker process said that it lives."""
+        deadline = monotonic() + 60
+        while not self._database.count(table="django_mq_workerheartbeat"):
+            check(self._process.poll() is None, f"the worker ended: {self._log()}")
+            check(monotonic() < deadline, f"the worker did not start: {self._log()}")
+            sleep(0.01)
+
+    def stop(self) -> Seen:
+        """Drain it, and return what it saw."""
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait(60)
+
+    def wait(self, seconds: float = 900) -> Seen:
+        """Wait until it ends by itself; raise Wrong when it did not end well."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise Wrong(f"the worker did not end in {seconds:g} s: {self._log()}") from None
+        check(code == 0, f"the worker ended with code {code}: {self._log()}")
+        found = [json.loads(path.read_text()) for path in self._directory.glob("*.json")]
+        check(found, f"no process of the worker wrote what it saw: {self._log()}")
+        return Seen(
+            begin=min(one["begin"] for one in found),
+            end=max(one["end"] for one in found),
+            ids=[id for one in found for id in one["ids"]],
+            starts={id: at for one in found for id, at in one["starts"]},
+            finished=[at for one in found for at in one["finished"]],
+            steps=[tuple(step) for one in found for step in one["steps"]],
+            statements=[tuple(said) for one in found for said in one["statements"]],
+            peak_bytes=max(one["peak_bytes"] for one in found),
+        )
+
+    def _log(self) -> str:
+        text = (self._directory / "log").read_text(errors="replace")
+        return " / ".join(text.splitlines()[-5:])
+
+
+def drained(database: Database, count: int, *options: str, every: int = 0, **settings: Any) -> Seen:
+    """Have one worker process take the `count` messages that are due, and verify that it did.
+
+    Raises Wrong unless each handler ran exactly once, and each message is gone.
+    """
+    due = database.ids()
+    check(len(due) == count, f"{len(due)} messages are due instead of {count}")
+    with Worker(
+        database, "--until-empty", *options, expected=count, every=every, **settings
+    ) as worker:
+        seen = worker.wait()
+    verify(database, due, seen.ids)
+    check(seen.end, "the last commit was not seen")
+    return seen
+
+
+def verify(database: Database, due: set[int], ids: list[int]) -> None:
+    """Raise Wrong unless `ids` are those that were due, each once, and nothing is left."""
+    check(set(ids) == due, f"{len(due - set(ids))} messages were not handled")
+    check(len(ids) == len(due), f"{len(ids) - len(due)} messages were handled twice")
+    check(not database.ids(), "messages were handled but not removed")
+    failures = database.count(table="django_mq_failedattempt")
+    check(not failures, f"{failures} attempts failed")
+
+
+def until_empty(database: Database, seconds: float) -> None:
+    """Return when no message is left; raise Wrong after so many seconds."""
+    deadline = monotonic() + seconds
+    while database.execute("select exists (select from django_mq_queuedmessage)") != [(False,)]:
+        check(monotonic() < deadline, "messages were not removed")
+        sleep(0.1)

@@ -1,0 +1,42 @@
+"""One module a workload: `run(bench)` measures, verifies, and returns rows of the table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.database import Database
+
+#: In the order in which they run: what disturbs least comes first.
+NAMES = (
+    "drain",
+    "broadcast",
+    "bulk",
+    "latency",
+    "lapsed",
+    "idle",
+    "contention",
+    "memory",
+    "snapshot",
+    "backlog",
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how large to measure; `rounds` is how often, ours and the bare loop in turn."""
+
+    database: Database
+    rounds: int
+    quick: bool = False
+
+    def size(self, full: int, quick: int) -> int:
+        """Return how many messages to use."""
+        return quick if self.quick else full
+
+    def in_turn(self, what: str) -> Iterator[int]:
+        """Yield the numbers of the rounds, and say on stderr how far it is."""
+        for number in range(1, self.rounds + 1):
+            sys.stderr.write(f"{what}: round {number} of {self.rounds}\n")
+            yield number

@@ -1,0 +1,65 @@
+"""Draining no-op messages: one worker process with default settings, against the bare loop.
+
+The worker is a real `mq_worker` process. Its time runs from its signal `worker_started` (it has
+connected, and claimed nothing yet) to the hook after its last COMMIT, so neither Python's start
+nor the end of the process counts; nor does the bare loop's connecting.
+"""
+
+from __future__ import annotations
+
+from benchmarks import bare
+from benchmarks.database import Database
+from benchmarks.report import Row, compared
+from benchmarks.workers import drained, verify
+from benchmarks.workloads import Bench
+
+PLAIN = f"""
+insert into {bare.TABLE} (payload) select payload from django_mq_queuedmessage
+"""  # noqa: S608
+
+
+def run(bench: Bench) -> list[Row]:
+    """Worker, bare loop on the same table, bare loop on a table as plain as can be, in turn."""
+    count = bench.size(50_000, 5_000)
+    ours, same, plain = [], [], []
+    for _ in bench.in_turn("drain"):
+        ours.append(worker_rate(bench.database, count))
+        same.append(bare_rate(bench.database, count))
+        plain.append(plain_rate(bench.database, count))
+    note = f"{count:,} no-op messages, one process"
+    return [
+        compared("drain", ours, same, at_least=0.3, note=note),
+        compared("drain, bare loop on a plain table", ours, plain, at_least=0.3),
+    ]
+
+
+def worker_rate(database: Database, count: int) -> float:
+    """Return messages a second of one worker process."""
+    database.clear()
+    database.fill(count)
+    database.settle()
+    return count / drained(database, count).seconds
+
+
+def bare_rate(database: Database, count: int) -> float:
+    """Return messages a second of the bare loop, on the same rows of the same table."""
+    database.clear()
+    database.fill(count)
+    database.settle()
+    due = database.ids()
+    done = bare.drain(database.params())
+    verify(database, due, done.ids)
+    return count / (done.end - done.begin)
+
+
+def plain_rate(database: Database, count: int) -> float:
+    """Return messages a second of the bare loop, on a table with one index and two columns."""
+    database.clear()
+    database.fill(count)
+    database.execute(PLAIN)
+    database.execute("truncate django_mq_queuedmessage")
+    database.settle()
+    due = {id for (id,) in database.execute(f"select id from {bare.TABLE}")}  # noqa: S608
+    done = bare.drain(database.params(), bare.FROM_PLAIN)
+    verify(database, due, done.ids)
+    return count / (done.end - done.begin)

@@ -1,0 +1,89 @@
+"""What an idle worker asks the database while a sibling's handler runs past its lease.
+
+The handler's row lapsed, but its transaction has it locked: an impatient worker would ask again
+and again. The statements are counted inside the idle worker's process, where it is known which
+of its threads said them: pg_stat_statements is often missing, and cannot tell two workers apart.
+The keeper's thread does the heartbeat and the chores (and renews what it holds: nothing).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from time import sleep
+
+from django.db import transaction
+
+from benchmarks.database import check
+from benchmarks.report import Row, limited
+from benchmarks.workers import Seen, Worker
+from benchmarks.workloads import Bench
+from django_mq import broadcast
+
+APART = "mq-keeper"
+#: After its start, and after the lapse, the idle worker has so many seconds to come to rest.
+REST = 2.0
+
+
+def run(bench: Bench) -> list[Row]:
+    """Statements a second of the idle worker, from the lapse to the end of the handler."""
+    lease, seconds = 1.0, float(bench.size(20, 8))
+    database = bench.database
+    database.clear()
+    with Worker(database, LEASE=lease) as busy:
+        busy.until_alive()
+        with transaction.atomic():
+            broadcast("bench.long", {"seconds": seconds})
+        while not database.count("leased_until is not null"):
+            sleep(0.01)
+        with Worker(database, statements=True, LEASE=lease) as idle:
+            sleep(seconds)
+            while database.count():
+                sleep(0.05)
+            looking = idle.stop()
+        running = busy.stop()
+    check(len(running.starts) == 1 and not looking.starts, "the handler did not run once")
+    (started,), (ended,) = running.starts.values(), running.finished
+    begin = max(started + lease, looking.begin) + REST
+    check(ended - begin > 1.0, "the handler ended too soon to count anything")
+    said = [each for each in looking.statements if begin <= each[0] < ended]
+    counted = [each for each in said if each[1] != APART]
+    return [
+        limited(
+            "idle",
+            rate([at for at, _, _ in counted]),
+            "1/s",
+            at_most=2.0,
+            note=f"statements in {ended - begin:.0f} s beside a handler past its lease:"
+            f" {shown(counted)}; keeper apart {len(said) - len(counted)}",
+        ),
+        _started(looking),
+    ]
+
+
+def rate(times: list[float]) -> float:
+    """Return how many a second, from the first turn until the last begins.
+
+    A turn is what is said within 50 ms. Whole turns: what is said once a second is found 11 times
+    in a window of 10 s, if that begins just so.
+
+    >>> rate([5.0, 5.01, 6.0, 6.01, 7.0, 7.01])
+    2.0
+    """
+    turns = [at for last, at in pairwise([float("-inf"), *times]) if at - last > 0.05]
+    if len(turns) < 2:
+        return 0.0
+    return sum(at < turns[-1] for at in times) / (turns[-1] - turns[0])
+
+
+def shown(statements: list[tuple[float, str, str]]) -> str:
+    """Return what was said how often, by the beginning of each statement."""
+    kinds = Counter(" ".join(text.split()[:4]) for _, _, text in statements)
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()) or "none"
+
+
+def _started(looking: Seen) -> Row:
+    soon = [each for each in looking.statements if each[0] < looking.begin + REST]
+    return limited(
+        "idle, at the start", len(soon), "statements", note=f"in its first {REST:g} s, all threads"
+    )

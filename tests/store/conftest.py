@@ -1,0 +1,34 @@
+"""Two connections: a worker's and somebody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.database import second_connection
+
+
+@pytest.fixture
+def cursor(transactional_db: None) -> Iterator[psycopg.Cursor[Any]]:
+    """A cursor as the worker's own: of the driver, each statement a transaction."""
+    with second_connection() as own, own.cursor() as cursor:
+        yield cursor
+
+
+@pytest.fixture
+def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
+    """A second connection, in a transaction that is rolled back at the end."""
+    with second_connection() as other:
+        other.autocommit = False
+        yield other
+        other.rollback()
+
+
+def lock(other: psycopg.Connection[Any], *ids: int) -> None:
+    """Lock rows in the transaction of `other`, as a claim or a slice does."""
+    other.execute(
+        "select from django_mq_queuedmessage where id = any(%s) for no key update", [list(ids)]
+    )

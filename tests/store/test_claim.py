@@ -1,0 +1,408 @@
+"""Claim: what is due, in order, never more than asked for, whatever the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from django.utils import timezone
+
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.store.claim import (
+    BEGINNING,
+    CLAIM,
+    CLAIM_LAPSED,
+    Claim,
+    Lane,
+    Lapsed,
+    claim,
+    claim_lapsed,
+    look,
+)
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.database import second_connection
+from tests.rows import add, decide, stored
+from tests.store.conftest import lock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Cursor = psycopg.Cursor[Any]
+
+
+def take(cursor: Cursor, *lanes: Lane, limit: int = 100, max_bytes: int = 1 << 22) -> Claim:
+    return claim(
+        cursor,
+        lanes=lanes or [Lane("mail", 0)],
+        claimer="me:7",
+        lease=30.0,
+        limit=limit,
+        max_bytes=max_bytes,
+    )
+
+
+def take_lapsed(cursor: Cursor, *queues: str, limit: int = 100) -> Lapsed:
+    return claim_lapsed(cursor, queues=queues or ["mail"], claimer="me:8", lease=30.0, limit=limit)
+
+
+def ids(claimed: Claim) -> list[int]:
+    return [row.id for row in claimed.rows]
+
+
+def test_a_claim_is_a_lease_for_one_attempt(cursor: Cursor) -> None:
+    """CAR-15: until now + lease, by the database's clock; the first delivery has attempt 1."""
+    message = add(handler="h", payload={"a": 1}, metadata={"b": 2}, key="k", held=-5)
+    (row,) = take(cursor).rows
+    assert (row.id, row.queue, row.type, row.handler) == (
+        message.pk, "mail", "shop.orders.placed", "h"
+    )  # fmt: skip
+    assert (json.loads(row.payload), json.loads(row.metadata)) == ({"a": 1}, {"b": 2})
+    assert (row.attempts, row.max_attempts, row.claimed_by) == (1, 20, "me:7")
+    assert (row.key, row.priority, row.retry, row.suspect) == ("k", 0, None, False)
+    assert row.held_for is not None
+    assert row.held_for >= 5
+    stored(message)
+    assert (message.attempts, message.claimed_by) == (1, "me:7")
+    assert message.leased_until == row.claimed_at + timedelta(seconds=30)
+    assert message.processable_after < row.claimed_at
+
+
+STATES: dict[str, tuple[dict[str, Any], bool]] = {
+    "processable": ({}, True),
+    "due exactly now": ({"after": 0}, True),
+    "delayed": ({"after": 60}, False),
+    "retrying": ({"after": 60, "attempts": 2}, False),
+    "retry that is due": ({"attempts": 2}, True),
+    "leased": ({"leased": 30, "attempts": 1}, False),
+    "lapsed": ({"leased": -1, "attempts": 1}, False),
+    "blocked": ({"blocked_by": 1}, False),
+    "held": ({"held": -10, "after": 5}, False),
+    "held, due": ({"held": -10}, True),
+    "expired": ({"expires": -1}, True),
+    "dead": ({"dead": -1}, False),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_what_is_due_in_each_state(cursor: Cursor, state: str) -> None:
+    """PMQ-18, 24 as changed: one rule, at or before now; the same for look()."""
+    given, due = STATES[state]
+    message = add(**given)
+    before = stored(message).attempts
+    assert any(seen.due for seen in look(cursor)) is due
+    assert ids(take(cursor)) == ([message.pk] if due else [])
+    assert stored(message).attempts == before + due
+
+
+def test_order(cursor: Cursor) -> None:
+    """PMQ-41: due time, then id; lanes one after another."""
+    late = add(after=-10)
+    early = add(after=-50)
+    twins = [add(after=-30), add(after=-30)]
+    QueuedMessage.objects.filter(pk__in=[m.pk for m in twins]).update(
+        processable_after=twins[0].processable_after
+    )
+    urgent = add(after=-5, priority=9)
+    other = add("post", after=-99)
+    claimed = take(cursor, Lane("mail", 9), Lane("mail", 0), Lane("post", 0))
+    assert ids(claimed) == [
+        urgent.pk, early.pk, twins[0].pk, twins[1].pk, late.pk, other.pk
+    ]  # fmt: skip
+    assert claimed.marks == {
+        ("mail", 9): (stored(urgent).processable_after, urgent.pk),
+        ("mail", 0): (stored(late).processable_after, late.pk),
+        ("post", 0): (stored(other).processable_after, other.pk),
+    }
+
+
+def test_lanes_are_strictly_preferred(cursor: Cursor) -> None:
+    """The second lane gets what the first leaves of the limit; unnamed lanes nothing."""
+    for _ in range(3):
+        add("post", priority=50)
+        add("mail")
+        add("mail", priority=100)
+        add("spam")
+    lanes = [Lane("mail", 0), Lane("post", 50)]
+    rows = take(cursor, *lanes, limit=4).rows
+    assert [(row.queue, row.priority) for row in rows] == [("mail", 0)] * 3 + [("post", 50)]
+    assert len(take(cursor, *lanes).rows) == 2
+    assert take(cursor, *lanes).rows == []
+
+
+def test_a_mark_is_where_the_scan_begins(cursor: Cursor) -> None:
+    messages = [add(after=-60 + n) for n in range(4)]
+    at = messages[1].processable_after
+    assert ids(take(cursor, Lane("mail", 0, at, messages[1].pk))) == [
+        messages[2].pk, messages[3].pk
+    ]  # fmt: skip
+    assert ids(take(cursor, Lane("mail", 0, *BEGINNING))) == [messages[0].pk, messages[1].pk]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([100, 100, 100, 100], 2),
+        ([201, 10], 1),
+        ([10, 201, 10], 1),
+        ([10, 189, 10], 2),
+        ([5000], 1),
+    ],
+)
+def test_bytes_are_limited_but_one_message_is_always_taken(
+    cursor: Cursor, sizes: list[int], expected: int
+) -> None:
+    """Guarantee 15: of `octet_length(payload::text)`; so also of what is compressed."""
+    for n, size in enumerate(sizes):
+        add(payload="x" * (size - 2), after=-60 + n)
+    assert len(take(cursor, max_bytes=200).rows) == expected
+    assert QueuedMessage.objects.filter(leased_until__isnull=True).count() == len(sizes) - expected
+
+
+def test_what_was_over_the_limit_is_free_for_others(cursor: Cursor) -> None:
+    first, second = add(payload="x" * 100), add(payload="x" * 100)
+    assert ids(take(cursor, max_bytes=150)) == [first.pk]
+    assert ids(take(cursor, max_bytes=150)) == [second.pk]
+
+
+def test_locked_rows_are_skipped(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
+    """PMQ-22: and not waited for; two claimers never get the same row."""
+    first, second = add(after=-60), add(after=-50)
+    lock(other, first.pk)
+    cursor.execute("set statement_timeout = '5s'")
+    assert ids(take(cursor)) == [second.pk]
+    assert take(cursor).rows == []
+    other.rollback()
+    assert ids(take(cursor)) == [first.pk]
+
+
+def test_claims_side_by_side_take_different_rows(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    messages = {add().pk for _ in range(6)}
+    mine = ids(take(cursor, limit=3))
+    theirs = ids(take(other.cursor(), limit=10))
+    assert len(mine) == len(theirs) == 3
+    assert {*mine, *theirs} == messages
+
+
+PAUSES: dict[str, tuple[dict[str, Any], bool]] = {
+    "for good": ({"paused": -1}, True),
+    "until later": ({"paused": -1, "until": 60}, True),
+    "until before": ({"paused": -10, "until": -1}, False),
+    "resumed": ({}, False),
+}
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+def test_a_paused_queue_gives_nothing(cursor: Cursor, pause: str) -> None:
+    given, paused = PAUSES[pause]
+    decide("mail", **given)
+    due, lapsed = add(), add(leased=-1, attempts=1)
+    other = add("post")
+    assert {seen.queue: seen.due for seen in look(cursor) if not seen.leased} == {
+        "mail": not paused,
+        "post": True,
+    }
+    lanes = Lane("mail", 0), Lane("post", 0)
+    assert ids(take(cursor, *lanes)) == ([other.pk] if paused else [due.pk, other.pk])
+    assert [row.id for row in take_lapsed(cursor).taken] == ([] if paused else [lapsed.pk])
+
+
+HOSTILE = [
+    "enable_hashjoin",
+    "enable_nestloop",
+    "enable_indexscan",
+    "enable_mergejoin",
+    "enable_material",
+    "enable_sort",
+    "enable_seqscan",
+]
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("off", [[], *[[name] for name in HOSTILE[:4]], HOSTILE[:3], HOSTILE])
+def test_a_batch_is_never_exceeded_whatever_the_plan(
+    cursor: Cursor, off: list[str], mode: str
+) -> None:
+    """Guarantee 15: with hash joins off one statement of a naive form took 19,490 rows."""
+    cursor.execute(
+        "insert into django_mq_queuedmessage (queue, type, payload, priority, processable_after)"
+        " select 'mail', 'a', '\"12345678\"', n % 3, now() - interval '1 h' + n * interval '1 ms'"
+        " from generate_series(1, 300) n"
+    )
+    cursor.execute("analyze django_mq_queuedmessage")
+    for name in [*off, "enable_indexonlyscan", "enable_bitmapscan"] if off else []:
+        cursor.execute(f"set {name} = off")
+    cursor.execute(f"set plan_cache_mode = {mode}")
+    cursor.connection.prepare_threshold = 0
+    lanes = [Lane("mail", 2), Lane("mail", 1), Lane("mail", 0)]
+    seen: set[int] = set()
+    priorities: list[int] = []
+    for limit, max_bytes, most in ((7, 1000, 7), (7, 30, 3), (1, 1, 1), (120, 10_000, 120)):
+        rows = take(cursor, *lanes, limit=limit, max_bytes=max_bytes).rows
+        assert len(rows) == most
+        assert seen.isdisjoint(row.id for row in rows)
+        seen.update(row.id for row in rows)
+        priorities += [row.priority for row in rows]
+    cursor.execute("select count(*) from django_mq_queuedmessage where leased_until is not null")
+    assert cursor.fetchone() == (131,)
+    assert priorities == [2] * 100 + [1] * 31
+    cursor.execute("update django_mq_queuedmessage set leased_until = now() - interval '1 s'"
+                   " where leased_until is not null")  # fmt: skip
+    assert len(take_lapsed(cursor, limit=5).taken) == 5
+
+
+@pytest.fixture
+def crowd(cursor: Cursor) -> Cursor:
+    """Many rows of each kind, so that a bad plan shows."""
+    cursor.execute(
+        """
+        insert into django_mq_queuedmessage
+               (queue, type, payload, processable_after, leased_until, claimed_by, dead_at)
+        select 'q' || n % 20, 'a', '{}', now() + (n - 10000) * interval '1 s',
+               case when n % 100 = 0 then now() end, case when n % 100 = 0 then 'x:1' end,
+               case when n % 3 = 0 and n % 100 <> 0 then now() end
+          from generate_series(1, 20000) n
+        """
+    )
+    cursor.execute("analyze django_mq_queuedmessage")
+    return cursor
+
+
+def plan(cursor: Cursor, statement: str, **params: Any) -> str:
+    cursor.execute("explain (costs off) " + statement, params)
+    return "\n".join(line for (line,) in cursor.fetchall())
+
+
+def generic_plan(cursor: Cursor, statement: str, **params: Any) -> str:
+    """Explain it as a prepared statement that has run so often that its plan is generic."""
+    names = list(params)
+    numbered = statement
+    for number, name in enumerate(names, 1):
+        numbered = numbered.replace(f"%({name})s", f"${number}")
+    numbered = numbered.replace("%%", "%")
+    cursor.execute("set plan_cache_mode = force_generic_plan")
+    kinds = {"limit": "bigint", "bytes": "bigint", "lease": "float8", "claimer": "text"}
+    types = ", ".join(kinds.get(name, "unknown") for name in names)
+    cursor.execute(f"prepare it ({types}) as {numbered}")
+    with second_connection() as quoting:
+        values = ", ".join(psycopg.sql.Literal(params[name]).as_string(quoting) for name in names)
+    cursor.execute(f"explain (costs off) execute it ({values})")
+    return "\n".join(line for (line,) in cursor.fetchall())
+
+
+@pytest.mark.parametrize("explain", [plan, generic_plan])
+def test_the_plan_of_a_claim_names_its_index(crowd: Cursor, explain: Callable[..., str]) -> None:
+    text = explain(
+        crowd,
+        CLAIM,
+        queues=["q1", "q2"],
+        priorities=[0, 0],
+        ats=[BEGINNING[0]] * 2,
+        ids=[0, 0],
+        claimer="me:1",
+        lease=30.0,
+        limit=100,
+        bytes=1 << 20,
+    )
+    assert "Index Scan using mq_claim" in text or "Bitmap Index Scan on mq_claim" in text
+    assert "Seq Scan on django_mq_queuedmessage" not in text
+
+
+@pytest.mark.parametrize("explain", [plan, generic_plan])
+def test_the_plan_for_lapsed_rows_names_its_index(
+    crowd: Cursor, explain: Callable[..., str]
+) -> None:
+    text = explain(crowd, CLAIM_LAPSED, queues=["q1", "q2"], limit=100, claimer="me:1", lease=30.0)
+    assert "mq_lease" in text
+    assert "Seq Scan on django_mq_queuedmessage" not in text
+
+
+# ---- lapsed
+
+
+def test_a_lapsed_row_is_taken_over_and_its_attempt_written_down(cursor: Cursor) -> None:
+    """CAR-16, guarantee 3: attempt + 1; the row becomes suspect, and is run alone next time."""
+    message = add(handler="h", leased=-1, claimed_by="gone:3", attempts=2)
+    (row,) = take_lapsed(cursor).taken
+    assert (row.id, row.attempts, row.claimed_by, row.suspect) == (message.pk, 3, "me:8", False)
+    stored(message)
+    assert (message.attempts, message.claimed_by, message.suspect) == (3, "me:8", True)
+    assert message.leased_until is not None
+    assert message.leased_until > timezone.now() + timedelta(seconds=20)
+    attempt = FailedAttempt.objects.get()
+    assert (attempt.message_id, attempt.attempt, attempt.worker, attempt.handler) == (
+        message.pk, 2, "gone", "h"
+    )  # fmt: skip
+    assert attempt.error_class == "WorkerVanished"
+    QueuedMessage.objects.update(leased_until=timezone.now() - timedelta(seconds=1))
+    (again,) = take_lapsed(cursor).taken
+    assert again.suspect is True
+
+
+def test_a_row_whose_last_attempt_vanished_is_dead(cursor: Cursor) -> None:
+    """Guarantee 3: dead after max_attempts, also when each attempt kills its process."""
+    message = add(leased=-1, attempts=20)
+    lapsed = take_lapsed(cursor)
+    assert lapsed.taken == []
+    assert [row.id for row in lapsed.dead] == [message.pk]
+    stored(message)
+    assert (message.attempts, message.dead_reason) == (20, "exhausted")
+    assert message.dead_at is not None
+    assert (message.claimed_by, message.leased_until) == (None, None)
+    assert FailedAttempt.objects.get().attempt == 20
+    assert take_lapsed(cursor) == ([], [])
+
+
+def test_lapsed_rows_come_longest_lapsed_first_and_never_too_many(cursor: Cursor) -> None:
+    messages = [add(leased=-n, attempts=1) for n in (1, 3, 2)]
+    add(leased=30, attempts=1)
+    add("post", leased=-9, attempts=1)
+    assert [row.id for row in take_lapsed(cursor, limit=2).taken] == [
+        messages[1].pk, messages[2].pk
+    ]  # fmt: skip
+    assert [row.id for row in take_lapsed(cursor).taken] == [messages[0].pk]
+
+
+def test_a_lapsed_row_that_is_locked_still_runs(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """Its slice has it locked, however old the lease."""
+    message = add(leased=-1, attempts=1)
+    lock(other, message.pk)
+    cursor.execute("set statement_timeout = '5s'")
+    assert take_lapsed(cursor) == ([], [])
+    assert FailedAttempt.objects.count() == 0
+    other.rollback()
+    assert len(take_lapsed(cursor).taken) == 1
+
+
+# ---- look
+
+
+def test_look_sees_lanes_and_the_next_due_time(cursor: Cursor) -> None:
+    """PMQ-26: the due and the future of one lane are not mixed up."""
+    add("b", after=-5)
+    add("b", after=60)
+    add("b", after=600, priority=9)
+    add("a", after=30, priority=-100)
+    add("c", dead=-1)
+    add("d", leased=5)
+    add("e", leased=-5)
+    add("f", blocked_by=1)
+    lanes = {(s.queue, s.priority): s for s in look(cursor) if not s.leased}
+    assert set(lanes) == {("b", 0), ("b", 9), ("a", -100)}
+    assert [lanes[lane].due for lane in (("b", 0), ("b", 9), ("a", -100))] == [True, False, False]
+    assert [round(lanes[lane].next_in or 0, -1) for lane in (("b", 0), ("b", 9), ("a", -100))] == [
+        60,
+        600,
+        30,
+    ]
+    assert [s.queue for s in look(cursor) if s.leased] == ["d", "e"]
+
+
+def test_look_sees_nothing_in_an_empty_table(cursor: Cursor) -> None:
+    assert look(cursor) == []

@@ -1,0 +1,87 @@
+"""Leases are renewed for their owner alone, and never shortened."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from django.utils import timezone
+
+from django_mq.messages import Fence
+from django_mq.models import WorkerHeartbeat
+from django_mq.store import leases
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.rows import add, stored
+from tests.store.conftest import lock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Cursor = psycopg.Cursor[Any]
+
+
+def left(message: Any) -> float:
+    until = stored(message).leased_until
+    assert until is not None
+    return (until - timezone.now()).total_seconds()
+
+
+@pytest.mark.parametrize("how", [leases.renew, leases.start])
+def test_a_lease_is_moved_and_never_shortened(cursor: Cursor, how: Any) -> None:
+    short = add(leased=5, attempts=1)
+    lapsed = add(leased=-5, attempts=1)
+    long = add(leased=500, attempts=1)
+    how(cursor, [Fence(m.pk, 1, "worker:1") for m in (short, lapsed, long)], lease=60.0)
+    assert 50 < left(short) <= 60
+    assert 50 < left(lapsed) <= 60
+    assert 490 < left(long) <= 500
+
+
+@pytest.mark.parametrize(
+    "fence", [(2, "worker:1"), (1, "worker:2"), (1, "other:1"), (0, "worker:1")]
+)
+def test_nobody_elses_lease_is_renewed(cursor: Cursor, fence: tuple[int, str]) -> None:
+    """Guarantee 4."""
+    message = add(leased=5, attempts=1)
+    before = message.leased_until
+    leases.renew(cursor, [Fence(message.pk, *fence)], lease=60.0)
+    assert leases.start(cursor, [Fence(message.pk, *fence)], lease=60.0) == {}
+    assert stored(message).leased_until == before
+
+
+def test_a_renewal_waits_for_nobody(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
+    """A row that its own slice has locked needs no lease while it is locked."""
+    busy, free = (add(leased=5, attempts=1) for _ in range(2))
+    lock(other, busy.pk)
+    cursor.execute("set statement_timeout = '5s'")
+    leases.renew(cursor, [Fence(m.pk, 1, "worker:1") for m in (busy, free)], lease=60.0)
+    assert left(busy) < 10
+    assert left(free) > 50
+
+
+def test_start_tells_of_expiry(cursor: Cursor) -> None:
+    rows = [add(leased=5, attempts=1, **given) for given in ({}, {"expires": 9}, {"expires": 0})]
+    fences = [Fence(m.pk, 1, "worker:1") for m in rows]
+    assert leases.start(cursor, fences, lease=9.0) == dict(
+        zip([m.pk for m in rows], [False, False, True], strict=True)
+    )
+
+
+def test_a_heartbeat_is_written_once_and_then_moved(cursor: Cursor) -> None:
+    given: dict[str, Any] = {
+        "worker": "w", "queues": ["a", "b.*"], "host": "h", "pid": 7, "version": "1",
+        "wakeup": "notify", "draining": False, "running": [1, 2],
+    }  # fmt: skip
+    leases.beat(cursor, **given)
+    first = WorkerHeartbeat.objects.get()
+    assert (first.queues, first.running, first.pid) == (["a", "b.*"], [1, 2], 7)
+    leases.beat(cursor, **{**given, "running": [], "draining": True, "wakeup": "degraded"})
+    second = WorkerHeartbeat.objects.get()
+    assert (second.running, second.draining, second.wakeup) == ([], True, "degraded")
+    assert second.started_at == first.started_at
+    assert second.last_seen - first.last_seen > timedelta(0)
+    leases.leave(cursor, worker="other")
+    assert WorkerHeartbeat.objects.exists()
+    leases.leave(cursor, worker="w")
+    assert not WorkerHeartbeat.objects.exists()

@@ -1,0 +1,69 @@
+"""What a dead worker held is found by its id, whole and alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from django_mq.messages import Fence
+from django_mq.models import QueuedMessage
+from django_mq.store import recover
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.rows import add, stored
+from tests.store.conftest import lock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Cursor = psycopg.Cursor[Any]
+
+
+def test_everything_but_what_ran_is_given_back(cursor: Cursor) -> None:
+    """Guarantee 3: refunded, in its place; also from several of its claims and queues."""
+    ran = add(leased=600, attempts=1, claimed_by="dead:1")
+    waited = [
+        add("mail", leased=600, attempts=3, claimed_by="dead:1", after=-70),
+        add("post", leased=-600, attempts=1, claimed_by="dead:22"),
+    ]
+    others = [
+        add(leased=600, attempts=1, claimed_by=name)
+        for name in ("deadly:1", "dea:1", "alive:1", "dead_:1", "%:1")
+    ]
+    places = [m.processable_after for m in waited]
+    assert recover.anything_left(cursor, worker="dead")
+    freed = recover.release_all_but(cursor, worker="dead", running=[ran.pk])
+    assert freed == {m.pk for m in waited}
+    for message, place, attempts in zip(waited, places, (2, 0), strict=True):
+        stored(message)
+        assert (message.attempts, message.claimed_by, message.leased_until) == (
+            attempts, None, None
+        )  # fmt: skip
+        assert message.processable_after == place
+    assert {m.claimed_by for m in QueuedMessage.objects.exclude(claimed_by=None)} == {
+        "dead:1", *(m.claimed_by for m in others)
+    }  # fmt: skip
+    assert recover.anything_left(cursor, worker="dead")
+    QueuedMessage.objects.filter(pk=ran.pk).delete()
+    assert not recover.anything_left(cursor, worker="dead")
+    assert recover.release_all_but(cursor, worker="dead", running=[]) == set()
+
+
+def test_what_the_dying_connection_has_locked_is_asked_for_again(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    busy, free = (add(leased=600, attempts=1, claimed_by="dead:1") for _ in range(2))
+    lock(other, busy.pk)
+    cursor.execute("set statement_timeout = '5s'")
+    assert recover.release_all_but(cursor, worker="dead", running=[]) == {free.pk}
+    assert recover.anything_left(cursor, worker="dead")
+    other.rollback()
+    assert recover.release_all_but(cursor, worker="dead", running=[]) == {busy.pk}
+
+
+def test_lock_running_returns_rows_as_a_claim_does(cursor: Cursor) -> None:
+    message = add(leased=600, attempts=2, claimed_by="dead:1", handler="h", suspect=True)
+    (row,) = recover.lock_running(cursor, [Fence(message.pk, 2, "dead:1")])
+    assert (row.id, row.attempts, row.claimed_by, row.handler, row.suspect) == (
+        message.pk, 2, "dead:1", "h", True
+    )  # fmt: skip

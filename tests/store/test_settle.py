@@ -1,0 +1,280 @@
+"""Settling: every state against every change; the fence; the row's new place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from django.utils import timezone
+
+from django_mq.messages import Fence
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.store import leases, recover, routing, settle
+from django_mq.store.settle import Failed
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.rows import add, stored
+from tests.store.conftest import lock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Cursor = psycopg.Cursor[Any]
+Change = Callable[[Cursor, Fence], Any]
+AT = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def failed(fence: Fence, **given: Any) -> Failed:
+    values: dict[str, Any] = {
+        "at": None,
+        "delay": 0.0,
+        "dead_reason": "",
+        "error_class": "ValueError",
+        "error_text": "no",
+        "traceback": "where",
+        "last_error": "ValueError: no",
+        "seconds": 1.5,
+    }
+    return Failed(fence, **{**values, **given})
+
+
+#: Every change by fence, and how to see in what it returns that it changed the row.
+CHANGES: dict[str, tuple[Change, Callable[[Any], bool]]] = {
+    "lock": (lambda c, f: settle.lock(c, [f], {}), bool),
+    "still_ours": (lambda c, f: settle.still_ours(c, [f]), bool),
+    "ack": (lambda c, f: settle.ack(c, [f]), bool),
+    "fail": (lambda c, f: settle.fail(c, [failed(f)]), bool),
+    "snooze": (lambda c, f: settle.snooze(c, f, at=None, delay=5.0), bool),
+    "hold": (lambda c, f: settle.hold(c, f, reason="why", delay=5.0), bool),
+    "bury": (lambda c, f: settle.bury(c, f, reason="expired"), bool),
+    "release": (lambda c, f: settle.release(c, [f]), bool),
+    "start": (lambda c, f: leases.start(c, [f], lease=60.0), bool),
+    "lock_running": (lambda c, f: recover.lock_running(c, [f]), bool),
+    "split": (lambda c, f: routing.split(c, f, handlers=["h", "i"], max_attempts=[1, 2]), bool),
+}
+
+
+def values(message: QueuedMessage) -> dict[str, Any]:
+    return QueuedMessage.objects.values().get(pk=message.pk)
+
+
+def fence_of(message: QueuedMessage) -> Fence:
+    assert message.claimed_by is not None
+    return Fence(message.pk, message.attempts, message.claimed_by)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_owner_changes_the_row(cursor: Cursor, change: str) -> None:
+    do, changed = CHANGES[change]
+    message = add(leased=30, attempts=3, claimed_by="me:1")
+    assert changed(do(cursor, fence_of(message)))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_lapsed_lease_is_still_the_owners_until_taken(cursor: Cursor, change: str) -> None:
+    do, changed = CHANGES[change]
+    message = add(leased=-30, attempts=3, claimed_by="me:1")
+    assert changed(do(cursor, fence_of(message)))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("state", "given"),
+    [
+        ("waiting", {"attempts": 3}),
+        ("dead", {"attempts": 3, "dead": -1}),
+        ("another attempt", {"attempts": 4, "leased": 30, "claimed_by": "me:1"}),
+        ("an earlier attempt", {"attempts": 2, "leased": 30, "claimed_by": "me:1"}),
+        ("another claimer", {"attempts": 3, "leased": 30, "claimed_by": "you:1"}),
+        ("another claim of ours", {"attempts": 3, "leased": 30, "claimed_by": "me:2"}),
+        ("gone", None),
+    ],
+)
+def test_nobody_else_changes_it_and_it_says_so(
+    cursor: Cursor, change: str, state: str, given: dict[str, Any] | None
+) -> None:
+    """Guarantee 4: fenced by id, attempt and claimer; zero rows otherwise."""
+    do, changed = CHANGES[change]
+    message = add(**(given or {}))
+    before = values(message)
+    fence = Fence(message.pk, 3, "me:1")
+    if given is None:
+        message.delete()
+    assert not changed(do(cursor, fence))
+    if given is not None:
+        assert values(QueuedMessage(pk=before["id"])) == before
+    assert QueuedMessage.objects.count() == (given is not None)
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_several_at_once_and_only_ours(cursor: Cursor) -> None:
+    ours = [add(leased=30, attempts=n, claimed_by=f"me:{n}") for n in (1, 2)]
+    theirs = add(leased=30, attempts=1, claimed_by="you:1")
+    fences = [*map(fence_of, ours), Fence(theirs.pk, 1, "me:1"), Fence(10**12, 1, "me:1")]
+    mine = {m.pk for m in ours}
+    assert settle.still_ours(cursor, fences) == mine
+    assert settle.release(cursor, fences) == mine
+    # Fences are not mixed up with each other.
+    crossed = [Fence(ours[0].pk, 2, "me:2"), Fence(ours[1].pk, 1, "me:1")]
+    QueuedMessage.objects.filter(pk__in=mine).delete()
+    again = [add(leased=30, attempts=n, claimed_by=f"me:{n}") for n in (1, 2)]
+    crossed = [Fence(again[0].pk, 2, "me:2"), Fence(again[1].pk, 1, "me:1")]
+    assert settle.ack(cursor, crossed) == set()
+    assert settle.ack(cursor, [*map(fence_of, again)]) == {m.pk for m in again}
+    assert values(theirs)["claimed_by"] == "you:1"
+
+
+def test_ack_removes_the_row(cursor: Cursor) -> None:
+    """PMQ-23, CAR-19."""
+    message = add(leased=30, attempts=1)
+    assert settle.ack(cursor, [fence_of(message)]) == {message.pk}
+    assert not QueuedMessage.objects.exists()
+    assert settle.ack(cursor, [fence_of(message)]) == set()
+
+
+@pytest.mark.parametrize("at", [None, AT])
+def test_fail_retries_at_a_time_or_after_a_delay(cursor: Cursor, at: datetime | None) -> None:
+    """PMQ-50: the same row, the same id; the attempt is kept."""
+    message = add(leased=30, attempts=2, handler="h", held=-5, suspect=True)
+    settle.fail(cursor, [failed(fence_of(message), at=at, delay=90.0)])
+    stored(message)
+    assert (message.attempts, message.claimed_by, message.leased_until) == (2, None, None)
+    assert (message.dead_at, message.dead_reason, message.held_since) == (None, "", None)
+    assert (message.last_error, message.suspect) == ("ValueError: no", False)
+    wait = message.processable_after - timezone.now()
+    assert message.processable_after == at if at else 80 < wait.total_seconds() <= 90
+    attempt = FailedAttempt.objects.get()
+    assert (attempt.attempt, attempt.worker, attempt.handler) == (2, "worker", "h")
+    assert (attempt.error_class, attempt.error_text, attempt.traceback) == (
+        "ValueError", "no", "where"
+    )  # fmt: skip
+    assert attempt.started_at is not None
+    assert attempt.ended_at - attempt.started_at == timedelta(seconds=1.5)
+
+
+def test_fail_can_make_it_dead_or_suspect(cursor: Cursor) -> None:
+    dead, suspect = (add(leased=30, attempts=2) for _ in range(2))
+    settle.fail(
+        cursor,
+        [
+            failed(fence_of(dead), dead_reason="exhausted"),
+            failed(fence_of(suspect), suspect=True),
+        ],
+    )
+    stored(dead), stored(suspect)
+    assert dead.dead_at is not None
+    assert dead.dead_reason == "exhausted"
+    assert (suspect.dead_at, suspect.suspect) == (None, True)
+    assert FailedAttempt.objects.count() == 2
+
+
+@pytest.mark.parametrize("at", [None, AT])
+def test_snooze_refunds_the_attempt(cursor: Cursor, at: datetime | None) -> None:
+    message = add(leased=30, attempts=1, suspect=True)
+    settle.snooze(cursor, fence_of(message), at=at, delay=90.0)
+    stored(message)
+    assert (message.attempts, message.claimed_by, message.leased_until) == (0, None, None)
+    assert message.suspect is False
+    assert message.processable_after > timezone.now() + timedelta(seconds=80)
+    assert at is None or message.processable_after == at
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_hold_refunds_and_remembers_since_when(cursor: Cursor) -> None:
+    fresh = add(leased=30, attempts=1)
+    old = add(leased=30, attempts=1, held=-500)
+    since = old.held_since
+    for message in (fresh, old):
+        settle.hold(cursor, fence_of(message), reason="no handler", delay=9.0)
+        stored(message)
+        assert (message.attempts, message.claimed_by, message.leased_until) == (0, None, None)
+        assert message.last_error == "no handler"
+        assert message.processable_after > timezone.now()
+    assert fresh.held_since is not None
+    assert old.held_since == since
+
+
+def test_bury_is_dead_without_an_attempt(cursor: Cursor) -> None:
+    message = add(leased=30, attempts=1)
+    settle.bury(cursor, fence_of(message), reason="expired")
+    stored(message)
+    assert (message.attempts, message.dead_reason) == (0, "expired")
+    assert message.dead_at is not None
+
+
+def test_release_keeps_the_place_in_line(cursor: Cursor) -> None:
+    message = add(leased=30, attempts=1, after=-77, held=-3, suspect=True)
+    before = values(message)
+    settle.release(cursor, [fence_of(message)])
+    changed = {"attempts": 0, "claimed_by": None, "leased_until": None}
+    assert values(message) == {**before, **changed}
+
+
+def test_release_and_lock_skip_what_somebody_has(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """Guarantee 13: nobody waits for a message in flight."""
+    busy, free = add(leased=30, attempts=1), add(leased=30, attempts=1)
+    lock(other, busy.pk)
+    cursor.execute("set statement_timeout = '5s'")
+    fences = [fence_of(busy), fence_of(free)]
+    assert set(settle.lock(cursor, fences, {})) == {free.pk}
+    assert {row.id for row in recover.lock_running(cursor, fences)} == {free.pk}
+    assert settle.still_ours(cursor, fences) == {busy.pk, free.pk}
+    assert settle.release(cursor, fences) == {free.pk}
+
+
+def test_lock_holds_and_tells_of_expiry_and_transaction(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    fresh, expired, never = (
+        add(leased=30, attempts=1, **given) for given in ({"expires": 60}, {"expires": 0}, {})
+    )
+    theirs = other.cursor()
+    locked = settle.lock(
+        theirs,
+        [fence_of(m) for m in (fresh, expired, never)],
+        {"lock_timeout": "1234", "idle_in_transaction_session_timeout": "60000"},
+    )
+    assert {id: row.expired for id, row in locked.items()} == {
+        fresh.pk: False, expired.pk: True, never.pk: False
+    }  # fmt: skip
+    theirs.execute("select current_setting('lock_timeout'), pg_current_xact_id()::text")
+    assert theirs.fetchone() == ("1234ms", locked[fresh.pk].xid)
+    assert settle.lock(cursor, [fence_of(fresh)], {}) == {}
+    xid = locked[fresh.pk].xid
+    assert settle.transaction_status(cursor, xid) == "in progress"
+    other.commit()
+    assert settle.transaction_status(cursor, xid) == "committed"
+    theirs.execute("show lock_timeout")
+    assert theirs.fetchone() == ("0",)
+    settle.lock(theirs, [fence_of(fresh)], {})
+    theirs.execute("select pg_current_xact_id()::text")
+    row = theirs.fetchone()
+    assert row is not None
+    other.rollback()
+    assert settle.transaction_status(cursor, row[0]) == "aborted"
+
+
+def test_split_gives_each_handler_its_copy(cursor: Cursor) -> None:
+    message = add(
+        leased=30, attempts=1, payload=[1], metadata={"a": 1}, priority=5, key="k",
+        schema_version=3, retry={"kind": "fixed", "seconds": 1}, expires=99, held=-5,
+    )  # fmt: skip
+    fence = fence_of(message)
+    assert routing.split(cursor, fence, handlers=["a", "b", "c"], max_attempts=[1, 2, 3])
+    rows = {m.handler: m for m in QueuedMessage.objects.all()}
+    assert {name: m.max_attempts for name, m in rows.items()} == {"a": 1, "b": 2, "c": 3}
+    assert rows["a"].pk == message.pk
+    assert (rows["a"].claimed_by, rows["a"].held_since) == ("worker:1", None)
+    same = (
+        "queue", "type", "payload", "metadata", "priority", "key", "schema_version", "retry",
+        "expires_at", "processable_after", "created_at",
+    )  # fmt: skip
+    for name in "bc":
+        assert (rows[name].attempts, rows[name].claimed_by) == (0, None)
+        assert [getattr(rows[name], n) for n in same] == [getattr(rows["a"], n) for n in same]
+    # Once more, since the answer was lost: no second copies.
+    assert not routing.split(cursor, fence, handlers=["a", "b", "c"], max_attempts=[1, 2, 3])
+    assert QueuedMessage.objects.count() == 3

@@ -1,0 +1,283 @@
+"""Workers in threads of the test process, on real connections; whatever starts also stops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from django_mq import handlers, signals
+from django_mq.conf import get_settings
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.store import claim
+from django_mq.store.claim import Lane
+from django_mq.worker import Worker
+from django_mq.worker.board import Board, Places
+from django_mq.worker.database import Outage, plain_connection
+from django_mq.worker.hand import Task
+from django_mq.worker.policies import policies
+from django_mq.worker.slices import Slices
+from testproject.shop.models import Product
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.database import second_connection
+from tests.rows import add
+
+#: Longer than anything here takes, even on a busy machine.
+PATIENCE = 30.0
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[handlers.Registry]:
+    """Only the handlers of the test exist."""
+    with handlers.isolated() as registry:
+        yield registry
+
+
+def effect(delivery: Delivery) -> None:
+    """What a handler writes: a row for its message; a second one would be refused."""
+    Product.objects.create(name=f"message {delivery.id}", price=1)
+
+
+def effects() -> set[int]:
+    """Return the ids of the messages whose effect is committed."""
+    with second_connection() as other:
+        names = other.execute("select name from shop_product").fetchall()
+    return {int(name.split()[1]) for (name,) in names}
+
+
+def waiting() -> set[int]:
+    """Return the ids of the messages that are still there, whatever their state."""
+    with second_connection() as other:
+        return {id for (id,) in other.execute("select id from django_mq_queuedmessage").fetchall()}
+
+
+def attempts_of(message: QueuedMessage) -> list[str]:
+    """Return the error classes of the failed attempts of a message."""
+    found = FailedAttempt.objects.filter(message_id=message.pk).order_by("attempt")
+    return [each.error_class for each in found]
+
+
+class Said:
+    """What the signals said, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, Any, dict[str, Any]]] = []
+        self._changed = threading.Condition()
+
+    def hear(self, name: str, **data: Any) -> None:
+        with self._changed:
+            subject = data.get("delivery") or data.get("worker")
+            self.all.append((name, subject, data))
+            self._changed.notify_all()
+
+    def ids(self, name: str) -> list[int]:
+        return [subject.id for each, subject, _ in list(self.all) if each == name]
+
+    def count(self, name: str) -> int:
+        return sum(each == name for each, _, _ in list(self.all))
+
+    def wait(self, name: str, count: int = 1) -> list[Any]:
+        """Wait until `name` was said `count` times; return the subjects."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.count(name) >= count, PATIENCE):
+                raise AssertionError(f"{name} was said {self.count(name)} times, not {count}")
+        return [subject for each, subject, _ in self.all if each == name]
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    """Hear all signals."""
+    said = Said()
+    with ExitStack() as stack:
+        for signal, name in signals._NAMES.items():
+
+            def receiver(sender: str, name: str = name, **data: Any) -> None:
+                data.pop("signal")
+                said.hear(name, **data)
+
+            signal.connect(receiver, weak=False)
+            stack.callback(signal.disconnect, receiver)
+        yield said
+
+
+class ShortOutage(Outage):
+    """Waits a moment each time, and not for ever."""
+
+    waits = 0
+
+    def wait(self, error: BaseException) -> None:
+        self.wait_quietly()
+
+    def wait_quietly(self) -> None:
+        self.waits += 1
+        assert self.waits < 100, "it waits for a database that is there"
+        self._stop.wait(0.01)
+
+
+class Bench:
+    """One executor's `Slices`, in the thread of the test; nothing else of the worker."""
+
+    def __init__(self, *, slice_seconds: float = 60.0, port: int | None = None) -> None:
+        self.wrapper = plain_connection(DEFAULT_DB_ALIAS)
+        if port is not None:
+            self.wrapper.settings_dict.update(HOST="127.0.0.1", PORT=str(port))
+        self.board = Board(200)
+        self.stopping = threading.Event()
+        self.settled: list[int] = []
+        self.back: list[bool] = []
+        self.runs: list[list[int]] = []
+        self.slices = Slices(
+            self.wrapper,
+            places=Places(self.board, 0, 200),
+            outage=ShortOutage(self.stopping),
+            policy=policies(get_settings()),
+            settled=self._settled,
+            slice_seconds=slice_seconds,
+        )
+        self._claims = 0
+
+    def _settled(self, ids: list[int], any_back: bool) -> None:
+        self.settled.extend(ids)
+        self.back.append(any_back)
+
+    def claim(self, queue: str = "mail", *, limit: int = 1000) -> list[Task]:
+        """Claim what is due in `queue`, from a connection of its own."""
+        self._claims += 1
+        with second_connection() as other:
+            claimed = claim.claim(
+                other.cursor(),
+                lanes=[Lane(queue, 0)],
+                claimer=f"bench:{self._claims}",
+                lease=60.0,
+                limit=limit,
+                max_bytes=1 << 30,
+            )
+        return [self.task(row) for row in claimed.rows]
+
+    def task(self, row: Any) -> Task:
+        handler = handlers.get(row.handler)
+        assert handler is not None
+        return Task(Delivery(row), handler, handlers.timeout_of(handler, get_settings()))
+
+    def run(self, tasks: list[Task]) -> Any:
+        self.runs.append([task.delivery.id for task in tasks])
+        return self.slices.run(tasks)
+
+    def run_all(self, tasks: list[Task]) -> None:
+        """Run until nothing is left, as an executor does."""
+        for _ in range(100):
+            remainder = self.run(tasks)
+            again = list(remainder.again)
+            left = [*remainder.left, *remainder.locked]
+            while again:
+                remainder = self.run([again.pop(0)])
+                again += remainder.again
+                left = [*remainder.left, *remainder.locked, *left]
+            if not left:
+                return
+            tasks = left
+        raise AssertionError("the slices do not come to an end")
+
+    def close(self) -> None:
+        self.slices.close()
+        self.slices._session.reset()
+
+
+@pytest.fixture
+def make_bench(transactional_db: None) -> Iterator[Callable[..., Bench]]:
+    """Make benches; the connection of the default alias is theirs until the test ends."""
+    before = connections[DEFAULT_DB_ALIAS]
+    benches: list[Bench] = []
+
+    def make(**options: Any) -> Bench:
+        bench = Bench(**options)
+        benches.append(bench)
+        connections[DEFAULT_DB_ALIAS] = bench.wrapper
+        return bench
+
+    yield make
+    for bench in benches:
+        bench.close()
+    connections[DEFAULT_DB_ALIAS] = before
+
+
+@pytest.fixture
+def bench(make_bench: Callable[..., Bench]) -> Bench:
+    return make_bench()
+
+
+class Running:
+    """A worker that runs in a thread."""
+
+    def __init__(self, worker: Worker, until_empty: bool) -> None:
+        self.worker = worker
+        self.drained: bool | None = None
+        self.error: BaseException | None = None
+        self._until_empty = until_empty
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.drained = self.worker.run(until_empty=self._until_empty)
+        except BaseException as error:
+            self.error = error
+        finally:
+            connections.close_all()
+
+    def join(self) -> bool:
+        """Wait for the end of the run; return what it returned, raise what it raised."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the worker does not end"
+        if self.error is not None:
+            raise self.error
+        assert self.drained is not None
+        return self.drained
+
+    def stop(self) -> bool:
+        """Stop it, also when it has only just started."""
+        deadline = monotonic() + PATIENCE
+        while self._thread.is_alive() and monotonic() < deadline:
+            if self.worker.stop(timeout=1.0):
+                break
+            self._thread.join(0.05)
+        return self.join()
+
+
+@pytest.fixture
+def start(transactional_db: None) -> Iterator[Callable[..., Running]]:
+    """Start workers in threads: `start(until_empty=True, threads=2)`."""
+    running: list[Running] = []
+
+    def start(until_empty: bool = False, **options: Any) -> Running:
+        each = Running(Worker(**options), until_empty)
+        running.append(each)
+        return each
+
+    yield start
+    for each in running:
+        if each._thread.is_alive():
+            each.stop()
+
+
+@contextmanager
+def proxied(proxy: Any) -> Iterator[None]:
+    """While the block lasts, new connections of the default alias go through `proxy`."""
+    settings = connections[DEFAULT_DB_ALIAS].settings_dict
+    before = {name: settings[name] for name in ("HOST", "PORT")}
+    settings.update(HOST="127.0.0.1", PORT=str(proxy.port))
+    try:
+        yield
+    finally:
+        settings.update(before)
+
+
+def add_many(count: int, **given: Any) -> list[QueuedMessage]:
+    """Insert `count` messages, due one after another."""
+    return [add(after=-60 + number / 1000, **given) for number in range(count)]

@@ -1,0 +1,97 @@
+"""A wire between a client and PostgreSQL that can be cut, or cut at a chosen word."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Any
+
+
+class Proxy:
+    """Passes bytes on, for one database's `settings_dict`, until it is told not to.
+
+    `cut_at(word, answered=...)`: the next client message that has `word` is the last one of its
+    connection: either it never arrives, or it does and its answer is lost.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        host, port = settings["HOST"] or "localhost", int(settings["PORT"] or 5432)
+        self._target: Any = f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._word: bytes | None = None
+        self._arrives = False
+        self._refusing = False
+        self._mute: set[socket.socket] = set()
+        self._links: list[socket.socket] = []
+        self.cuts = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.getsockname()[1])
+
+    def cut_at(self, word: str, *, arrives: bool) -> None:
+        self._arrives = arrives
+        self._word = word.encode()
+
+    def refuse(self, refusing: bool) -> None:
+        """Cut every link, and let in nobody while `refusing`."""
+        self._refusing = refusing
+        if refusing:
+            for link in list(self._links):
+                _close(link)
+
+    def close(self) -> None:
+        _close(self._server)
+        for link in self._links:
+            _close(link)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                if self._refusing:
+                    _close(client)
+                    continue
+                server = self._connect()
+                self._links += [client, server]
+                threading.Thread(target=self._up, args=(client, server), daemon=True).start()
+                threading.Thread(target=self._down, args=(client, server), daemon=True).start()
+
+    def _connect(self) -> socket.socket:
+        if isinstance(self._target, tuple):
+            return socket.create_connection(self._target)
+        link = socket.socket(socket.AF_UNIX)
+        link.connect(self._target)
+        return link
+
+    def _up(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                if self._word is not None and self._word in data:
+                    self._word = None
+                    self.cuts += 1
+                    if self._arrives:
+                        self._mute.add(client)  # its answer ends the link
+                        server.sendall(data)
+                        return
+                    break
+                server.sendall(data)
+        _close(client)
+        _close(server)
+
+    def _down(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                if client in self._mute:
+                    break
+                client.sendall(data)
+        _close(client)
+        _close(server)
+
+
+def _close(link: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
+    link.close()

@@ -1,0 +1,94 @@
+"""How much to have in hand: begins small, follows how fast it is eaten. By a clock of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mq.worker.appetite import Appetite
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def eat(appetite: Appetite, clock: Clock, seconds: float) -> int:
+    """Claim what there is room for, and have it last so long."""
+    room = appetite.room(0)
+    appetite.fed(room)
+    clock.now += seconds
+    return room
+
+
+def test_begins_with_one_for_each_thread(clock: Clock) -> None:
+    appetite = Appetite(least=3, most=400, batch=100, clock=clock)
+    assert appetite.room(0) == 3
+
+
+def test_grows_while_it_is_eaten_fast_and_no_further_than_the_most(clock: Clock) -> None:
+    appetite = Appetite(least=1, most=400, batch=100, clock=clock)
+    rooms = [eat(appetite, clock, 0.01) for _ in range(12)]
+    assert rooms[:4] == [1, 2, 4, 8]
+    assert rooms[-1] == 400
+    assert appetite.wanted == 400
+
+
+def test_shrinks_when_it_lasts_long_and_not_below_the_least(clock: Clock) -> None:
+    appetite = Appetite(least=2, most=400, batch=100, clock=clock)
+    for _ in range(12):
+        eat(appetite, clock, 0.01)
+    for _ in range(12):
+        eat(appetite, clock, 5.0)
+    assert appetite.wanted == 2
+
+
+def test_stays_while_it_lasts_as_it_should(clock: Clock) -> None:
+    appetite = Appetite(least=1, most=400, batch=100, clock=clock)
+    for _ in range(5):
+        eat(appetite, clock, 0.01)
+    appetite.room(0)  # only now it learns how long the last lasted
+    wanted = appetite.wanted
+    for _ in range(5):
+        eat(appetite, clock, 0.5)
+    assert appetite.wanted == wanted
+
+
+def test_a_claim_that_was_not_full_says_nothing(clock: Clock) -> None:
+    appetite = Appetite(least=1, most=400, batch=100, clock=clock)
+    for _ in range(6):
+        eat(appetite, clock, 0.01)
+    appetite.room(0)  # only now it learns how long the last lasted
+    wanted = appetite.wanted
+    for _ in range(5):
+        appetite.room(0)
+        appetite.fed(1)
+        clock.now += 0.01
+    assert appetite.wanted == wanted
+
+
+def test_claims_are_not_made_in_crumbs(clock: Clock) -> None:
+    """Each claim costs a round trip: not for less than half of what is wanted, or of a batch."""
+    appetite = Appetite(least=1, most=400, batch=100, clock=clock)
+    while appetite.wanted < 400:
+        eat(appetite, clock, 0.01)
+    assert appetite.room(400) == 0
+    assert appetite.room(351) == 0
+    assert appetite.room(350) == 50
+    assert appetite.least == 351
+
+
+@pytest.mark.parametrize(("least", "most", "batch"), [(1, 4, 1), (8, 4, 1), (3, 400, 100)])
+def test_an_empty_hand_always_has_room(clock: Clock, least: int, most: int, batch: int) -> None:
+    """Else nobody would ever claim again."""
+    appetite = Appetite(least=least, most=most, batch=batch, clock=clock)
+    for seconds in (0.01, 0.01, 9, 9, 0.01, 0.5, 0.01, 9, 9, 9):
+        assert appetite.room(0) >= 1
+        assert appetite.least >= 1
+        eat(appetite, clock, seconds)

@@ -1,0 +1,423 @@
+"""When to claim, from where and how much: the fetcher, with a real table and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+import psycopg
+import pytest
+
+from django_mq.messages import ClaimedRow
+from django_mq.models import QueuedMessage
+from django_mq.worker import fetcher as fetcher_module
+from django_mq.worker.fetcher import LOOK_AGAIN, Fetcher, Marks, Terms
+from tests.database import second_connection
+from tests.rows import add, stored
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Counting:
+    """A cursor that keeps what was asked."""
+
+    def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
+        self._cursor = cursor
+        self.asked: list[str] = []
+
+    def execute(self, statement: str, params: Any = None) -> Any:
+        kinds = {"with due": "claim", "with lapsed": "lapsed", "with recursive": "look"}
+        head = statement.strip()
+        self.asked.append(next(kind for start, kind in kinds.items() if head.startswith(start)))
+        return self._cursor.execute(statement, params)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+class Clock:
+    """Stands still unless told."""
+
+    def __init__(self) -> None:
+        self.now = monotonic()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Rig:
+    """A fetcher with terms and room that the test decides."""
+
+    def __init__(self, cursor: Counting, clock: Clock) -> None:
+        self.cursor = cursor
+        self.clock = clock
+        self.taken: list[ClaimedRow] = []
+        self.dead: list[ClaimedRow] = []
+        self.rooms: dict[str, int] = {"sync": 1000, "async": 1000, "both": 1000}
+        self.terms: dict[str, Terms] = {}
+        self._claims = itertools.count(1)
+
+    def make(self, *patterns: str, poll: float = 1.0) -> Rig:
+        self.fetcher = Fetcher(
+            patterns=patterns or ["#"],
+            terms=lambda queue: self.terms.get(queue, Terms("sync", 30.0, 100, 1 << 22)),
+            room=lambda kind: self.rooms[kind],
+            take=self._take,
+            buried=self.dead.extend,
+            claimer=lambda: f"rig:{next(self._claims)}",
+            poll=poll,
+        )
+        return self
+
+    def _take(self, cursor: Any, rows: list[ClaimedRow], lapsed: bool) -> None:
+        self.taken.extend(rows)
+        for row in rows:
+            kind = self.terms.get(row.queue, Terms("sync", 0, 0, 0)).kind
+            self.rooms[kind] -= 1
+
+    def settle(self, *, most: float = 0.1) -> float:
+        """Fetch, moving the clock along short sleeps, until it would sleep for long."""
+        for _ in range(100):
+            sleep = self.fetcher.fetch(self.cursor)
+            if sleep > most:
+                return sleep
+            self.clock.now += sleep
+        raise AssertionError(f"it spins: {self.cursor.asked[-10:]}")
+
+    def ids(self) -> list[int]:
+        ids = [row.id for row in self.taken]
+        self.taken.clear()
+        return ids
+
+
+@pytest.fixture
+def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    clock = Clock()
+    monkeypatch.setattr(fetcher_module, "monotonic", clock)
+    with second_connection() as own, own.cursor() as cursor:
+        yield Rig(Counting(cursor), clock)
+
+
+def test_takes_what_is_due_and_sleeps_until_the_poll(rig: Rig) -> None:
+    messages = [add(after=-60 + n) for n in range(3)]
+    rig.make(poll=1.0)
+    assert 0 < rig.settle() <= 1.0
+    assert rig.ids() == [m.pk for m in messages]
+    assert rig.fetcher.empty
+
+
+def test_sleeps_until_the_next_due_time(rig: Rig) -> None:
+    """PMQ-61, 62: to the moment, not to the poll; and then it is claimed."""
+    soon = add(after=30, priority=3)
+    add(after=60)
+    rig.make(poll=600.0)
+    assert 25 < rig.settle() <= 30
+    assert rig.ids() == []
+    QueuedMessage.objects.filter(pk=soon.pk).update(processable_after=soon.created_at)
+    rig.clock.now += 31
+    rig.settle()
+    assert rig.ids() == [soon.pk]
+
+
+def test_a_ring_makes_it_look_at_once_and_once_more(rig: Rig) -> None:
+    """PMQ-60, and design 7: producers coalesce their rings, so the later look is needed."""
+    rig.make(poll=600.0)
+    rig.settle()
+    first = add()
+    rig.fetcher.rang()
+    while not rig.taken:
+        sleep = rig.fetcher.fetch(rig.cursor)
+        assert sleep <= LOOK_AGAIN
+        rig.clock.now += sleep
+    assert rig.ids() == [first.pk]
+    second = add()  # whose ring was left out
+    rig.settle()
+    assert rig.ids() == [second.pk]
+
+
+def test_a_storm_of_rings_is_not_a_storm_of_scans(rig: Rig, monkeypatch: Any) -> None:
+    """Everybody with a login may NOTIFY; when scans are dear they take a tenth of the time."""
+    costs = iter(range(10**6))
+    monkeypatch.setattr(fetcher_module, "perf_counter", lambda: next(costs) * 0.05)
+    rig.make(poll=600.0)
+    rig.settle()
+    rig.fetcher._marks._usual = 0.001  # a bad day: full scans take 50 ms, others 1 ms
+    rig.cursor.asked.clear()
+    until = rig.clock.now + 5.0
+    while rig.clock.now < until:
+        rig.fetcher.rang()
+        rig.clock.now += max(rig.fetcher.fetch(rig.cursor), 0.01)
+    assert rig.cursor.asked.count("claim") < 5.0 / 0.05 / 4
+
+
+def test_no_spinning_at_a_row_that_somebody_holds(rig: Rig) -> None:
+    """PMQ-27: a row locked elsewhere is not waited for at full speed."""
+    message = add()
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        rig.make(poll=1.0)
+        rig.settle()
+        assert rig.fetcher.empty
+        rig.cursor.asked.clear()
+        until = rig.clock.now + 10.0
+        while rig.clock.now < until:
+            rig.clock.now += rig.fetcher.fetch(rig.cursor)
+        assert rig.cursor.asked.count("claim") <= 20
+        assert rig.cursor.asked.count("look") <= 11
+        assert rig.ids() == []
+    rig.clock.now += 1.1
+    rig.settle()
+    assert rig.ids() == [message.pk]
+
+
+def test_an_idle_queue_costs_one_look_a_poll(rig: Rig) -> None:
+    rig.make(poll=1.0)
+    rig.settle()
+    rig.cursor.asked.clear()
+    until = rig.clock.now + 10.0
+    while rig.clock.now < until:
+        rig.clock.now += rig.fetcher.fetch(rig.cursor)
+    assert len(rig.cursor.asked) <= 11
+
+
+def test_what_appears_below_the_mark_is_found_within_a_second(rig: Rig) -> None:
+    """Design 5: committed late, or released: while the claims go on from the mark."""
+    rig.make()
+    rig.rooms["sync"] = 10**6
+    rig.terms["mail"] = Terms("sync", 30.0, 1, 1 << 22)
+    for n in range(30):
+        add(after=-30 + n / 10)
+    for _ in range(5):
+        rig.fetcher.fetch(rig.cursor)
+    assert len(rig.taken) == 5
+    late = add(after=-3600)
+    for _ in range(3):
+        rig.fetcher.fetch(rig.cursor)
+    assert late.pk not in {row.id for row in rig.taken}  # so the marks are used
+    rig.clock.now += 1.01
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.taken[-1].id == late.pk
+
+
+def test_what_this_process_gave_back_is_found_at_once(rig: Rig) -> None:
+    rig.make(poll=600.0)
+    message = add()
+    rig.settle()
+    QueuedMessage.objects.update(claimed_by=None, leased_until=None)
+    rig.fetcher.freed()
+    rig.settle()
+    assert rig.ids() == [message.pk, message.pk]
+
+
+def test_a_new_lane_is_found_after_a_ring(rig: Rig) -> None:
+    add()
+    rig.make(poll=600.0)
+    rig.settle()
+    rig.ids()
+    urgent, other = add(priority=50), add("post")
+    rig.fetcher.rang()
+    rig.settle()
+    assert set(rig.ids()) == {urgent.pk, other.pk}
+
+
+def test_a_new_lane_is_found_while_another_is_busy(rig: Rig) -> None:
+    """Within a poll interval: a backlog of priority 0 does not hide a priority 9."""
+    rig.make(poll=1.0)
+    rig.terms["mail"] = Terms("sync", 30.0, 2, 1 << 22)
+    for n in range(40):
+        add(after=-60 + n)
+    rig.fetcher.fetch(rig.cursor)
+    urgent = add(priority=9)
+    rig.clock.now += 1.01
+    rig.taken.clear()
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.taken[0].id == urgent.pk
+
+
+@pytest.mark.parametrize("differ", [False, True], ids=["same terms", "different terms"])
+def test_queues_are_preferred_as_named(rig: Rig, differ: bool) -> None:
+    """Strictly: nothing of a later queue while an earlier one has anything due."""
+    if differ:
+        rig.terms["b"] = Terms("sync", 99.0, 2, 1 << 22)
+    for queue in "zcba":
+        for n in range(3):
+            add(queue, after=-60 + n, priority=n)
+    rig.make("a", "b", "c")
+    rig.rooms["sync"] = 10**6
+    rig.settle()
+    assert [row.queue for row in rig.taken] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+    assert [row.priority for row in rig.taken] == [2, 1, 0] * 3
+
+
+def test_a_full_batch_of_one_queue_does_not_let_a_later_one_in(rig: Rig) -> None:
+    rig.terms["a"] = Terms("sync", 30.0, 2, 1 << 22)
+    for n in range(5):
+        add("a", after=-60 + n)
+        add("b", after=-60 + n)
+    rig.make("a", "b")
+    rig.settle()
+    assert "".join(row.queue for row in rig.taken) == "aaaaabbbbb"
+
+
+def test_async_handlers_do_not_wait_for_threads(rig: Rig) -> None:
+    """Room is counted for each kind: a full hand leaves the loop its slots."""
+    rig.terms["a"] = Terms("sync", 30.0, 100, 1 << 22)
+    rig.terms["b"] = Terms("async", 30.0, 100, 1 << 22)
+    for _ in range(3):
+        add("a")
+        add("b")
+    rig.rooms.update(sync=2, **{"async": 2})
+    rig.make("a", "b")
+    rig.settle()
+    assert sorted(row.queue for row in rig.taken) == ["a", "a", "b", "b"]
+
+
+def test_without_room_nothing_is_asked_and_room_is_used_at_once(rig: Rig) -> None:
+    """KAF-16, NSQ-23: the claim's size is the backpressure."""
+    for _ in range(5):
+        add()
+    rig.rooms["sync"] = 2
+    rig.make(poll=600.0)
+    rig.settle()
+    assert len(rig.ids()) == 2
+    assert not rig.fetcher.empty
+    rig.cursor.asked.clear()
+    for _ in range(5):
+        rig.fetcher.fetch(rig.cursor)
+    assert "claim" not in rig.cursor.asked
+    rig.rooms["sync"] = 2
+    rig.fetcher.fetch(rig.cursor)
+    assert len(rig.ids()) == 2
+
+
+def test_lapsed_rows_come_before_the_backlog(rig: Rig) -> None:
+    """Guarantee 6: whatever the backlog."""
+    for n in range(20):
+        add(after=-600 + n)
+    lapsed = add(leased=-1, attempts=1)
+    dead = add(leased=-1, attempts=20)
+    rig.make()
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.taken[0].id == lapsed.pk
+    assert [row.id for row in rig.dead] == [dead.pk]
+    assert stored(dead).dead_reason == "exhausted"
+
+
+def test_many_lapsed_rows_need_not_many_polls(rig: Rig) -> None:
+    """A claim has room for a few: what a whole host lost is not taken at a few a second."""
+    for _ in range(30):
+        add(leased=-1, attempts=1)
+    rig.terms["mail"] = Terms("sync", 30.0, 4, 1 << 22)
+    rig.make(poll=600.0)
+    rig.settle()
+    assert len(rig.taken) == 30
+
+
+def test_lapsed_rows_are_not_forgotten_when_there_was_no_room(rig: Rig) -> None:
+    lapsed = add(leased=-1, attempts=1)
+    rig.rooms["sync"] = 0
+    rig.make(poll=600.0)
+    rig.settle()
+    assert not rig.fetcher.empty
+    rig.rooms["sync"] = 1
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.ids() == [lapsed.pk]
+
+
+def test_a_lease_that_lapses_later_is_found_by_the_poll(rig: Rig) -> None:
+    message = add(leased=30, attempts=1)
+    rig.make(poll=1.0)
+    rig.settle()
+    assert rig.ids() == []
+    QueuedMessage.objects.update(leased_until=message.created_at)
+    rig.clock.now += 1.01
+    rig.settle()
+    assert rig.ids() == [message.pk]
+
+
+def test_what_comes_between_claim_and_look_is_not_missed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look before the sleep sees it due, so the sleep is put off: also until_empty."""
+    rig.make(poll=600.0)
+    rig.settle()
+    look = fetcher_module.store_claim.look
+    added: list[QueuedMessage] = []
+
+    def late(cursor: Any) -> Any:
+        if not added:
+            added.append(add())
+        return look(cursor)
+
+    add("other")
+    rig.fetcher.freed()
+    rig.fetcher._lanes.append(("mail", 0))
+    monkeypatch.setattr(fetcher_module.store_claim, "look", late)
+    rig.settle()
+    assert added[0].pk in rig.ids()
+
+
+def test_a_busy_fetcher_sleeps_not_at_all(rig: Rig) -> None:
+    rig.terms["mail"] = Terms("sync", 30.0, 1, 1 << 22)
+    for _ in range(3):
+        add()
+    rig.make()
+    assert [rig.fetcher.fetch(rig.cursor) for _ in range(3)] == [0.0] * 3
+
+
+def test_equal_queues_take_turns(rig: Rig) -> None:
+    """No name's place in the alphabet lets the others starve."""
+    for n in range(6):
+        add("a", after=-60 + n)
+        add("b", after=-60 + n)
+    rig.terms = {name: Terms("sync", 30.0, 2, 1 << 22) for name in "ab"}
+    rig.make("#")
+    rig.fetcher.fetch(rig.cursor)
+    rig.fetcher.fetch(rig.cursor)
+    assert {row.queue for row in rig.taken} == {"a", "b"}
+
+
+# ---- marks, by a clock of their own
+
+
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Marks, Clock]:
+    clock = Clock()
+    monkeypatch.setattr(fetcher_module, "monotonic", clock)
+    return Marks(full_every=1.0), clock
+
+
+def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Marks, Clock]) -> None:
+    own, clock = marks
+    assert own.full_is_due()
+    own.scanned({}, 0.001, full=True)
+    own.scanned({}, 0.001, full=False)
+    own.want_full()
+    clock.now += 0.01
+    assert own.full_is_due()
+    own.scanned({}, 0.1015, full=True)  # 0.1 s more than 1.5 times the usual
+    own.want_full()
+    assert not own.full_is_due()
+    assert 0.89 < own.full_in() <= 0.9
+    clock.now += 0.91
+    assert own.full_is_due()
+
+
+def test_a_full_scan_is_due_each_second(marks: tuple[Marks, Clock]) -> None:
+    own, clock = marks
+    own.scanned({}, 0.001, full=True)
+    assert not own.full_is_due()
+    clock.now += 1.0
+    assert own.full_is_due()
+
+
+def test_marks_move_and_are_forgotten(marks: tuple[Marks, Clock]) -> None:
+    own, _ = marks
+    at = stored(add()).processable_after
+    own.scanned({("mail", 0): (at, 7)}, 0.001, full=False)
+    assert own.lane("mail", 0, full=False)[2:] == (at, 7)
+    assert own.lane("mail", 0, full=True)[2:] != (at, 7)
+    own.keep([("mail", 1)])
+    assert own.lane("mail", 0, full=False) == own.lane("mail", 0, full=True)
