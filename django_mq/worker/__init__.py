@@ -44,7 +44,8 @@ from django_mq.worker.wakeup import Deadline, Wakeup
 
 logger = logging.getLogger("django_mq")
 
-#: Batches that wait in hand at most, so that claiming and running overlap.
+#: Batches that wait in hand at most, so that claiming and running overlap; and that a slice of
+#: short handlers may have, so that a commit is for many.
 MOST_BATCHES = 4
 #: How often a drain tries to release a row that somebody has locked for a moment.
 RELEASE_TRIES = 4
@@ -186,9 +187,10 @@ class _Parts:
         self._unsorted: deque[ClaimedRow] = deque()
         self._in_doubt = self._worked = False
         self._taken = 0
-        most = worker.batch_size or settings.batch_size
-        self.appetite = Appetite(least=worker.threads, most=most * MOST_BATCHES, batch=most)
-        self.hand = Hand(most=most, on_room=self.wakeup.poke)
+        batch = worker.batch_size or settings.batch_size
+        most = batch * MOST_BATCHES
+        self.appetite = Appetite(least=worker.threads, most=most, batch=batch)
+        self.hand = Hand(batch=batch, most=most, on_room=self.wakeup.poke)
         self.board = worker.board()
         self.sorter = Sorter(settings)
         self.statements = Statements(worker.alias)
@@ -198,7 +200,7 @@ class _Parts:
                 number,
                 alias=worker.alias,
                 hand=self.hand,
-                places=Places(self.board, number * most, most),
+                places=Places(self.board, number * batch, batch),
                 outage=self.outage,
                 policy=policy,
                 settled=self._settled,
@@ -212,7 +214,7 @@ class _Parts:
             alias=worker.alias,
             hand=self.hand,
             board=self.board,
-            first_place=worker.threads * most,
+            first_place=worker.threads * batch,
             slots=worker.async_slots,
             lease=self._lease,
             outage=self.outage,

@@ -66,10 +66,11 @@ class Hand:
     """Tasks between claim and settle. `on_room` is called when few are left to take, and when
     nothing is left at all.
 
-    `most` is how many messages a slice may have.
+    `most` is how many messages a slice may have, `batch` how many a batch handler may get.
     """
 
-    def __init__(self, *, most: int, on_room: Callable[[], None]) -> None:
+    def __init__(self, *, batch: int, most: int, on_room: Callable[[], None]) -> None:
+        self._batch = batch
         self._most = most
         self._on_room = on_room
         self._tell_below = -1
@@ -213,7 +214,7 @@ class Hand:
         if not handler.atomic:
             return slice_
         taken = {handler: 1}
-        limits = {handler: self._most if handler.batch else self.pace(handler).limit}
+        limits = {handler: self._batch if handler.batch else self.pace(handler).limit}
         batch = handler.batch
         tasks = slice_.tasks
         while ready and len(tasks) < self._most:

@@ -1,0 +1,154 @@
+"""Handlers that do what their message says; its `name` is how a test knows it again."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from django.db import connection
+
+from django_mq import RetryPolicy, broadcast, fixed, handler
+
+from . import effects
+from .witness import PATIENCE, Witness
+
+SOON = RetryPolicy(max_attempts=3, backoff=fixed(0.1))
+#: Queues for tests that tell queues apart.
+OTHERS = ("first", "second", "mail.in", "mail.out")
+
+_hoard: list[bytearray] = []
+
+if extra := os.environ.get("ACCEPTANCE_IMPORT"):
+    importlib.import_module(extra)  # a module that a test changes: for --reload
+
+
+def witness() -> Witness:
+    return Witness(Path(os.environ["ACCEPTANCE_DIR"]))
+
+
+def effect(delivery: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(effects.INSERT, (delivery.payload["name"], delivery.attempt, os.getpid()))
+
+
+def gate_of(delivery: Any) -> str:
+    """Return the gate at which this attempt waits: `{attempt}` in its name tells attempts apart."""
+    gate: str = delivery.payload["gate"]
+    return gate.format(attempt=delivery.attempt)
+
+
+def begin(delivery: Any) -> dict[str, Any]:
+    """Say that this delivery starts, and return its payload."""
+    witness().saw(delivery.payload["name"], delivery.attempt)
+    return delivery.payload
+
+
+@handler("acceptance.write", queue="work", queues=OTHERS, retry=SOON)
+def write(delivery: Any) -> None:
+    """The effect, and nothing else but a `pause`, in seconds, if it is asked for."""
+    payload = begin(delivery)
+    effect(delivery)
+    time.sleep(payload.get("pause", 0))
+
+
+@handler("acceptance.gate", queue="work", queues=OTHERS, retry=SOON)
+def gate(delivery: Any) -> None:
+    """Write, then wait inside the transaction."""
+    begin(delivery)
+    effect(delivery)
+    witness().wait_at(gate_of(delivery))
+
+
+@handler("acceptance.query", queue="work", timeout=1, retry=SOON)
+def query(delivery: Any) -> None:
+    """As `hang`, but inside a statement: the server is busy, and does not listen."""
+    payload = begin(delivery)
+    effect(delivery)
+    if delivery.attempt < payload["until"]:
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_sleep(60)")
+
+
+@handler("acceptance.die", queue="work", retry=SOON)
+def die(delivery: Any) -> None:
+    """Write, then end the process: `how` is an exit code or `kill`."""
+    payload = begin(delivery)
+    effect(delivery)
+    if payload["how"] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(payload["how"])
+
+
+@handler("acceptance.hang", queue="work", timeout=1, retry=SOON)
+def hang(delivery: Any) -> None:
+    """Write, then run past the timeout of 1 s, unless the attempt is the one in `until`."""
+    payload = begin(delivery)
+    effect(delivery)
+    if delivery.attempt < payload["until"]:
+        witness().wait_at("never")
+
+
+@handler("acceptance.ahang", queue="acalls", timeout=1, retry=SOON)
+async def ahang(delivery: Any) -> None:
+    """As `hang`, but async: it can be cancelled."""
+    payload = begin(delivery)
+    if delivery.attempt < payload["until"]:
+        await asyncio.sleep(PATIENCE)
+    await delivery.afinish(effect, delivery)
+
+
+@handler("acceptance.fail", queue="work", retry=SOON)
+def fail(delivery: Any) -> None:
+    """Write, then raise, unless the attempt is the one in `until`."""
+    payload = begin(delivery)
+    effect(delivery)
+    if delivery.attempt < payload["until"]:
+        raise ValueError(payload["name"])
+
+
+@handler("acceptance.chain", queue="work", retry=SOON)
+def chain(delivery: Any) -> None:
+    """Write, and broadcast a message that writes."""
+    payload = begin(delivery)
+    effect(delivery)
+    broadcast("acceptance.write", {"name": payload["name"] + ".next"})
+
+
+@handler("acceptance.twin", queue="work", retry=SOON)
+def first_twin(delivery: Any) -> None:
+    effect(delivery)
+
+
+@handler("acceptance.twin", queue="work", retry=SOON)
+def second_twin(delivery: Any) -> None:
+    effect(delivery)
+
+
+@handler("acceptance.grow", queue="work", retry=SOON)
+def grow(delivery: Any) -> None:
+    """Keep so many megabytes for ever."""
+    payload = begin(delivery)
+    _hoard.append(bytearray(os.urandom(1024) * 1024 * payload["megabytes"]))
+    effect(delivery)
+
+
+@handler("acceptance.call", queue="calls", atomic=False, retry=SOON)
+def call(delivery: Any) -> None:
+    """Not atomic: wait outside any transaction, then write with the ack."""
+    begin(delivery)
+    witness().wait_at(gate_of(delivery))
+    with delivery.finish():
+        effect(delivery)
+
+
+@handler("acceptance.acall", queue="acalls", retry=SOON)
+async def acall(delivery: Any) -> None:
+    """Async: the same."""
+    begin(delivery)
+    await asyncio.to_thread(witness().wait_at, gate_of(delivery))
+    await delivery.afinish(effect, delivery)

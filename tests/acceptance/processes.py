@@ -1,0 +1,130 @@
+"""A worker that a test started: what it said, which processes it has, how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+Seen = TypeVar("Seen")
+
+#: Seconds for what takes a moment on a quiet machine.
+SOON = 40.0
+
+
+def eventually(look: Callable[[], Seen], what: str, seconds: float = SOON) -> Seen:
+    """Return what `look` sees, once it sees something; AssertionError when it never does."""
+    deadline = time.monotonic() + seconds
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.02)
+    return seen
+
+
+class Worker:
+    """`manage.py mq_worker`, in a session of its own, so that nothing of it can be left."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's."""
+        return self.process.pid
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def children(self) -> list[int]:
+        """The child processes that started so far, in order."""
+        return [int(pid) for pid in re.findall(r"started: queues .*process (\d+)", self.said())]
+
+    def has_started(self, count: int) -> list[int]:
+        """Wait until `count` children have said so; return them."""
+        self.until(lambda: len(self.children()) >= count, f"{count} children")
+        return self.children()
+
+    def until(self, look: Callable[[], Seen], what: str, seconds: float = SOON) -> Seen:
+        """Wait for what `look` sees; shows what the worker said if it does not come."""
+
+        def look_and_see_whether_it_lives() -> Seen:
+            gone = not self.is_there()
+            seen = look()
+            assert seen or not gone, f"it is gone, and there was not: {what}"
+            return seen
+
+        try:
+            return eventually(look_and_see_whether_it_lives, what, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.said()}") from None
+
+    def is_there(self) -> bool:
+        """Say whether any process of it still runs."""
+        return self.process.poll() is None or bool(self.remaining())
+
+    def says(self, pattern: str, seconds: float = SOON) -> str:
+        """Wait until a line matches `pattern`; return the match."""
+        found = self.until(lambda: re.search(pattern, self.said()), f"/{pattern}/ said", seconds)
+        return found[0]
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal to the supervisor alone."""
+        os.kill(self.pid, number)
+
+    def kill_child(self, number: int, how: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal to the child that started as number `number`; return its pid."""
+        pid = self.children()[number]
+        os.kill(pid, how)
+        return pid
+
+    def tell_all(self, number: signal.Signals) -> None:
+        """Send a signal to every process of the worker, as the end of its host would."""
+        os.killpg(self.pid, number)
+
+    def ends(self, seconds: float = SOON) -> int:
+        """Wait for its end and return the exit code: -N for signal N."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still runs after {seconds:g} s:\n{self.said()}") from None
+
+    def alive(self) -> list[int]:
+        """The children that run."""
+        return [pid for pid in self.children() if is_running(pid)]
+
+    def remaining(self) -> list[int]:
+        """The processes of its session that still run, orphans too."""
+        return [pid for pid in {self.pid, *self.children()} if is_running(pid)]
+
+    def destroy(self) -> None:
+        """End all that is left, frozen or not."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+
+def is_running(pid: int) -> bool:
+    """Say whether `pid` is a process and no zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return status.stdout.strip()[:1] not in ("", "Z")

@@ -1,0 +1,16 @@
+"""The test project, with handlers that do as their message says, and what one test wants set."""
+
+import json
+import os
+
+from testproject.settings import *  # noqa: F403
+
+# Nothing that takes time to import: dozens of workers are started.
+INSTALLED_APPS = ["django_mq", "tests.acceptance.app"]
+ROOT_URLCONF = None
+MIDDLEWARE = []
+TEMPLATES = []
+
+# Each test says itself what it needs of DJANGO_MQ and of the default database.
+DJANGO_MQ = json.loads(os.environ.get("ACCEPTANCE_MQ", "{}"))
+DATABASES["default"].update(json.loads(os.environ.get("ACCEPTANCE_DATABASE", "{}")))  # noqa: F405

@@ -1,0 +1,135 @@
+"""Processes die: what they ran is charged once, what they held is free again, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from time import monotonic
+
+import pytest
+
+from django_mq import RetryPolicy, fixed
+from django_mq.models import QueuedMessage
+from tests.acceptance.app.witness import Witness
+from tests.acceptance.conftest import Queue
+from tests.acceptance.processes import Worker
+
+#: Promised are 2 s (guarantee 6); the lease is 300 s here. This machine may be busy.
+PROMPT = 15.0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_child(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, processes: int
+) -> None:
+    """Guarantees 1, 3, 6; KAF-10, NSQ-20: its sibling, or its replacement, settles what it held."""
+    worker = start("--processes", processes)
+    ids = dict(zip("abcd", queue.send("gate", *"abcd", gate="open"), strict=True))
+    worker.until(
+        lambda: len(witness.started()) == processes and queue.leased() > processes,
+        "each process runs one message, and one holds more",
+    )
+    victim = max(holdings().values(), key=len)
+    [(name, pid)] = [(n, pid) for n, _, pid in witness.started() if ids[n] in victim]
+
+    os.kill(pid, signal.SIGKILL)
+
+    worker.until(lambda: queue.failures(ids[name]), "the attempt is charged", PROMPT)
+    assert queue.failures(ids[name]) == ["WorkerLost"]
+    assert queue.message(ids[name]).suspect
+    witness.open("open")
+    queue.wait_empty(worker, PROMPT)
+    attempts = {name: attempt for name, attempt, _ in queue.effects()}
+    assert len(queue.effects()) == 4
+    assert attempts == {**dict.fromkeys("abcd", 1), name: 2}
+    assert f"was killed by SIGKILL while it ran message {ids[name]};" in worker.said()
+
+
+def holdings() -> dict[str, set[int]]:
+    """Return the ids of the messages that each process has claimed."""
+    held: dict[str, set[int]] = {}
+    for row in QueuedMessage.objects.exclude(claimed_by=None):
+        held.setdefault(row.claimed_by.partition(":")[0], set()).add(row.pk)
+    return held
+
+
+@pytest.mark.parametrize(("how", "processes"), [("kill", 2), (0, 1), (5, 1)])
+def test_a_message_that_always_kills_its_process(
+    start: Callable[..., Worker], queue: Queue, how: str | int, processes: int
+) -> None:
+    """Guarantee 3: dead after its attempts; its neighbours are all done, and charged nothing.
+
+    Exit codes 0 and 5 too, which a child has of its own when it is done, or out of time.
+    """
+    queue.send("write", *[f"before{n}" for n in range(40)])
+    [poison] = queue.send("die", "poison", how=how)
+    queue.send("write", *[f"after{n}" for n in range(40)])
+    worker = start("--processes", processes)
+    worker.until(lambda: queue.message(poison).dead_at, "the poison is dead")
+    worker.until(lambda: queue.done().total() >= 80, "all others are done")
+    assert set(queue.done().values()) == {1}
+    assert "poison" not in queue.done()
+    assert {attempt for _, attempt, _ in queue.effects()} == {1}
+    assert queue.failures(poison) == ["WorkerLost"] * 3
+    assert [(row.pk, row.attempts, row.dead_reason) for row in queue.left()] == [
+        (poison, 3, "exhausted")
+    ]
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+def test_a_killed_supervisor(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
+    """Its children end what they run and leave, and hold nothing."""
+    worker = start("--processes", 2)
+    queue.send("gate", *"abcd", gate="open")
+    worker.until(lambda: len(witness.started()) == 2 and queue.leased() > 2, "two run")
+    running = {name for name, _, _ in witness.started()}
+    worker.tell(signal.SIGKILL)
+    worker.ends()
+    worker.until(lambda: queue.leased() == 2, "what did not start is released")
+    witness.open("open")
+    worker.until(lambda: not worker.remaining(), "the children leave")
+    assert queue.done() == dict.fromkeys(running, 1)
+    assert [(row.attempts, row.leased_until) for row in queue.left()] == [(0, None)] * 2
+
+
+def test_a_lost_host(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
+    """Guarantees 4, 6: nobody is left to tell, so its leases lapse, and others take over."""
+    settings = {"LEASE": 3, "POLL_INTERVAL": 0.5}
+    lost = start(mq=settings)
+    [runs, waits] = queue.send("gate", "runs", "waits", gate="open")
+    lost.until(lambda: witness.started() and queue.leased() == 2, "one runs, one waits")
+    other = start(mq=settings)
+    other.has_started(1)
+    lost.tell_all(signal.SIGKILL)
+    began = monotonic()
+    other.until(lambda: len(witness.started("runs")) == 2, "it runs again", 30)
+    assert monotonic() - began < 3 + 0.5 + PROMPT
+    witness.open("open")
+    queue.wait_empty(other)
+    assert queue.done() == {"runs": 1, "waits": 1}
+    assert {pid for _, _, pid in queue.effects()} == set(other.children())
+    # Without a report both count as begun: at most one attempt more than there was.
+    assert queue.failures(runs) == ["WorkerVanished"]
+    assert queue.failures(waits) in ([], ["WorkerVanished"])
+
+
+def test_a_storm(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
+    """Guarantees 1, 3, 4; PMQ-59, PMQ-69: children are killed at any point, again and again."""
+    witness.open("open")
+    patient = RetryPolicy(max_attempts=50, backoff=fixed(0.05))
+    names = [f"m{n}" for n in range(320)]
+    for kind, share in (("write", names[:200]), ("call", names[200:260]), ("acall", names[260:])):
+        queue.send(kind, *share, gate="open", pause=0.01, retry=patient)
+    worker = start("--processes", 2, "--threads", 2)
+    dice = random.Random(48)
+    for wanted in range(20, 260, 40):
+        worker.until(lambda wanted=wanted: queue.done().total() >= wanted, f"{wanted} are done")
+        os.kill(dice.choice(worker.until(worker.alive, "a child is alive")), signal.SIGKILL)
+    queue.wait_empty(worker, 60)
+    assert queue.done() == dict.fromkeys(names, 1)
+    assert not QueuedMessage.objects.exists()
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0

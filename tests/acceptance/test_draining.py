@@ -1,0 +1,102 @@
+"""Told to stop: what runs is ended, what did not start is given back, and the exit code tells."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.app.witness import Witness
+from tests.acceptance.conftest import Queue
+from tests.acceptance.processes import Worker
+
+STOPS = pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+
+
+def running_with_neighbours(queue: Queue, witness: Witness, worker: Worker) -> list[int]:
+    """Send one message that waits at the gate and four behind it; wait until one is claimed too."""
+    [first] = queue.send("gate", "runs", gate="open")
+    ids = queue.send("write", "a", "b", "c", "d")
+    worker.until(lambda: witness.started("runs") and queue.leased() > 1, "one runs, one waits")
+    return [first, *ids]
+
+
+@STOPS
+def test_the_first_signal_drains(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, stop: signal.Signals
+) -> None:
+    """PMQ-69, CAR-35, NSQ-28, KAF-7, KAF-8: the running one ends, the others are as before."""
+    worker = start()
+    running_with_neighbours(queue, witness, worker)
+    worker.tell(stop)
+    worker.says("draining")
+    witness.open("open")
+    assert worker.ends() == 0
+    assert queue.done() == {"runs": 1}
+    assert [start[0] for start in witness.started()] == ["runs"]
+    assert [(row.attempts, row.leased_until) for row in queue.left()] == [(0, None)] * 4
+    assert not worker.remaining()
+
+
+@STOPS
+def test_the_second_signal_leaves_at_once(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, stop: signal.Signals
+) -> None:
+    worker = start("--drain-seconds", 60)
+    running_with_neighbours(queue, witness, worker)
+    worker.tell(stop)
+    worker.says("draining")
+    worker.tell(stop)
+    assert worker.ends(10) == -stop
+    assert not worker.remaining()
+    assert not queue.done()
+
+
+def test_a_drain_that_takes_too_long_is_cut(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    """KAF-7, guarantee 1: exit code 5; nothing of the attempt is kept, and it is charged."""
+    worker = start("--drain-seconds", 0.5)
+    first, *_ = running_with_neighbours(queue, witness, worker)
+    worker.tell(signal.SIGTERM)
+    assert worker.ends(15) == 5
+    assert not queue.done()
+    cut, *others = queue.left()
+    assert (cut.id, cut.attempts, cut.leased_until) == (first, 1, None)
+    assert queue.failures(first) == ["WorkerLost"]
+    assert [(row.attempts, row.leased_until) for row in others] == [(0, None)] * 4
+
+
+@pytest.mark.parametrize("kind", ["call", "acall"])
+def test_what_runs_outside_a_transaction_is_ended_too(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
+) -> None:
+    """NSQ-28 for handlers that are not atomic, and async ones."""
+    worker = start()
+    queue.send(kind, "runs", gate="open")
+    worker.until(witness.started, "it runs")
+    worker.tell(signal.SIGTERM)
+    worker.says("draining")
+    witness.open("open")
+    assert worker.ends() == 0
+    assert queue.done() == {"runs": 1}
+    assert queue.empty()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks in /proc")
+def test_a_signal_while_the_children_start(start: Callable[..., Worker]) -> None:
+    """However early it comes it is heard: a container that is stopped as it starts."""
+    worker = start("--processes", 8)
+    worker.until(lambda: handles_sigterm(worker.pid), "signals are handled")
+    worker.tell(signal.SIGTERM)
+    assert worker.ends(20) == 0
+    assert not worker.remaining()
+    assert "ERROR" not in worker.said()
+
+
+def handles_sigterm(pid: int) -> bool:
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(caught and int(caught[1], 16) & 1 << signal.SIGTERM - 1)

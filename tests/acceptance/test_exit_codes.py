@@ -1,0 +1,80 @@
+"""How the command ends when it cannot begin: with a sentence, not with a traceback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.acceptance.conftest import database_url
+from tests.acceptance.processes import Worker
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--queue", "no such queue"], "no such queue"),
+        (["--queue", ""], "queue"),
+        (["--database", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_names_are_one(start: Callable[..., Worker], options: list[Any], words: str) -> None:
+    worker = start(*options)
+    assert worker.ends() == 1
+    assert words in worker.said()
+    assert "Traceback" not in worker.said()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--threads", "0"],
+        ["--processes", "many"],
+        ["--max-seconds", "-1"],
+        ["--drain-seconds", "nan"],
+        ["--health-port", "70000"],
+        ["--nonsense"],
+    ],
+)
+def test_wrong_arguments_are_two(start: Callable[..., Worker], options: list[Any]) -> None:
+    worker = start(*options)
+    assert worker.ends() == 2
+    assert options[0] in worker.said()
+    assert "Traceback" not in worker.said()
+    assert "_positive" not in worker.said()
+
+
+def test_a_wrong_setting_is_one(start: Callable[..., Worker]) -> None:
+    worker = start(mq={"THREADS": "several"})
+    assert worker.ends() == 1
+    assert "THREADS" in worker.said()
+    assert "Traceback" not in worker.said()
+
+
+def test_missing_tables_are_one(start: Callable[..., Worker]) -> None:
+    worker = start(url=database_url(dbname="postgres"))
+    assert worker.ends() == 1
+    assert "migrate" in worker.said()
+    assert "Traceback" not in worker.said()
+
+
+def test_an_unreachable_database_is_one(start: Callable[..., Worker]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        worker = start(url=database_url(host="127.0.0.1", port=taken.getsockname()[1]))
+        assert worker.ends() == 1
+    assert "cannot be used" in worker.said()
+    assert "Traceback" not in worker.said()
+
+
+def test_a_taken_health_port_is_one(start: Callable[..., Worker]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        worker = start("--health-port", port)
+        assert worker.ends() == 1
+    assert str(port) in worker.said()
+    assert "Traceback" not in worker.said()

@@ -1,0 +1,86 @@
+"""The health end point: for probes, on the loopback, without a word about the queues. S27."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from tests.acceptance.app.witness import Witness
+from tests.acceptance.conftest import Queue
+from tests.acceptance.processes import Worker
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def ask(port: int, path: str) -> tuple[int, bytes]:
+    """Return the status and the body; 0 while nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    except urllib.error.URLError:
+        return 0, b""
+
+
+def test_live_ready_and_draining(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    port = free_port()
+    worker = start("--health-port", port)
+    queue.send("gate", "secret-name", gate="open")
+    worker.until(witness.started, "it runs")
+    assert ask(port, "/livez") == (200, b"ok\n")
+    assert ask(port, "/readyz") == (200, b"ok\n")
+    assert ask(port, "/secret-name")[0] == 404
+    worker.tell(signal.SIGTERM)
+    worker.says("draining")
+    assert ask(port, "/livez") == (200, b"ok\n")
+    assert ask(port, "/readyz") == (503, b"no\n")
+    witness.open("open")
+    assert worker.ends() == 0
+    assert ask(port, "/livez")[0] == 0
+
+
+def test_slow_clients_keep_it_from_nothing(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    """Guarantee 23, S27: somebody sends a request byte by byte, and handlers still end in time."""
+    port = free_port()
+    worker = start("--health-port", port)
+    worker.has_started(1)
+    with dripping(port), dripping(port):
+        queue.send("hang", "slow", until=2)
+        queue.wait_empty(worker)
+        assert ask(port, "/livez") == (200, b"ok\n")
+        worker.tell(signal.SIGTERM)
+        assert worker.ends() == 0
+
+
+@contextmanager
+def dripping(port: int) -> Iterator[None]:
+    """Send a request that never ends, and begin anew when it is cut."""
+    enough = threading.Event()
+
+    def drip() -> None:
+        while not enough.is_set():
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 10) as client:
+                while not enough.wait(0.05):
+                    client.sendall(b"x")
+            enough.wait(0.05)
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join(30)

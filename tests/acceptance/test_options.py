@@ -1,0 +1,151 @@
+"""What the options of `mq_worker` promise."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.acceptance.app.witness import Witness
+from tests.acceptance.conftest import Queue
+from tests.acceptance.processes import Worker
+
+
+def names(count: int) -> list[str]:
+    return [f"m{number}" for number in range(count)]
+
+
+def once(count: int) -> Counter[str]:
+    return Counter(names(count))
+
+
+def test_until_empty(start: Callable[..., Worker], queue: Queue) -> None:
+    """Ends by itself when all that is due is done; what is not due yet stays."""
+    queue.send("write", *names(250))
+    [later] = queue.send("write", "later")
+    row = queue.message(later)
+    row.processable_after = row.processable_after.replace(year=row.processable_after.year + 1)
+    row.save()
+    worker = start("--until-empty")
+    assert worker.ends() == 0
+    assert queue.done() == once(250)
+    assert [row.id for row in queue.left()] == [later]
+
+
+def test_processes_and_threads(start: Callable[..., Worker], queue: Queue) -> None:
+    """PMQ-59, PMQ-69, CAR-33: two processes share a queue, each message once."""
+    worker = start("--processes", 2, "--threads", 2)
+    worker.has_started(2)
+    queue.send("write", *names(200), pause=0.02)
+    queue.wait_empty(worker)
+    assert queue.done() == once(200)
+    assert {pid for _, _, pid in queue.effects()} == set(worker.children())
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+@pytest.mark.xfail(
+    reason="a process holds claimed messages behind one that blocks, while its sibling is idle"
+)
+@pytest.mark.parametrize(("processes", "threads"), [(2, 1), (1, 2)])
+def test_nothing_waits_behind_one_that_blocks(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, processes: int, threads: int
+) -> None:
+    """PMQ-48, PMQ-49: while one blocks, whoever is free takes all the others."""
+    worker = start("--processes", processes, "--threads", threads)
+    worker.has_started(processes)
+    queue.send("gate", "blocks", gate="open")
+    queue.send("write", *names(8))
+    worker.until(lambda: queue.done() == once(8), "all others are done", 15)
+    witness.open("open")
+    queue.wait_empty(worker)
+
+
+def test_max_messages(start: Callable[..., Worker], queue: Queue) -> None:
+    """So many are done, not fewer; what was not begun is as before."""
+    queue.send("write", *names(40))
+    assert start("--max-messages", 25, "--processes", 2).ends() == 0
+    assert queue.done().total() == 25
+    assert [(row.attempts, row.leased_until) for row in queue.left()] == [(0, None)] * 15
+
+
+def test_max_messages_counts_over_processes_that_died(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    """A replacement goes on counting where the dead process stopped."""
+    queue.send("write", *names(5))
+    worker = start("--max-messages", 10, "--batch-size", 1)
+    worker.until(lambda: queue.done().total() == 5, "five are done")
+    worker.has_started(1)
+    worker.kill_child(0)
+    worker.has_started(2)
+    queue.send("write", *[f"late{number}" for number in range(20)])
+    assert worker.ends() == 0
+    assert 8 <= queue.done().total() <= 10
+
+
+def test_max_seconds(start: Callable[..., Worker], queue: Queue) -> None:
+    """Ends by itself, and what came until then is done."""
+    queue.send("write", "a")
+    worker = start("--max-seconds", 1.5)
+    assert worker.ends(30) == 0
+    assert queue.done() == {"a": 1}
+
+
+def test_max_rss(start: Callable[..., Worker], queue: Queue) -> None:
+    """A process that grew is drained and replaced: no message is lost, run twice, or charged."""
+    queue.send("grow", *names(12), megabytes=40)
+    worker = start("--max-rss", 240)
+    queue.wait_empty(worker)
+    assert queue.done() == once(12)
+    assert {attempt for _, attempt, _ in queue.effects()} == {1}
+    assert len({pid for _, _, pid in queue.effects()}) > 1
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
+    assert re.search(r"has \d+ MB: draining and replacing", worker.said())
+    assert "ERROR" not in worker.said()
+
+
+def test_max_rss_below_what_an_idle_worker_needs(start: Callable[..., Worker]) -> None:
+    """It says so at the start, instead of replacing processes for ever."""
+    worker = start("--max-rss", 10)
+    assert worker.ends() == 1
+    assert "max-rss" in worker.said()
+
+
+def test_queues_in_strict_preference(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    """In the order they are named, whatever came first, and no others."""
+    queue.send("write", "w0", "w1", queue="work")
+    queue.send("write", "s0", "s1", queue="second")
+    queue.send("write", "f0", "f1", queue="first")
+    assert start("--queue", "first", "--queue", "second", "--until-empty").ends() == 0
+    assert [name for name, _, _ in witness.started()] == ["f0", "f1", "s0", "s1"]
+    assert [row.queue for row in queue.left()] == ["work", "work"]
+
+
+def test_queues_by_pattern(start: Callable[..., Worker], queue: Queue) -> None:
+    queue.send("write", "w", queue="work")
+    queue.send("write", "in", queue="mail.in")
+    queue.send("write", "out", queue="mail.out")
+    assert start("--queue", "mail.*", "--until-empty").ends() == 0
+    assert queue.done() == {"in": 1, "out": 1}
+
+
+@pytest.mark.parametrize("kind", ["write", "call", "acall"])
+def test_an_idle_worker_is_woken(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
+) -> None:
+    """Guarantee 7 is for the poll; here the ring: a poll interval of a minute is not waited for."""
+    witness.open("open")
+    worker = start(mq={"POLL_INTERVAL": 60})
+    worker.has_started(1)
+    queue.send(kind, "first", gate="open")
+    queue.wait_empty(worker, 20)
+    queue.send(kind, "second", gate="open")
+    queue.wait_empty(worker, 20)
+    assert queue.done() == {"first": 1, "second": 1}

@@ -1,0 +1,99 @@
+"""Behind a transaction pooler: no session is ours for longer than a transaction. Guarantee 17."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.db import connection
+
+from testproject.embedded.places import Account
+from tests.acceptance.app.witness import Witness
+from tests.acceptance.conftest import Queue, database_url
+from tests.acceptance.processes import Worker, eventually
+from tests.acceptance.test_health import free_port
+
+PGBOUNCER = shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
+
+
+@pytest.fixture
+def pooled(empty_tables: None) -> Iterator[str]:
+    """The URL of the test database through pgbouncer, with fewer connections than a worker has."""
+    if PGBOUNCER is None:
+        pytest.skip("pgbouncer is not installed")
+    given = connection.get_connection_params()
+    port, account = free_port(), Account.choose()
+    directory = Path(tempfile.mkdtemp(prefix="django_mq-pooler-"))
+    account.give(directory)
+    place = f"host={given.get('host') or '/var/run/postgresql'} port={given.get('port') or 5432}"
+    (directory / "users").write_text(f'"{given["user"]}" "{given.get("password") or ""}"\n')
+    (directory / "config").write_text(
+        f"""
+        [databases]
+        {given["dbname"]} = {place} dbname={given["dbname"]}
+        [pgbouncer]
+        listen_addr = 127.0.0.1
+        listen_port = {port}
+        unix_socket_dir =
+        auth_type = trust
+        auth_file = {directory}/users
+        pool_mode = transaction
+        default_pool_size = 3
+        """.replace("\n        ", "\n")
+    )
+    account.give(directory / "users")
+    account.give(directory / "config")
+    owner = {"user": account.entry.pw_uid, "group": account.entry.pw_gid} if account.entry else {}
+    with (directory / "log").open("wb") as log:
+        pooler = subprocess.Popen(
+            [PGBOUNCER, str(directory / "config")], stdout=log, stderr=log, cwd="/", **owner
+        )
+    url = database_url(host="127.0.0.1", port=port)
+    try:
+        eventually(lambda: pooler.poll() is not None or answers(url), "the pooler answers")
+        assert pooler.poll() is None, (directory / "log").read_text()
+        yield url
+    finally:
+        pooler.kill()
+        pooler.wait(30)
+        shutil.rmtree(directory)
+
+
+def answers(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def test_it_works_behind_a_pooler(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, pooled: str
+) -> None:
+    """With `WAKEUP = "poll"` and Django's own sign of a pooler, `DISABLE_SERVER_SIDE_CURSORS`."""
+    worker = start(
+        *("--processes", 2, "--threads", 2),
+        url=pooled,
+        mq={"WAKEUP": "poll", "POLL_INTERVAL": 0.3},
+        database={"DISABLE_SERVER_SIDE_CURSORS": True},
+    )
+    worker.has_started(2)
+    names = [f"m{n}" for n in range(200)]
+    witness.open("open")
+    queue.send("write", *names[:120])
+    queue.send("call", *names[120:160], gate="open")
+    queue.send("acall", *names[160:], gate="open")
+    queue.send("hang", "slow", until=2)
+    queue.send("fail", "failing", until=3)
+    queue.wait_empty(worker)
+    assert queue.done() == dict.fromkeys([*names, "slow", "failing"], 1)
+    assert {n: a for n, a, _ in queue.effects() if a != 1} == {"slow": 2, "failing": 3}
+    assert "Traceback" not in worker.said()
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0

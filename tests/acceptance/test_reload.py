@@ -1,0 +1,58 @@
+"""`--reload`: Django's autoreloader, for development."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.app.witness import Witness
+from tests.acceptance.conftest import Queue
+from tests.acceptance.processes import Worker
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_it_starts_again_when_code_changes(
+    start: Callable[..., Worker],
+    queue: Queue,
+    witness: Witness,
+    tmp_path: Path,
+    stop: signal.Signals,
+) -> None:
+    """What runs is ended first; a signal ends it cleanly."""
+    module = tmp_path / "watched_by_reload.py"
+    module.write_text("")
+    worker = start("--reload", PYTHONPATH=str(tmp_path), ACCEPTANCE_IMPORT="watched_by_reload")
+    queue.send("gate", "during", gate="open")
+    worker.until(lambda: witness.started("during"), "it runs")
+
+    # Again and again: a change before its first look the reloader cannot see.
+    moments = itertools.count(1)
+    worker.until(
+        lambda: os.utime(module, (0, next(moments))) or "changed, reloading" in worker.said(),
+        "the change is seen",
+    )
+    witness.open("open")
+    worker.has_started(2)
+    queue.send("write", "after")
+    queue.wait_empty(worker)
+    assert queue.done() == {"during": 1, "after": 1}
+    assert {attempt for _, attempt, _ in queue.effects()} == {1}
+    worker.tell_all(stop)
+    assert worker.ends() in (0, -stop)
+    worker.until(lambda: not worker.remaining(), "nothing is left")
+    assert "Traceback" not in worker.said()
+
+
+@pytest.mark.parametrize("option", ["--processes=2", "--health-port=8999", "--until-empty"])
+def test_it_goes_with_no_option_that_needs_a_supervisor(
+    start: Callable[..., Worker], option: str
+) -> None:
+    worker = start("--reload", option)
+    assert worker.ends() == 1
+    assert option.partition("=")[0] in worker.said()
+    assert "Traceback" not in worker.said()

@@ -1,0 +1,63 @@
+"""Handlers past their time are stopped for real: guarantee 23, NSQ-20."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.acceptance.app.witness import Witness
+from tests.acceptance.conftest import Queue
+from tests.acceptance.processes import Worker, is_running
+
+
+@pytest.mark.parametrize("kind", ["hang", "query"])
+def test_its_process_is_ended(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
+) -> None:
+    """One attempt is charged, to it alone; the place is free again, in Python and in the server."""
+    queue.send("write", *[f"before{n}" for n in range(20)])
+    [slow] = queue.send(kind, "slow", until=2)
+    queue.send("write", *[f"after{n}" for n in range(20)])
+    worker = start()
+    queue.wait_empty(worker)
+    assert set(queue.done().values()) == {1}
+    assert queue.done().total() == 41
+    assert {name: attempt for name, attempt, _ in queue.effects() if attempt != 1} == {"slow": 2}
+    assert queue.failures(slow) == ["TimedOut"]
+    (_, _, ended), (_, _, again) = witness.started("slow")
+    assert not is_running(ended)
+    assert is_running(again)
+    assert f"message {slow} ran past its timeout" in worker.said()
+
+
+def test_neighbours_in_other_threads_are_refunded(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    worker = start("--threads", 2)
+    [beside] = queue.send("gate", "beside", gate="open")
+    worker.until(witness.started, "one runs")
+    [slow] = queue.send("hang", "slow", until=2)
+    worker.until(lambda: len(witness.started("beside")) == 2, "the neighbour runs again")
+    witness.open("open")
+    queue.wait_empty(worker)
+    assert [attempt for _, attempt, _ in witness.started("beside")] == [1, 1]
+    assert queue.failures(beside) == []
+    assert queue.failures(slow) == ["TimedOut"]
+    assert queue.done() == {"beside": 1, "slow": 1}
+
+
+def test_async_handlers_are_cancelled(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    """Their process and their neighbours go on."""
+    worker = start()
+    [slow] = queue.send("ahang", "slow", until=2)
+    queue.send("acall", "beside", gate="open")
+    worker.until(lambda: len(witness.started("slow")) == 2, "it runs again")
+    witness.open("open")
+    queue.wait_empty(worker)
+    assert queue.failures(slow) == ["TimedOut"]
+    assert len({pid for _, _, pid in witness.started()}) == 1
+    assert len(witness.started("beside")) == 1
+    assert queue.done() == {"slow": 1, "beside": 1}
