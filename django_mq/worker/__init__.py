@@ -25,7 +25,7 @@ from django_mq.messages import ClaimedRow, Delivery
 from django_mq.outcomes import EXHAUSTED, DeadLettered, Failure
 from django_mq.routing import check_pattern
 from django_mq.signals import announce_worker, worker_started, worker_stopped
-from django_mq.store import Cursor, recover, settle
+from django_mq.store import Cursor, doorbell, recover, settle
 from django_mq.worker import chores, reporting
 from django_mq.worker.aio import AsyncRunner
 from django_mq.worker.appetite import Appetite
@@ -291,12 +291,24 @@ class _Parts:
             self._release_unanswered(cursor)
         if self._unsorted:
             self._sort(cursor)
+        if self.hand.waiting() and self.hand.stuck():
+            self._give_back(cursor)
         if self.wakeup.take_ring():
             self.fetcher.rang()
         sleep = self.fetcher.fetch(cursor)
         self._worked = True
         self.outage.over()
         return sleep
+
+    def _give_back(self, cursor: Cursor) -> None:
+        """Every executor is busy for long: siblings may have time for what waits here."""
+        self.appetite.lose()
+        tasks = self.hand.give_back()
+        self.board.add_taken(-len(tasks))
+        if self._left is not None:
+            self._left += len(tasks)
+        self._release(tasks)
+        doorbell.ring(cursor)
 
     def _release_unanswered(self, cursor: Cursor) -> None:
         """A claim may have been committed whose answer was lost: nobody has its rows in hand."""
@@ -315,7 +327,7 @@ class _Parts:
         announce_worker(
             worker_started,
             self.id,
-            f"worker {self.id} started: queues {', '.join(self.worker.queues)},"
+            f"worker {self.id} started: {_named(self.worker.queues)},"
             f" {self.worker.threads} thread(s), process {os.getpid()}",
             queues=self.worker.queues,
         )
@@ -469,6 +481,8 @@ class _Parts:
         return min(rooms)
 
     def _room_in_hand(self) -> int:
+        if self.hand.stuck():
+            return 0
         self.hand.tell_below(self.appetite.least)
         return self.appetite.room(self.hand.waiting())
 
@@ -493,6 +507,10 @@ class _Parts:
 
     def _chores(self, cursor: Cursor) -> None:
         chores.run(cursor, self.settings, on_expired=_say_expired)
+
+
+def _named(queues: Sequence[str]) -> str:
+    return "all queues" if "#" in queues else f"queues {', '.join(queues)}"
 
 
 def _say_expired(count: int) -> None:

@@ -49,6 +49,10 @@ class Appetite:
         """A claim took `count` messages: only a full one says anything about the appetite."""
         self._fed_at = self._clock() if count >= min(self._asked, self._batch) else None
 
+    def lose(self) -> None:
+        """What was in hand had to be given back: begin small again."""
+        self._wanted, self._fed_at = self._floor, None
+
     def _learn(self) -> None:
         if self._fed_at is None:
             return

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a suspect waits for a moment in which nothing else runs; then nothing else starts.
 SUSPECT_PATIENCE = 10.0
+#: Seconds without a new slice after which what is in hand is given back.
+STUCK_AFTER = 1.0
 
 
 class Task(NamedTuple):
@@ -78,6 +80,9 @@ class Hand:
         self._ready: deque[Task] = deque()
         self._suspects: deque[tuple[float, Task]] = deque()
         self._running = 0
+        self._free = 0
+        self._taken_at = monotonic()
+        self._tell_when_free = False
         self._alone = False
         self._closed = False
         self._paces: dict[str, Pace] = {}
@@ -116,13 +121,37 @@ class Hand:
                     return Slice([self._suspects.popleft()[1]], alone=True)
                 elif self._ready and not self._suspect_is_due():
                     self._running += 1
+                    self._taken_at = monotonic()
                     slice_ = self._next_slice()
                     if len(self._ready) < self._tell_below:
                         self._tell_below = -1
                         self._on_room()
                     return slice_
+                self._free += 1
+                if self._tell_when_free:
+                    self._tell_when_free = False
+                    self._on_room()
                 self._lock.wait(1.0 if self._suspects else None)
+                self._free -= 1
             return None
+
+    def stuck(self) -> bool:
+        """Say whether every executor has been busy with what it has for STUCK_AFTER seconds.
+
+        If so, `on_room` is called when one becomes free.
+        """
+        with self._lock:
+            stuck = not self._free and monotonic() - self._taken_at > STUCK_AFTER
+            self._tell_when_free = stuck and bool(self._running)
+            return self._tell_when_free
+
+    def give_back(self) -> list[Task]:
+        """Return everything that waits, to be released: others may have time for it."""
+        with self._lock:
+            waiting = [*self._ready, *(task for _, task in self._suspects)]
+            self._ready.clear()
+            self._suspects.clear()
+            return waiting
 
     def done(self, slice_: Slice) -> None:
         """The tasks of this slice run no more."""
@@ -164,11 +193,8 @@ class Hand:
         """Let nothing start any more; return what did not start."""
         with self._lock:
             self._closed = True
-            left = [*self._ready, *(task for _, task in self._suspects)]
-            self._ready.clear()
-            self._suspects.clear()
             self._lock.notify_all()
-            return left
+        return self.give_back()
 
     def tell_below(self, count: int) -> None:
         """Call `on_room` as soon as fewer than `count` tasks wait."""
@@ -211,11 +237,12 @@ class Hand:
         first = ready.popleft()
         slice_ = Slice([first])
         handler = first.handler
-        if not handler.atomic:
+        batch = handler.batch
+        limit = self._batch if batch else self.pace(handler).limit
+        if not handler.atomic or limit == 1:
             return slice_
         taken = {handler: 1}
-        limits = {handler: self._batch if handler.batch else self.pace(handler).limit}
-        batch = handler.batch
+        limits = {handler: limit}
         tasks = slice_.tasks
         while ready and len(tasks) < self._most:
             handler = ready[0].handler
@@ -225,11 +252,11 @@ class Hand:
             elif handler.batch or not handler.atomic:
                 break
             count = taken.get(handler, 0)
-            limit = limits.get(handler)
-            if limit is None:
-                limit = limits[handler] = self.pace(handler).limit
-            if count >= limit:
-                break
+            most = limits.get(handler)
+            if most is None:
+                most = limits[handler] = self.pace(handler).limit
+            if count >= most or most == 1:
+                break  # one of which we know no better than that it may take long is alone
             taken[handler] = count + 1
             tasks.append(ready.popleft())
         return slice_

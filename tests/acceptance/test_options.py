@@ -47,9 +47,6 @@ def test_processes_and_threads(start: Callable[..., Worker], queue: Queue) -> No
     assert worker.ends() == 0
 
 
-@pytest.mark.xfail(
-    reason="a process holds claimed messages behind one that blocks, while its sibling is idle"
-)
 @pytest.mark.parametrize(("processes", "threads"), [(2, 1), (1, 2)])
 def test_nothing_waits_behind_one_that_blocks(
     start: Callable[..., Worker], queue: Queue, witness: Witness, processes: int, threads: int

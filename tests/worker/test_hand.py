@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import UTC, datetime
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from django_mq import handler, handlers
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.worker import hand as hand_module
-from django_mq.worker.hand import Hand, Pace, Slice, Task
+from django_mq.worker.hand import STUCK_AFTER, Hand, Pace, Slice, Task
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -58,7 +60,7 @@ def told() -> Told:
 
 @pytest.fixture
 def hand(told: Told) -> Hand:
-    return Hand(most=100, on_room=told)
+    return Hand(batch=100, most=100, on_room=told)
 
 
 def take(hand: Hand) -> list[int]:
@@ -115,12 +117,46 @@ def test_a_slice_has_one_kind(hand: Hand) -> None:
 
 def test_a_handler_at_its_limit_ends_the_slice(hand: Hand) -> None:
     hand.pace(task(1, "h").handler).limit = 5
-    put(hand, "h", "i", "i", "h")
-    assert [take(hand), take(hand)] == [[1, 2], [3, 4]]
+    hand.pace(task(1, "i").handler).limit = 2
+    put(hand, "h", "i", "i", "i", "h")
+    assert [take(hand), take(hand)] == [[1, 2, 3], [4, 5]]
+
+
+def test_one_that_may_take_long_is_alone_in_its_slice(hand: Hand) -> None:
+    """PMQ-48: nobody else waits in the transaction of a handler that was never seen to be fast."""
+    hand.pace(task(1, "h").handler).limit = 5
+    put(hand, "h", "i", "h", "h")
+    assert [take(hand), take(hand), take(hand)] == [[1], [2], [3, 4]]
+
+
+def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
+    hand: Hand, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("django_mq.worker.hand.monotonic", lambda: now[0])
+    put(hand, "h", "i", "h")
+    slice_ = hand.take()
+    assert slice_ is not None
+    assert not hand.stuck()
+    now[0] += STUCK_AFTER + 0.1
+    assert hand.stuck()
+    assert [each.delivery.id for each in hand.give_back()] == [2, 3]
+    assert hand.waiting() == 0
+    hand.done(slice_)
+    before = told.count
+    ended = Thread(target=hand.take)
+    ended.start()  # it finds nothing, and says that it is free
+    deadline = time.monotonic() + 10
+    while told.count == before and time.monotonic() < deadline:
+        ended.join(0.01)
+    assert told.count > before
+    hand.close()
+    ended.join(10)
+    assert not ended.is_alive()
 
 
 def test_a_slice_has_no_more_than_a_batch(told: Told) -> None:
-    hand = Hand(most=3, on_room=told)
+    hand = Hand(batch=3, most=3, on_room=told)
     put(hand, *["batch"] * 5)
     assert take(hand) == [1, 2, 3]
 

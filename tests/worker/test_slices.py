@@ -18,7 +18,7 @@ from django.utils import timezone, translation
 from django_mq import Reject, Retry, RetryPolicy, Snooze, broadcast, fixed, handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.signals import message_started
+from django_mq.signals import message_acked, message_started
 from django_mq.worker import progress
 from testproject.shop.models import Product
 from tests.database import second_connection
@@ -267,7 +267,33 @@ def test_whatever_ends_or_spoils_the_transaction_is_the_culprits_failure(
     assert after.pk not in waiting()
 
 
-@pytest.mark.parametrize("do", [do for do in BREAKS if "commit" not in do.__name__], ids=repr)
+@pytest.mark.parametrize(
+    ("do", "words"),
+    [
+        (swallow_error, "swallowed a database error"),
+        (set_rollback, "marked its transaction for rollback"),
+        (raw("commit"), "ended its transaction"),
+        (close, "connection was closed"),
+        (inner_block_left_open, "left an atomic"),
+    ],
+)
+def test_the_culprit_is_told_what_it_did(
+    bench: Bench, do: Callable[[Delivery], None], words: str
+) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        do(delivery)
+
+    message = add(handler="h")
+    bench.run_all(bench.claim())
+    assert attempts_of(message) == [BROKE]
+    assert words in stored(message).last_error
+
+
+@pytest.mark.parametrize(
+    "do", [do for do in BREAKS if "commit" not in do.__name__], ids=lambda each: each.__name__
+)
 def test_what_the_culprit_wrote_is_undone(bench: Bench, do: Callable[[Delivery], None]) -> None:
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -1414,6 +1440,39 @@ def test_a_receiver_that_spoils_the_transaction_is_not_the_handlers_failure(
     assert FailedAttempt.objects.count() == 0
     assert Product.objects.filter(name=f"message {message.pk}").exists()
     assert Product.objects.filter(name="of the receiver").exists() is not error
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda: connection.set_autocommit(False),
+        lambda: transaction.atomic().__enter__(),
+        lambda: connection.cursor().execute("begin"),
+        lambda: connection.connection.close(),
+    ],
+    ids=["autocommit", "atomic", "begin", "driver close"],
+)
+def test_what_a_receiver_leaves_open_does_not_swallow_the_next_slice(
+    bench: Bench, do: Callable[[], Any]
+) -> None:
+    """Receivers of message_acked run after the commit, on the same connection."""
+
+    def rude(sender: str, **data: Any) -> None:
+        do()
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    messages = [add(handler="h", after=-60 + n) for n in range(2)]
+    message_acked.connect(rude)
+    try:
+        for task in bench.claim():
+            assert bench.run([task]).left == []
+    finally:
+        message_acked.disconnect(rude)
+    assert effects() == ids(messages)
+    assert waiting() == set()
 
 
 def test_no_log_line_holds_a_payload(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

@@ -77,7 +77,10 @@ def test_until_empty_runs_what_is_due_and_ends(start: Start, said: Said) -> None
     assert WorkerHeartbeat.objects.count() == 0
 
 
-def test_until_empty_also_runs_what_handlers_broadcast(start: Start) -> None:
+def test_until_empty_also_runs_what_handlers_broadcast(start: Start, settings: Any) -> None:
+    """Also the last one's: without a ring and without a poll, it looks before it says empty."""
+    settings.DJANGO_MQ = {"WAKEUP": "poll", "POLL_INTERVAL": 600, "LEASE": 3600}
+
     @handler("a", queue="mail", name="a")
     def a(delivery: Delivery) -> None:
         if delivery.payload["n"]:

@@ -8,6 +8,7 @@ import os
 from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
+from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, InterfaceError, connections
@@ -23,6 +24,8 @@ from django_mq.worker.database import plain_connection
 from django_mq.worker.health import Health
 from django_mq.worker.supervisor import MEGABYTE, Supervisor, resident_bytes
 from django_mq.worker.wakeup import Deadline
+
+logger = logging.getLogger("django_mq")
 
 
 class Command(BaseCommand):
@@ -95,6 +98,7 @@ class Command(BaseCommand):
             max_rss=max_rss,
             health=None if port is None else _health(port),
         )
+        _warn_of_surroundings()
         if code := supervisor.run():
             raise SystemExit(code)
 
@@ -139,6 +143,13 @@ class Command(BaseCommand):
         finally:
             connection.close()
             connections.close_all()
+
+
+def _warn_of_surroundings() -> None:
+    if django_settings.DEBUG:
+        logger.warning("DEBUG is on: not for production", extra={"event": "debug_on"})
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        logger.warning("running as root: handlers need no such rights", extra={"event": "is_root"})
 
 
 def _log_somewhere(verbosity: int) -> None:
