@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import select
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -24,6 +21,7 @@ from django_mq.worker import child as child_process
 from django_mq.worker.board import Board
 from django_mq.worker.child import BROKEN, DONE, GAVE_UP, GOODBYE, OUT_OF_TIME, describe_exit
 from django_mq.worker.leases import DeadWorker
+from django_mq.worker.place import Place
 from django_mq.worker.shutdown import STOP_SIGNALS, Signals, leave_by, signals_held
 from django_mq.worker.wakeup import Deadline
 
@@ -37,34 +35,12 @@ logger = logging.getLogger("django_mq")
 TICK = 0.2
 #: Seconds that a child has, after its drain ran out of time, before it is killed.
 GRACE = 2.0
-#: The first restart is at once, the next after 1 s, doubling; a child that lived so long is well.
-LONGEST_BRAKE, WELL_AFTER = 60.0, 60.0
 #: Seconds between the starts of two processes in one place that grew too large.
 RECYCLE_PAUSE = 1.0
 #: Ids in a line of the log, at most.
 MOST_IDS = 20
 #: Seconds that the last process has to settle what the others left.
 LAST = 10.0
-MEGABYTE = 1024 * 1024
-
-
-@dataclass(slots=True)
-class Child:
-    """One place for a child process, and the process that has it now."""
-
-    board: Board
-    worker: str = ""
-    pid: int = 0
-    link: socket.socket | None = None
-    started_at: float = 0.0
-    restart_at: float = 0.0
-    failures: int = 0
-    heard: bytes = b""
-    last_word: bytes = b""
-    recycling: bool = False
-    overran: bool = False
-    finished: bool = False
-    recovering: dict[str, DeadWorker] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -89,7 +65,7 @@ class Supervisor:
         self._drain_seconds = drain_seconds
         self._max_rss = max_rss
         self._health = health
-        self._children = [Child(Board(places)) for _ in range(processes)]
+        self._children = [Place(Board(places)) for _ in range(processes)]
         self._orphaned: dict[str, DeadWorker] = {}
         self._deadline: Deadline | None = None
         self._code = DONE
@@ -124,15 +100,16 @@ class Supervisor:
             self._health.answer(self._is_live(), self._is_ready())
         for place in self._children:
             if place.link is not None and place.link.fileno() in readable:
-                self._hear(place)
+                place.hear()
 
     def _step(self) -> None:
         for number in self._signals.read():
             self._stop(number)
         for place in self._children:
             if place.pid:
-                self._end_overrun(place)
-                self._watch_memory(place)
+                place.end_overrun()
+                if self._max_rss is not None and self._deadline is None:
+                    place.end_large(self._max_rss)
                 self._reap(place)
         for place in self._children:
             if not place.pid and not place.finished:
@@ -144,7 +121,7 @@ class Supervisor:
         if self._deadline is not None and self._deadline.passed():
             for place in self._children:
                 if place.pid:
-                    self._signal(place, signal.SIGKILL)
+                    place.signal(signal.SIGKILL)
                     self._reap(place, wait=True)
 
     def _stop(self, number: int) -> None:
@@ -159,16 +136,13 @@ class Supervisor:
         )
         self._deadline = Deadline(self._drain_seconds + GRACE)
         for place in self._children:
-            self._signal(place, signal.SIGTERM)
+            place.signal(signal.SIGTERM)
 
     # ---- children
 
-    def _start(self, place: Child, *, last: bool = False) -> None:
+    def _start(self, place: Place, *, last: bool = False) -> None:
         ours, theirs = socket.socketpair()
-        place.board.wipe()
-        place.worker = secrets.token_hex(8)
-        place.heard = place.last_word = b""
-        place.recycling = place.overran = False
+        place.prepare()
         sys.stdout.flush()
         sys.stderr.flush()
         with signals_held():
@@ -176,10 +150,10 @@ class Supervisor:
             if pid == 0:
                 self._become_child(place, ours, theirs, last)
         theirs.close()
-        place.pid, place.link, place.started_at = pid, ours, monotonic()
+        place.taken_by(pid, ours)
 
     def _become_child(
-        self, place: Child, ours: socket.socket, theirs: socket.socket, last: bool
+        self, place: Place, ours: socket.socket, theirs: socket.socket, last: bool
     ) -> None:
         code = child_process.BROKEN
         try:
@@ -207,14 +181,11 @@ class Supervisor:
             # Not sys.exit: threads may be stuck in handlers, and exit hooks are the parent's.
             os._exit(code)
 
-    def _reap(self, place: Child, *, wait: bool = False) -> None:
-        pid, status = os.waitpid(place.pid, 0 if wait else os.WNOHANG)
-        if not pid:
+    def _reap(self, place: Place, *, wait: bool = False) -> None:
+        pid = place.pid
+        status = place.reap(wait=wait)
+        if status is None:
             return
-        while place.link is not None and self._hear(place):
-            pass
-        self._hang_up(place)
-        place.pid = 0
         self._orphaned.update(place.recovering)
         place.recovering = {}
         if place.last_word == GOODBYE:
@@ -229,74 +200,31 @@ class Supervisor:
         else:
             self._died(place, f"process {pid} {describe_exit(status)}")
 
-    def _ended(self, place: Child) -> None:
+    def _ended(self, place: Place) -> None:
         if place.recycling:
             place.restart_at = place.started_at + RECYCLE_PAUSE
         elif not self._orphaned:
             place.finished = True
 
-    def _died(self, place: Child, reason: str) -> None:
-        now = monotonic()
-        entries = list(place.board.read(place.worker))
-        dead = DeadWorker(worker=place.worker, reason=reason)
-        for entry in entries:
-            if place.overran and entry.deadline <= now:
-                dead.timed_out.append(entry.fence)
-            elif not place.overran or not entry.atomic:
-                dead.lost.append(entry.fence)
-        self._orphaned[dead.worker] = dead
-        ids = ", ".join(str(entry.fence.id) for entry in entries[:MOST_IDS])
+    def _died(self, place: Place, reason: str) -> None:
+        ran = [entry.fence.id for entry in place.board.read(place.worker)]
+        self._orphaned[place.worker] = place.what_it_held(reason)
         if place.finished or self._deadline is not None:
             place.finished = True
             self._code = max(self._code, BROKEN)
             then = ""
         else:
-            brake = self._brake(place, now)
-            place.restart_at = now + brake
+            brake = place.brake()
+            place.restart_at = monotonic() + brake
             then = f"; restarting in {brake:g} s" if brake else "; restarting now"
         logger.error(
             "worker %s: %s while it ran %s%s",
             place.worker,
             reason,
-            f"message {ids}{', ...' if len(entries) > MOST_IDS else ''}" if ids else "nothing",
+            _listed(ran),
             then,
             extra={"event": "worker_died", "worker": place.worker},
         )
-
-    def _brake(self, place: Child, now: float) -> float:
-        if place.overran:
-            return 0.0  # it was ended here; timeouts come no faster than they last
-        if now - place.started_at >= WELL_AFTER:
-            place.failures = 0
-        place.failures += 1
-        return 0.0 if place.failures == 1 else min(2.0 ** (place.failures - 2), LONGEST_BRAKE)
-
-    def _end_overrun(self, place: Child) -> None:
-        now = monotonic()
-        for entry in place.board.read(place.worker):
-            if entry.deadline <= now and not place.overran:
-                logger.error(
-                    "message %s ran past its timeout: ending process %s",
-                    entry.fence.id,
-                    place.pid,
-                    extra={"event": "handler_timed_out", "message_id": entry.fence.id},
-                )
-                place.overran = True
-                self._signal(place, signal.SIGKILL)
-
-    def _watch_memory(self, place: Child) -> None:
-        if self._max_rss is None or place.recycling or self._deadline is not None:
-            return
-        rss = resident_bytes(place.pid)
-        if rss > self._max_rss * MEGABYTE:
-            logger.info(
-                "worker %s has %d MB: draining and replacing it",
-                place.worker,
-                rss // MEGABYTE,
-                extra={"event": "worker_recycled", "worker": place.worker},
-            )
-            place.recycling = True
-            self._signal(place, signal.SIGTERM)
 
     def _pass_on(self) -> None:
         """Hand what dead processes held to a child that lives; it says when that is settled."""
@@ -305,10 +233,8 @@ class Supervisor:
             return
         for worker, dead in list(self._orphaned.items()):
             place = max(alive, key=lambda place: place.started_at if place.failures else 0.0)
-            with contextlib.suppress(OSError):
-                assert place.link is not None
-                place.link.sendall(child_process.encode(dead))
-                place.recovering[worker] = self._orphaned.pop(worker)
+            if place.pass_on(dead):
+                del self._orphaned[worker]
 
     def _settle_the_rest(self) -> None:
         """Let one more process settle what the last ones left behind, and do nothing else."""
@@ -327,43 +253,9 @@ class Supervisor:
                 self._stop(number)
             self._reap(place)
 
-    def _hear(self, place: Child) -> bool:
-        """Read what a child said; return whether it may have said more."""
-        assert place.link is not None
-        try:
-            words = place.link.recv(65536, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            words = b""
-        if not words:
-            self._hang_up(place)
-        *lines, place.heard = (place.heard + words).split(b"\n")
-        for line in lines:
-            if line in (GOODBYE, GAVE_UP):
-                place.last_word = line
-            else:
-                place.recovering.pop(line.decode(), None)
-        return bool(words)
-
-    def _hang_up(self, place: Child) -> None:
-        if place.link is not None:
-            place.link.close()
-            place.link = None
-
-    def _signal(self, place: Child, number: int) -> None:
-        if place.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(place.pid, number)
-
     def _kill_all(self) -> None:
         for place in self._children:
-            if place.pid:
-                self._signal(place, signal.SIGKILL)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(place.pid, 0)
-                place.pid = 0
-            place.finished = True
+            place.kill()
 
     def _is_live(self) -> bool:
         return all(place.pid or place.finished for place in self._children)
@@ -372,10 +264,8 @@ class Supervisor:
         return self._deadline is None and self._is_live()
 
 
-def resident_bytes(pid: int) -> int:
-    """Return how much memory process `pid` has; 0 where the system does not tell."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def _listed(ids: list[int]) -> str:
+    if not ids:
+        return "nothing"
+    more = ", ..." if len(ids) > MOST_IDS else ""
+    return f"message {', '.join(map(str, ids[:MOST_IDS]))}{more}"

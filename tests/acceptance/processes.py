@@ -52,7 +52,7 @@ class Worker:
 
     def children(self) -> list[int]:
         """The child processes that started so far, in order."""
-        return [int(pid) for pid in re.findall(r"started: queues .*process (\d+)", self.said())]
+        return [int(pid) for pid in re.findall(r"started: .*process (\d+)", self.said())]
 
     def has_started(self, count: int) -> list[int]:
         """Wait until `count` children have said so; return them."""

@@ -22,7 +22,8 @@ from django_mq.worker import Worker, places_needed
 from django_mq.worker.board import Board
 from django_mq.worker.database import plain_connection
 from django_mq.worker.health import Health
-from django_mq.worker.supervisor import MEGABYTE, Supervisor, resident_bytes
+from django_mq.worker.place import MEGABYTE, resident_bytes
+from django_mq.worker.supervisor import Supervisor
 from django_mq.worker.wakeup import Deadline
 
 logger = logging.getLogger("django_mq")
