@@ -168,7 +168,6 @@ class DeliverTest(TestCase):
         with pytest.raises(LookupError, match="is no handler"):
             deliver(print)
 
-
     def test_a_handler_that_is_not_atomic_may_finish(self) -> None:
         @handler("test.one", name="one", atomic=False)
         def one(delivery: Any) -> None:

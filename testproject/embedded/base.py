@@ -15,9 +15,9 @@ class DatabaseWrapper(base.DatabaseWrapper):
     """
 
     def get_connection_params(self) -> dict[str, Any]:
-        """Return Django's parameters, with the running server's address.
+        """Return Django's parameters, with the running server's address unless HOST has one.
 
         Raises ImproperlyConfigured if there is no PostgreSQL to start or it does not start.
         """
         address = server.ensure(self.settings_dict["DATA"])
-        return {**super().get_connection_params(), "host": str(address), "port": server.PORT}
+        return {"host": str(address), "port": server.PORT, **super().get_connection_params()}

@@ -9,14 +9,16 @@ from typing import Any
 
 
 class Proxy:
-    """Passes bytes on, for one database's `settings_dict`, until it is told not to.
+    """Passes bytes on, for one database's connection parameters, until it is told not to.
 
     `cut_at(word, answered=...)`: the next client message that has `word` is the last one of its
     connection: either it never arrives, or it does and its answer is lost.
     """
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        host, port = settings["HOST"] or "localhost", int(settings["PORT"] or 5432)
+    def __init__(self, params: dict[str, Any]) -> None:
+        host, port = params.get("host") or "localhost", int(params.get("port") or 5432)
+        #: Where the server itself is.
+        self.address = {"host": host, "port": port}
         self._target: Any = f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
         self._server = socket.create_server(("127.0.0.1", 0))
         self._word: bytes | None = None

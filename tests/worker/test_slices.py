@@ -306,7 +306,11 @@ def test_what_the_culprit_wrote_is_undone(bench: Bench, do: Callable[[Delivery],
     assert waiting() == {message.pk}
 
 
-@pytest.mark.parametrize("do", [raw("commit"), driver_commit, flip_autocommit], ids=repr)
+@pytest.mark.parametrize(
+    "do",
+    [raw("commit"), driver_commit, flip_autocommit],
+    ids=["raw", "driver", "autocommit"],
+)
 def test_what_a_raw_commit_kept_of_neighbours_is_not_run_again(
     bench: Bench, do: Callable[[Delivery], None]
 ) -> None:
@@ -983,7 +987,7 @@ def test_a_row_that_stays_locked_is_not_asked_for_without_rest(
 
 @pytest.fixture
 def proxy(transactional_db: None) -> Iterator[Proxy]:
-    proxy = Proxy(connection.settings_dict)
+    proxy = Proxy(connection.get_connection_params())
     yield proxy
     proxy.close()
 

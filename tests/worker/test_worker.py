@@ -482,7 +482,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 @pytest.fixture
 def proxy(transactional_db: None) -> Iterator[Proxy]:
-    proxy = Proxy(connection.settings_dict)
+    proxy = Proxy(connection.get_connection_params())
     yield proxy
     proxy.close()
 
@@ -550,8 +550,7 @@ def test_a_server_that_stays_away_is_waited_for_quietly(
 def second_connection_without(proxy: Proxy) -> psycopg.Connection[Any]:
     own = connection.get_connection_params()
     params = {k: v for k, v in own.items() if k in ("dbname", "user", "password")}
-    host, port = proxy._target
-    return psycopg.connect(**params, host=host, port=port, autocommit=True)
+    return psycopg.connect(**params, **proxy.address, autocommit=True)
 
 
 def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, proxy: Proxy) -> None:
