@@ -35,6 +35,8 @@ RESERVED = "mq."
 LOWEST, HIGHEST = -100, 100
 _ON_DUPLICATE = ("skip", "raise", "update", "debounce", "requeue")
 _LARGEST = 2**31 - 1
+#: So many addresses are remembered within one call.
+MOST_ADDRESSES = 1024
 
 
 class Addresser:
@@ -59,7 +61,10 @@ class Addresser:
         address = message.type, message.queue
         known = self._plain.get(address)
         if known is None:
-            known = self._plain[address] = self._checked_rows(message)
+            if len(self._plain) >= MOST_ADDRESSES:
+                self._plain.clear()
+            known = self._checked_rows(message)
+            self._plain[address] = [row._replace(payload="") for row in known]
             return known
         payload = self._encode_payload(message.payload)
         return [NewRow._make((*row[:2], payload, *row[3:])) for row in known]

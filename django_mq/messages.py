@@ -228,8 +228,10 @@ class Delivery:
     def extend(self, seconds: float) -> None:
         """Have `seconds` more from now before the handler's time is over.
 
-        The lease itself is renewed by the worker. Raises LeaseLost when it is gone. Only for
-        handlers with `atomic=False` and `async def`: in an atomic one it raises TypeError.
+        The lease reaches as far, though the worker renews it anyway: should the whole host be
+        lost, the message waits for that long. Raises LeaseLost when the lease is gone,
+        ValueError for what is not more than zero. Only for handlers with `atomic=False` and
+        `async def`: in an atomic one it raises TypeError.
         """
         raise self._atomic("extend()")
 

@@ -5,6 +5,8 @@ The store names tables and columns by itself; a test holds the two together.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -17,6 +19,7 @@ from django_mq.states import MessageQuerySet, MessageState, read_state
 NAME = r"^[A-Za-z0-9_.:/-]+$"
 NAME_OR_EMPTY = r"^[A-Za-z0-9_.:/-]*$"
 NAME_LENGTH = 128
+FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 
 class QueuedMessage(models.Model):
@@ -90,6 +93,16 @@ class QueuedMessage(models.Model):
             models.CheckConstraint(
                 name="mq_schema_version_positive", condition=Q(schema_version__gte=1)
             ),
+            # Neither infinite nor beyond what Python can read, and no attempt that overflows.
+            models.CheckConstraint(
+                name="mq_times_are_times",
+                condition=Q(
+                    processable_after__range=(FIRST_TIME, LAST_TIME),
+                    created_at__range=(FIRST_TIME, LAST_TIME),
+                )
+                & (Q(expires_at__isnull=True) | Q(expires_at__range=(FIRST_TIME, LAST_TIME))),
+            ),
+            models.CheckConstraint(name="mq_attempts_bounded", condition=Q(attempts__lt=2**31 - 1)),
             # A lease and its claimer come and go together, and nothing dead is leased.
             models.CheckConstraint(
                 name="mq_lease_has_claimer",

@@ -24,6 +24,13 @@ message_retried = Signal()
 message_dead = Signal()
 worker_started = Signal()
 worker_stopped = Signal()
+# Named by the contract, sent once queue backoff and ordered queues are there.
+backoff_started = Signal()
+backoff_changed = Signal()
+backoff_ended = Signal()
+queue_assigned = Signal()
+queue_unassigned = Signal()
+queue_caught_up = Signal()
 
 _NAMES = {
     message_started: "message_started",

@@ -29,7 +29,8 @@ from django_mq import capturing, handlers
 from django_mq.conf import get_settings
 from django_mq.encoding import encode
 from django_mq.handlers import Handler, queue_of
-from django_mq.messages import ClaimedRow, Delivery
+from django_mq.messages import ClaimedRow, Delivery, current_delivery
+from django_mq.routing import check_name
 from django_mq.sending import queue_connection
 from django_mq.store import Cursor
 from django_mq.store import testing as store
@@ -50,6 +51,8 @@ def drain(queue: str | None = None, *, using: str | None = None) -> int:
     retried or die as they would, `FailedAttempt` rows are written, errors do not reach you.
     What is delayed or backs off stays: see `due()`. Returns how many deliveries there were.
     """
+    if queue is not None:
+        check_name(queue, "queue")
     return Drainer(queue_connection(get_settings(), using), queue=queue).run()
 
 
@@ -104,12 +107,16 @@ def deliver(
     )
     delivery = Delivery(row) if found.atomic else _Unstored(row, alias=connection.alias)
     argument = [delivery] if found.batch else delivery
-    if found.is_async:
-        return async_to_sync(found.function)(argument)
-    if not found.atomic:
-        return found.function(argument)
-    with transaction.atomic(using=connection.alias):
-        return found.function(argument)
+    token = current_delivery.set(delivery)
+    try:
+        if found.is_async:
+            return async_to_sync(found.function)(argument)
+        if not found.atomic:
+            return found.function(argument)
+        with transaction.atomic(using=connection.alias):
+            return found.function(argument)
+    finally:
+        current_delivery.reset(token)
 
 
 class _Unstored(LeasedDelivery):

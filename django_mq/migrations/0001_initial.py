@@ -1,5 +1,9 @@
+from datetime import UTC, datetime
+
 import django.db.models.functions.datetime
 from django.db import migrations, models
+
+TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC))
 
 # For triggers and other services: such a message has no handler yet, a worker routes it.
 # Not SECURITY DEFINER; the search path is pinned to the schema the tables were made in, with the
@@ -313,6 +317,22 @@ class Migration(migrations.Migration):
                     models.CheckConstraint(
                         condition=models.Q(("schema_version__gte", 1)),
                         name="mq_schema_version_positive",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("created_at__range", TIMES),
+                            ("processable_after__range", TIMES),
+                            models.Q(
+                                ("expires_at__isnull", True),
+                                ("expires_at__range", TIMES),
+                                _connector="OR",
+                            ),
+                        ),
+                        name="mq_times_are_times",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("attempts__lt", 2147483647)),
+                        name="mq_attempts_bounded",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(

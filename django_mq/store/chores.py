@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django_mq.messages import ClaimedRow
+
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
@@ -39,14 +41,18 @@ update django_mq_queuedmessage m
        for no key update of m skip locked
   ) expired
  where m.id = expired.id
-returning m.id
+returning m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m.metadata::text,
+          m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, '',
+          m.wants_result, m.suspect,
+          extract(epoch from statement_timestamp() - m.held_since)::float8,
+          m.created_at, statement_timestamp()
 """
 
 
-def expire(cursor: Cursor, *, limit: int) -> int:
-    """Dead-letter waiting messages that expired; return how many."""
+def expire(cursor: Cursor, *, limit: int) -> list[ClaimedRow]:
+    """Dead-letter waiting messages that expired; return them."""
     cursor.execute(EXPIRE, {"limit": limit})
-    return len(cursor.fetchall())
+    return [ClaimedRow._make(row) for row in cursor.fetchall()]
 
 
 FORGET_ATTEMPTS = """

@@ -131,7 +131,7 @@ def _place(row: Sequence[int]) -> int:
 # and dead-letters the message when that was its last. `suspect` is returned as it was before:
 # a message that lapses a second time runs alone.
 CLAIM_LAPSED = """
-with lapsed as materialized (
+with found as materialized (
     select m.*, m.attempts < m.max_attempts as again
       from django_mq_queuedmessage m
      where m.queue = any(%(queues)s) and m.leased_until <= statement_timestamp()
@@ -142,6 +142,15 @@ with lapsed as materialized (
      order by m.leased_until, m.id
      limit %(limit)s
        for no key update of m skip locked
+), lapsed as materialized (
+    select *
+      from (
+        select found.*, row_number() over line as n,
+               sum(octet_length(payload::text)) over line as total
+          from found
+        window line as (order by leased_until, id)
+      ) found
+     where n = 1 or total <= %(bytes)s
 ), history as (
     insert into django_mq_failedattempt
            (message_id, queue, type, handler, attempt, worker, error_class, error_text, traceback)
@@ -176,16 +185,30 @@ class Lapsed(NamedTuple):
 
 
 def claim_lapsed(
-    cursor: Cursor, *, queues: Sequence[str], claimer: str, lease: float, limit: int
+    cursor: Cursor,
+    *,
+    queues: Sequence[str],
+    claimer: str,
+    lease: float,
+    limit: int,
+    max_bytes: int,
 ) -> Lapsed:
     """Take over up to `limit` messages of `queues` whose lease lapsed, longest lapsed first.
+
+    `max_bytes` as for `claim()`.
 
     A row that its worker still has locked is running, however old its lease, and is skipped.
     In a paused queue nothing is taken over: it may be paused because its messages kill workers.
     """
     cursor.execute(
         CLAIM_LAPSED,
-        {"queues": list(queues), "claimer": claimer, "lease": lease, "limit": limit},
+        {
+            "queues": list(queues),
+            "claimer": claimer,
+            "lease": lease,
+            "limit": limit,
+            "bytes": max_bytes,
+        },
     )
     found = sorted(cursor.fetchall(), key=lambda row: (row[18], row[0]))
     taken = [ClaimedRow._make(row[:18]) for row in found if row[19]]

@@ -115,8 +115,11 @@ with failed as materialized (
     update django_mq_queuedmessage m
        set leased_until = null, claimed_by = null, held_since = null,
            suspect = failed.suspect,
-           processable_after = coalesce(
-               failed.at, statement_timestamp() + make_interval(secs => failed.delay)),
+           processable_after = greatest(
+               least(coalesce(failed.at,
+                              statement_timestamp() + make_interval(secs => failed.delay)),
+                     statement_timestamp() + interval '366 days'),
+               statement_timestamp()),
            last_error = failed.last_error,
            dead_at = case when failed.dead_reason <> '' then statement_timestamp() end,
            dead_reason = failed.dead_reason
@@ -157,15 +160,21 @@ SNOOZE = """
 update django_mq_queuedmessage m
    set leased_until = null, claimed_by = null, held_since = null, suspect = false,
        attempts = m.attempts - 1,
-       processable_after = coalesce(
-           %(at)s::timestamptz, statement_timestamp() + make_interval(secs => %(delay)s))
+       processable_after = greatest(
+           least(coalesce(%(at)s::timestamptz,
+                          statement_timestamp() + make_interval(secs => %(delay)s)),
+                 statement_timestamp() + interval '366 days'),
+           statement_timestamp() + interval '0.1 s')
  where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
 returning m.id
 """
 
 
 def snooze(cursor: Cursor, fence: Fence, *, at: datetime | None, delay: float) -> set[int]:
-    """Have the message again at `at`, else in `delay` seconds; its attempt is refunded."""
+    """Have the message again at `at`, else in `delay` seconds; its attempt is refunded.
+
+    Not before 0.1 s from now, since nothing else would end a handler that always snoozes.
+    """
     cursor.execute(SNOOZE, {**_one(fence), "at": at, "delay": delay})
     return _ids(cursor)
 

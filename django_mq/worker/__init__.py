@@ -73,7 +73,7 @@ class Worker:
 
     def __init__(
         self,
-        queues: Sequence[str] = (),
+        queues: Sequence[str] | str = (),
         *,
         threads: int | None = None,
         batch_size: int | None = None,
@@ -89,10 +89,14 @@ class Worker:
         below one; nothing is connected yet."""
         settings = get_settings()
         self.settings = settings
+        if isinstance(queues, str):
+            queues = (queues,)
         self.queues = tuple(check_pattern(name, "queue") for name in queues) or ("#",)
-        self.threads = _at_least_one("threads", threads, settings.threads)
-        self.batch_size = None if batch_size is None else _at_least_one("batch_size", batch_size, 1)
-        self.async_slots = _at_least_one("async_slots", async_slots, settings.async_slots)
+        self.threads = _number("threads", threads, settings.threads, 1000)
+        self.batch_size = (
+            None if batch_size is None else _number("batch_size", batch_size, 1, 10_000)
+        )
+        self.async_slots = _number("async_slots", async_slots, settings.async_slots, 100_000)
         self.max_messages = max_messages
         self.max_seconds = max_seconds
         self.drain_seconds = settings.drain_seconds if drain_seconds is None else drain_seconds
@@ -346,10 +350,11 @@ class _Parts:
         self._release(self.hand.close())
         self.runner.end(deadline.left())
         for executor in self.executors:
-            executor.join(deadline.left())
+            executor.join(_a_little(deadline))
         if self.runner.is_alive():
-            self.runner.join(deadline.left())
-        done = not any(thread.is_alive() for thread in (*self.executors, self.runner))
+            self.runner.join(_a_little(deadline))
+        threads = (*self.executors, self.runner)
+        done = not (self.runner.cut_off or any(thread.is_alive() for thread in threads))
         if done:
             self.keeper.finish_recovering(LAST_RECOVERY)
         self._giving_up.set()
@@ -506,17 +511,17 @@ class _Parts:
         }
 
     def _chores(self, cursor: Cursor) -> None:
-        chores.run(cursor, self.settings, on_expired=_say_expired)
+        chores.run(cursor, self.settings)
+
+
+def _a_little(deadline: Deadline) -> float | None:
+    """Seconds to wait for a thread that may have nothing to do: it ends in no time."""
+    left = deadline.left()
+    return None if left is None else max(left, 0.5)
 
 
 def _named(queues: Sequence[str]) -> str:
     return "all queues" if "#" in queues else f"queues {', '.join(queues)}"
-
-
-def _say_expired(count: int) -> None:
-    logger.warning(
-        "%s message(s) expired before they could run", count, extra={"event": "message_expired"}
-    )
 
 
 def _kind_of(queue: str, settings: Any) -> str:
@@ -538,9 +543,9 @@ def _routed_alias() -> str:
     return alias
 
 
-def _at_least_one(what: str, value: int | None, default: int) -> int:
+def _number(what: str, value: int | None, default: int, most: int) -> int:
     if value is None:
         return default
-    if value < 1:
-        raise ValueError(f"{what} is {value}; it must be 1 or more")
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"{what} is {value!r}; it must be a whole number from 1 to {most:,}")
     return value

@@ -66,6 +66,8 @@ class AsyncRunner(threading.Thread):
         self._free = list(range(first_place, first_place + slots))
         self._lock = threading.Lock()
         self._busy = 0
+        #: Whether the drain ran out of time for some of them.
+        self.cut_off = False
         self._cancelling = False
         self._loop = asyncio.new_event_loop()
         self._running: set[asyncio.Task[None]] = set()
@@ -119,10 +121,14 @@ class AsyncRunner(threading.Thread):
                 await self._ask("settle", Ended(task.delivery, Settled.BURIED, reason="expired"))
             else:
                 await self._ask("settle", await self._call(task, place))
+        except asyncio.CancelledError:
+            return  # the drain ran out of time: it stays on the board, and is charged for that
         except Exception:
             logger.exception("async runner failed", extra={"event": "executor_failed"})
-        finally:
             self._board.clear(place)
+        else:
+            self._board.clear(place)
+        finally:
             self._free.append(place)
             with self._lock:
                 self._busy -= 1
@@ -170,6 +176,7 @@ class AsyncRunner(threading.Thread):
             await asyncio.wait(set(self._running), timeout=seconds)
         self._cancelling = True
         for running in list(self._running):
+            self.cut_off = True
             running.cancel()
         if self._running:
             await asyncio.wait(set(self._running), timeout=GRACE)

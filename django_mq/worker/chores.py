@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from django_mq.messages import Delivery
 from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, chores
+from django_mq.worker import reporting
+from django_mq.worker.ending import Ended, Settled
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
@@ -15,16 +17,17 @@ if TYPE_CHECKING:
 EVERY = 10.0
 #: Rows that one statement removes at most: no chore holds locks for long.
 PIECE = 1000
+#: Messages that expire at once: their payloads are read, for the signals.
+FEW = 50
 
 
-def run(cursor: Cursor, settings: Settings, *, on_expired: Callable[[int], None]) -> None:
+def run(cursor: Cursor, settings: Settings) -> None:
     """Do what is to be done, in pieces, if it is this worker's turn."""
     if not chores.take_turn(cursor, every=EVERY):
         return
-    while expired := chores.expire(cursor, limit=PIECE):
-        on_expired(expired)
-        if expired < PIECE:
-            break
+    while expired := chores.expire(cursor, limit=FEW):
+        for row in expired:
+            reporting.one_ended(Ended(Delivery(row), Settled.BURIED, reason="expired"))
     if settings.attempt_retention is not None:
         chores.forget_attempts(cursor, older_than=settings.attempt_retention, limit=PIECE)
     if settings.result_retention is not None:

@@ -234,9 +234,14 @@ class Fetcher:
                 self._more_lapsed = True  # perhaps: whoever makes room pokes the loop
                 continue
             lapsed = store_claim.claim_lapsed(
-                cursor, queues=queues, claimer=self._claimer(), lease=terms.lease, limit=room
+                cursor,
+                queues=queues,
+                claimer=self._claimer(),
+                lease=terms.lease,
+                limit=room,
+                max_bytes=terms.batch_bytes,
             )
-            if len(lapsed.taken) + len(lapsed.dead) >= room:
+            if lapsed.taken or lapsed.dead:  # there may be more
                 self._more_lapsed = True
                 self._lapsed_at = 0.0
             self._buried(lapsed.dead)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 
+from django_mq.backoff import MAX_WAIT, as_seconds
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
 from django_mq.messages import Delivery
 from django_mq.store import leases, settle
@@ -40,10 +41,13 @@ class LeasedDelivery(Delivery):
         self.finished = False
 
     def extend(self, seconds: float) -> None:
+        wanted = as_seconds(seconds)
+        if wanted is None or not 0 < wanted <= MAX_WAIT:
+            raise ValueError(f"extend({seconds!r}): give seconds, more than zero")
         with connections[self._alias].cursor() as cursor:
-            if not leases.start(cursor, [self.fence], lease=max(seconds, self._lease)):
+            if not leases.start(cursor, [self.fence], lease=max(wanted, self._lease)):
                 raise self._lost()
-        self._clock.extend(seconds)
+        self._clock.extend(wanted)
 
     @contextmanager
     def finish(self, result: Any = None) -> Iterator[None]:

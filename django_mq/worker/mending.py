@@ -87,9 +87,7 @@ class Mender:
         if not answered or (isinstance(error, LOST) and not is_conflict(error)):
             self._session.reset()
             self._outage.wait(error)
-            again = {task.delivery.id for task in progress.again}
-            progress.left = [task for task in tasks if task.delivery.id not in again]
-            progress.locked = []
+            self._connection_lost(tasks, progress, error)
         elif progress.ended or progress.again:
             self._run_again_or_fail(progress, error)
         else:
@@ -97,6 +95,19 @@ class Mender:
                 self._session.reset()
                 self._outage.wait(error)
             progress.left, progress.locked = list(tasks), []
+
+    def _connection_lost(self, tasks: Sequence[Task], progress: Progress, error: Exception) -> None:
+        """What had run runs again alone; who did so too often has failed."""
+        ran, ended = progress.ran, progress.ended
+        progress.ran, progress.ended, progress.locked = [], [], []
+        for task, each in zip(ran, ended, strict=True):
+            if self._conflicts.count_loss(task):
+                progress.ended.append(self._end(task, error, each.seconds))
+            else:
+                progress.again.append(task)
+        begun = {task.delivery.id for task in (*ran, *progress.again)}
+        progress.left = [task for task in tasks if task.delivery.id not in begun]
+        self._settle_afterwards(progress)
 
     def _run_again_or_fail(self, progress: Progress, error: Exception | None) -> None:
         ran, ended = progress.ran, progress.ended

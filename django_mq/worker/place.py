@@ -24,6 +24,8 @@ logger = logging.getLogger("django_mq")
 #: The first restart is at once, the next after 1 s, doubling; a child that lived so long is well.
 LONGEST_BRAKE, WELL_AFTER = 60.0, 60.0
 MEGABYTE = 1024 * 1024
+#: Seconds that a process has to take a message from its supervisor.
+PATIENCE = 0.5
 
 
 @dataclass(slots=True)
@@ -90,7 +92,9 @@ class Place:
         if self.link is None:
             return False
         try:
+            self.link.settimeout(PATIENCE)  # a frozen process must not freeze its supervisor
             self.link.sendall(encode(dead))
+            self.link.settimeout(None)
         except OSError:
             return False
         self.recovering[dead.worker] = dead

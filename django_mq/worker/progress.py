@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 #: So often a delivery may fall victim to others before it counts as a failed attempt.
 MOST_CONFLICTS = 20
+#: And so often the server may be gone when it has run, before that is its own fault: a handler
+#: that outlasts a server's or a pooler's limit would otherwise run for ever, uncharged.
+MOST_LOSSES = 3
 
 
 class Gone(Exception):
@@ -70,6 +73,7 @@ class Conflicts:
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
+        self._losses: Counter[int] = Counter()
 
     def may_repeat(self, tasks: Sequence[Task], error: BaseException) -> bool:
         """Count it if `error` is a conflict; say whether `tasks` run again uncharged."""
@@ -78,8 +82,14 @@ class Conflicts:
         self._counts.update(task.delivery.id for task in tasks)
         return all(self._counts[task.delivery.id] <= MOST_CONFLICTS for task in tasks)
 
+    def count_loss(self, task: Task) -> bool:
+        """Count that the connection was lost after `task` ran; say whether it was too often."""
+        self._losses[task.delivery.id] += 1
+        return self._losses[task.delivery.id] > MOST_LOSSES
+
     def forget(self, tasks: Sequence[Task]) -> None:
         """These are settled."""
-        if self._counts:
+        if self._counts or self._losses:
             for task in tasks:
                 self._counts.pop(task.delivery.id, None)
+                self._losses.pop(task.delivery.id, None)

@@ -41,6 +41,7 @@ def one_ended(ended: Ended) -> None:
                 delivery,
                 f"acked after {ended.seconds:.3f} s",
                 duration=ended.seconds,
+                error=ended.error,
             )
     elif ended.settled is Settled.BURIED or isinstance(outcome, DeadLettered):
         reason = outcome.reason if isinstance(outcome, DeadLettered) else ended.reason
@@ -75,6 +76,18 @@ def one_ended(ended: Ended) -> None:
             ended.reason,
             extra={"event": "message_held", "message_id": delivery.id, "queue": delivery.queue},
         )
+
+
+def failed_after_finish(delivery: Delivery, error: BaseException) -> None:
+    """A handler raised when its message was finished: it is done, and the error is a bug."""
+    logger.error(
+        "message %s (queue %s, handler %s) is finished, but its handler raised afterwards",
+        delivery.id,
+        delivery.queue,
+        delivery.handler,
+        exc_info=error,
+        extra={"event": "failed_after_finish", "message_id": delivery.id},
+    )
 
 
 def lease_lost(delivery: Delivery) -> None:

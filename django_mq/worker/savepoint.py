@@ -12,7 +12,7 @@ import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import ProgrammingError
 from psycopg import sql
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.worker.database import taking_back
@@ -63,6 +63,8 @@ class LazySavepoint:
     def unwatch(self) -> None:
         """Give the connection back as it was."""
         self._armed = False
+        if self._driver is not None:
+            self._driver.__dict__.pop("wait", None)
         self.wrapper.__class__ = self._plain_class
         del self.wrapper.__dict__["mq_savepoint"]
 
@@ -74,6 +76,7 @@ class LazySavepoint:
         """
         driver = self.wrapper.__dict__["connection"]
         if driver is not self._driver:
+            self._watch_driver(driver)
             self._driver = driver
             self._cursor = psycopg.ClientCursor(driver)
             self._initially_immediate = None
@@ -85,6 +88,20 @@ class LazySavepoint:
         if wanted != self._release_for:  # writing it anew would cost 24 us a slice
             self._release_for = wanted
             self._release = self._closing_statements(settings, own_session).as_bytes(driver)
+
+    def _watch_driver(self, driver: Any) -> None:
+        """Open the savepoint too when somebody uses a cursor that was made before `arm()`.
+
+        Everything that a psycopg connection sends passes its `wait()`.
+        """
+        plain_wait = driver.wait
+
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            if self._armed and driver is self._driver:
+                self.open()
+            return plain_wait(*args, **kwargs)
+
+        driver.wait = wait
 
     def arm(self) -> None:
         """From now on, the first use of the connection opens the savepoint."""
@@ -99,7 +116,11 @@ class LazySavepoint:
         """Open the savepoint, unless nobody is being watched."""
         if self._armed:
             self._armed = False
-            self._cursor.execute(f"savepoint {self.NAME}")
+            # Not through a cursor: a handler's own cursor may be what brought us here, and it
+            # holds the connection's lock.
+            result = self._driver.pgconn.exec_(b"savepoint " + self.NAME.encode())
+            if result.status != ExecStatus.COMMAND_OK:
+                raise psycopg.errors.error_from_result(result)
             self.opened = True
 
     def keep(self) -> None:

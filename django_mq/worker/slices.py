@@ -186,6 +186,7 @@ class Slices:
     def _attempt(self, tasks: list[Task], progress: Progress) -> None:
         first, savepoint = tasks[0], self._session.savepoint
         hooks = len(self._session.wrapper.run_on_commit)
+        wrappers = len(self._session.wrapper.execute_wrappers)
         error: BaseException | None = None
         seconds = 0.0
         progress.began = True
@@ -217,6 +218,7 @@ class Slices:
             raise Gone from lost
         finally:
             self._places.end(len(tasks))
+            del self._session.wrapper.execute_wrappers[wrappers:]
         if error is None:
             progress.ran += tasks
             for task in tasks:

@@ -167,7 +167,9 @@ def ended_unbound(
 ) -> Ended:
     """Say how a delivery ended whose handler may have finished it itself."""
     if delivery.finished:
-        return Ended(delivery, Settled.FINISHED, result, seconds)
+        if error is not None:
+            reporting.failed_after_finish(delivery, error)
+        return Ended(delivery, Settled.FINISHED, result, seconds, error=error)
     if error is None:
         return Ended(delivery, Settled.ACKED, result, seconds)
     return end(delivery, policy, error, seconds=seconds)

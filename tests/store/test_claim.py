@@ -44,8 +44,15 @@ def take(cursor: Cursor, *lanes: Lane, limit: int = 100, max_bytes: int = 1 << 2
     )
 
 
-def take_lapsed(cursor: Cursor, *queues: str, limit: int = 100) -> Lapsed:
-    return claim_lapsed(cursor, queues=queues or ["mail"], claimer="me:8", lease=30.0, limit=limit)
+def take_lapsed(cursor: Cursor, *queues: str, limit: int = 100, max_bytes: int = 4 << 20) -> Lapsed:
+    return claim_lapsed(
+        cursor,
+        queues=queues or ["mail"],
+        claimer="me:8",
+        lease=30.0,
+        limit=limit,
+        max_bytes=max_bytes,
+    )
 
 
 def ids(claimed: Claim) -> list[int]:
@@ -316,7 +323,8 @@ def test_the_plan_of_a_claim_names_its_index(crowd: Cursor, explain: Callable[..
 def test_the_plan_for_lapsed_rows_names_its_index(
     crowd: Cursor, explain: Callable[..., str]
 ) -> None:
-    text = explain(crowd, CLAIM_LAPSED, queues=["q1", "q2"], limit=100, claimer="me:1", lease=30.0)
+    params = {"queues": ["q1", "q2"], "limit": 100, "claimer": "me:1", "lease": 30.0}
+    text = explain(crowd, CLAIM_LAPSED, **params, bytes=4 << 20)
     assert "mq_lease" in text
     assert "Seq Scan on django_mq_queuedmessage" not in text
 

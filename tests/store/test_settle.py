@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 Cursor = psycopg.Cursor[Any]
 Change = Callable[[Cursor, Fence], Any]
-AT = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+AT = (timezone.now() + timedelta(days=30)).replace(microsecond=123)
 
 
 def failed(fence: Fence, **given: Any) -> Failed:

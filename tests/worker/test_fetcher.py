@@ -28,7 +28,7 @@ class Counting:
         self.asked: list[str] = []
 
     def execute(self, statement: str, params: Any = None) -> Any:
-        kinds = {"with due": "claim", "with lapsed": "lapsed", "with recursive": "look"}
+        kinds = {"with due": "claim", "with found": "lapsed", "with recursive": "look"}
         head = statement.strip()
         self.asked.append(next(kind for start, kind in kinds.items() if head.startswith(start)))
         return self._cursor.execute(statement, params)

@@ -160,7 +160,7 @@ def test_refuses_to_run_inside_a_transaction() -> None:
     "options", [{"threads": 0}, {"batch_size": 0}, {"async_slots": 0}, {"threads": -1}]
 )
 def test_numbers_below_one_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="1 or more"):
+    with pytest.raises(ValueError, match="from 1 to"):
         Worker(**options)  # type: ignore[arg-type]
 
 

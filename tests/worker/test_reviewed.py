@@ -1,0 +1,206 @@
+"""What a hostile reader found: each of these once went wrong."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import DataError, IntegrityError, connection, transaction
+from django.utils import timezone
+
+from django_mq import Snooze, broadcast, broadcast_many, handler
+from django_mq.addressing import MOST_ADDRESSES, Addresser
+from django_mq.conf import get_settings
+from django_mq.handlers import isolated
+from django_mq.messages import Message
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.store import chores
+from django_mq.testing import deliver, drain
+from django_mq.worker import Worker
+from tests.rows import add
+from tests.worker.conftest import Bench
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("when", ["infinity", "-infinity", "0044-03-15 BC", "20000-01-01"])
+def test_a_time_that_python_cannot_read_is_refused(when: str) -> None:
+    """Guarantee 20, S17: a row that others write cannot stop the workers."""
+    with (
+        pytest.raises((IntegrityError, DataError)),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("select mq_broadcast('q', 't', '{}', '{}', %s::timestamptz)", [when])
+
+
+def test_attempts_cannot_overflow() -> None:
+    message = add()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        QueuedMessage.objects.filter(pk=message.pk).update(attempts=2**31 - 1)
+
+
+def test_a_failed_handlers_write_through_an_old_cursor_is_undone(bench: Bench) -> None:
+    """Guarantee 1: also when the cursor was made by an earlier delivery."""
+    kept: list[Any] = []
+
+    @handler("keep", queue="mail", name="keep")
+    def keep(delivery: Any) -> None:
+        kept.append(connection.cursor())
+
+    @handler("write", queue="mail", name="write")
+    def write(delivery: Any) -> None:
+        kept[0].execute("insert into shop_product (name, price, stock) values ('undone', 1, 1)")
+        raise ValueError
+
+    add(handler="keep", type="keep", after=-2)
+    add(handler="write", type="write", after=-1)
+    bench.run_all(bench.claim())
+    with connection.cursor() as cursor:
+        cursor.execute("select count(*) from shop_product where name = 'undone'")
+        assert cursor.fetchone() == (0,)
+    assert FailedAttempt.objects.get().error_class == "ValueError"
+
+
+def test_a_handler_that_always_loses_its_connection_is_charged(bench: Bench) -> None:
+    """Guarantee 3: some times may be the server's fault; not every time."""
+    runs: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Any) -> None:
+        runs.append(delivery.attempt)
+        pid = bench.wrapper.__dict__["connection"].info.backend_pid
+        from tests.database import second_connection
+
+        with second_connection() as other:
+            other.execute("select pg_terminate_backend(%s, 5000)", [pid])
+
+    message = add(handler="h")
+    tasks = bench.claim()
+    for _ in range(10):
+        if not tasks:
+            break
+        remainder = bench.slices.run(tasks)
+        tasks = [*remainder.again, *remainder.left]
+    message.refresh_from_db()
+    assert (message.attempts, message.leased_until) == (1, None)
+    assert FailedAttempt.objects.count() == 1
+    assert 1 < len(runs) < 10
+
+
+def test_snoozing_has_bounds(bench: Bench) -> None:
+    """S15, S17: neither a loop without a wait, nor a message that is due in the year 9999."""
+
+    @handler("now", queue="mail", name="now")
+    def now(delivery: Any) -> None:
+        raise Snooze(0)
+
+    @handler("never", queue="mail", name="never")
+    def never(delivery: Any) -> None:
+        raise Snooze(datetime(9999, 12, 31, tzinfo=UTC))
+
+    soon, far = add(handler="now", type="now"), add(handler="never", type="never")
+    before = timezone.now()
+    bench.run_all(bench.claim())
+    soon.refresh_from_db()
+    far.refresh_from_db()
+    assert soon.processable_after >= before + timedelta(seconds=0.09)
+    assert far.processable_after < timezone.now() + timedelta(days=367)
+
+
+def test_execute_wrappers_end_with_their_handler(bench: Bench) -> None:
+    seen: list[str] = []
+
+    def spy(execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:
+        seen.append(str(sql))
+        return execute(sql, params, many, context)
+
+    @handler("a", queue="mail", name="a")
+    def a(delivery: Any) -> None:
+        connection.execute_wrappers.append(spy)
+
+    @handler("b", queue="mail", name="b")
+    def b(delivery: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("select 'from b'")
+
+    add(handler="a", type="a", after=-2)
+    add(handler="b", type="b", after=-1)
+    bench.run_all(bench.claim())
+    assert not any("from b" in sql for sql in seen)
+
+
+def test_one_queue_may_be_given_as_a_text() -> None:
+    assert Worker("mail").queues == ("mail",)
+
+
+@pytest.mark.parametrize("wrong", [{"threads": "2"}, {"threads": True}, {"batch_size": 10**9}])
+def test_numbers_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        Worker(**wrong)
+
+
+@pytest.mark.parametrize("seconds", [0, -5, math.nan, math.inf, "x", None, True])
+def test_extend_takes_seconds(seconds: Any) -> None:
+    with isolated():
+
+        @handler("#", name="h", atomic=False)
+        def h(delivery: Any) -> None:
+            from django_mq.worker.leased import LeasedDelivery
+
+            LeasedDelivery.extend(delivery, seconds)
+
+        with pytest.raises(ValueError, match="more than zero"):
+            deliver(h)
+
+
+def test_expiry_is_returned_for_the_signal() -> None:
+    message = add(expires=-1)
+    with connection.cursor() as cursor:
+        assert [row.id for row in chores.expire(cursor, limit=10)] == [message.pk]
+
+
+def test_announced_options_are_no_silent_ones(settings: Any) -> None:
+    """E010: what would do nothing yet is an error, not a surprise."""
+    settings.DJANGO_MQ = {"QUEUES": {"q": {"max_in_flight": 0}}}
+    assert "django_mq.E010" in {each.id for each in run_checks(tags=["django_mq"])}
+    settings.DJANGO_MQ = {"QUEUES": {"q": {"lease": 10}}}
+    assert "django_mq.E010" not in {each.id for each in run_checks(tags=["django_mq"])}
+
+
+def test_a_stream_of_many_types_is_not_remembered() -> None:
+    addresser = Addresser(get_settings())
+    for n in range(MOST_ADDRESSES + 10):
+        addresser.rows(Message(f"t.{n}", {"large": "x" * 100}))
+    assert len(addresser._plain) <= MOST_ADDRESSES
+    assert all(row.payload == "" for rows in addresser._plain.values() for row in rows)
+
+
+def test_the_same_address_with_another_payload() -> None:
+    with transaction.atomic():
+        broadcast_many([Message("t", {"n": n}) for n in range(3)])
+    assert [row.payload for row in QueuedMessage.objects.order_by("id")] == [
+        {"n": 0},
+        {"n": 1},
+        {"n": 2},
+    ]
+
+
+def test_deliver_is_the_cause_of_what_the_handler_broadcasts() -> None:
+    with isolated():
+
+        @handler("first", name="first")
+        def first(delivery: Any) -> None:
+            broadcast("second")
+
+        deliver(first, metadata={"mq.hops": 4, "mq.correlation_id": "c"})
+    metadata = QueuedMessage.objects.get().metadata
+    assert (metadata["mq.hops"], metadata["mq.correlation_id"]) == (5, "c")
+
+
+def test_drain_refuses_what_is_no_queue() -> None:
+    with pytest.raises(ValueError, match="queue"):
+        drain("no such name!")
