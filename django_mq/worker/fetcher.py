@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.routing import Pattern
 from django_mq.store import claim as store_claim
-from django_mq.store.claim import BEGINNING, Lane
+from django_mq.worker.marks import REST_AFTER_FULL_SCAN, LaneName, Marks
 
 if TYPE_CHECKING:
     from django_mq.messages import ClaimedRow
@@ -19,14 +18,8 @@ if TYPE_CHECKING:
 #: After a ring or a claim that took something, look once more so many seconds later before
 #: sleeping: makes the producers' coalesced rings lossless.
 LOOK_AGAIN = 0.025
-#: Full scans may take this share of the time at most: one, then nine times as long without.
-REST_AFTER_FULL_SCAN = 9.0
-
-
 #: A lane in which nothing was seen for so many seconds is not asked for any more.
 FORGET_LANE = 60.0
-
-LaneName = tuple[str, int]
 
 
 class Terms(NamedTuple):
@@ -39,62 +32,6 @@ class Terms(NamedTuple):
     lease: float
     batch_size: int
     batch_bytes: int
-
-
-class Marks:
-    """How far the scan of each lane has come, and when the next scan must start from the front.
-
-    Dead row versions pile up at the front of a lane while somebody holds an old snapshot, and
-    every claim would walk over them (4,800/s and falling, against 45,000/s and flat). A full
-    scan is due at least each second, but takes no more than a tenth of the time.
-    """
-
-    def __init__(self, *, full_every: float) -> None:
-        self._full_every = full_every
-        self._marks: dict[LaneName, tuple[datetime, int]] = {}
-        self._wanted = True
-        self._allowed_at = 0.0
-        self._last_full = float("-inf")
-        self._usual = float("inf")
-
-    def want_full(self) -> None:
-        """Something may have become due before the marks: a ring, a release, a retry."""
-        self._wanted = True
-
-    def full_is_due(self) -> bool:
-        """Say whether the next scan starts from the front of every lane."""
-        now = monotonic()
-        wanted = self._wanted or now - self._last_full >= self._full_every
-        return wanted and now >= self._allowed_at
-
-    def full_in(self) -> float:
-        """Seconds until a full scan is allowed."""
-        return max(0.0, self._allowed_at - monotonic())
-
-    def lane(self, queue: str, priority: int, *, full: bool) -> Lane:
-        """Return the lane as the claim needs it."""
-        mark = BEGINNING if full else self._marks.get((queue, priority), BEGINNING)
-        return Lane(queue, priority, *mark)
-
-    def scanned(
-        self, marks: dict[LaneName, tuple[datetime, int]], seconds: float, *, full: bool
-    ) -> None:
-        """A scan took `seconds`, and its last rows were `marks`."""
-        self._marks.update(marks)
-        if full:
-            self._wanted = False
-            self._last_full = monotonic()
-            usual = 0.0 if self._usual == float("inf") else self._usual
-            extra = max(0.0, seconds - 1.5 * usual)
-            self._allowed_at = self._last_full + REST_AFTER_FULL_SCAN * extra
-        else:
-            usual = self._usual
-            self._usual = seconds if usual == float("inf") else usual * 0.9 + seconds * 0.1
-
-    def keep(self, lanes: Iterable[LaneName]) -> None:
-        """Forget the marks of lanes that are no more."""
-        known = set(lanes)
-        self._marks = {lane: mark for lane, mark in self._marks.items() if lane in known}
 
 
 class Fetcher:

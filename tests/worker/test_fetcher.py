@@ -13,7 +13,9 @@ import pytest
 from django_mq.messages import ClaimedRow
 from django_mq.models import QueuedMessage
 from django_mq.worker import fetcher as fetcher_module
-from django_mq.worker.fetcher import LOOK_AGAIN, Fetcher, Marks, Terms
+from django_mq.worker import marks as marks_module
+from django_mq.worker.fetcher import LOOK_AGAIN, Fetcher, Terms
+from django_mq.worker.marks import Marks
 from tests.database import second_connection
 from tests.rows import add, stored
 
@@ -96,6 +98,7 @@ class Rig:
 def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
+    monkeypatch.setattr(marks_module, "monotonic", clock)
     with second_connection() as own, own.cursor() as cursor:
         yield Rig(Counting(cursor), clock)
 
@@ -397,6 +400,7 @@ def test_equal_queues_take_turns(rig: Rig) -> None:
 def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Marks, Clock]:
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
+    monkeypatch.setattr(marks_module, "monotonic", clock)
     return Marks(full_every=1.0), clock
 
 
