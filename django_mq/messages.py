@@ -60,11 +60,39 @@ class CopyReceipt:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class Receipt:
-    """What `broadcast()` stored: a copy for each handler. True when anything was stored."""
+    """What `broadcast()` stored: a copy for each handler. True when anything was stored.
 
-    copies: tuple[CopyReceipt, ...]
+    Copies are made when looked at: of many receipts, few are.
+    """
+
+    __slots__ = ("_copies", "_ids", "_routes")
+
+    _copies: tuple[CopyReceipt, ...]
+    _routes: tuple[tuple[str, str], ...]
+    _ids: tuple[int, ...]
+
+    def __init__(self, copies: tuple[CopyReceipt, ...]) -> None:
+        self._copies = copies
+
+    @classmethod
+    def of_added(cls, routes: tuple[tuple[str, str], ...], ids: tuple[int, ...]) -> Receipt:
+        """Return the receipt of rows that were all added: (handler, queue) of each, and ids."""
+        receipt = cls.__new__(cls)
+        receipt._routes, receipt._ids = routes, ids
+        return receipt
+
+    @property
+    def copies(self) -> tuple[CopyReceipt, ...]:
+        """What became of each copy."""
+        try:
+            return self._copies
+        except AttributeError:
+            self._copies = tuple(
+                CopyReceipt(handler, queue, id)
+                for (handler, queue), id in zip(self._routes, self._ids, strict=True)
+            )
+            return self._copies
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -79,6 +107,15 @@ class Receipt:
 
     def __bool__(self) -> bool:
         return any(copy.outcome != "duplicate" for copy in self.copies)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Receipt) and self.copies == other.copies
+
+    def __hash__(self) -> int:
+        return hash(self.copies)
+
+    def __repr__(self) -> str:
+        return f"Receipt(copies={self.copies!r})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from django_mq import bell, capturing
 from django_mq.addressing import Addresser
 from django_mq.conf import Settings, get_settings
 from django_mq.exceptions import NotInTransaction
-from django_mq.messages import BulkReceipt, CopyReceipt, Message, Receipt
+from django_mq.messages import BulkReceipt, Message, Receipt
 from django_mq.store.insert import FEW, NewRow, insert
 
 #: A chunk of a large broadcast ends at so many rows, or so many characters of JSON.
@@ -134,9 +134,7 @@ def _chunks(rows: Iterable[NewRow]) -> Iterator[list[NewRow]]:
 
 def _receipt(connection: BaseDatabaseWrapper, rows: list[NewRow], ids: Iterable[int]) -> Receipt:
     capturing.tell(connection, rows)
-    return Receipt(
-        tuple(CopyReceipt(row.handler, row.queue, id) for row, id in zip(rows, ids, strict=True))
-    )
+    return Receipt.of_added(tuple((row.handler, row.queue) for row in rows), tuple(ids))
 
 
 def _checked(message: object) -> Message:

@@ -43,6 +43,16 @@ def plain_connection(alias: str) -> BaseDatabaseWrapper:
     return type(original)(settings, alias)
 
 
+# Each of our statements has one good plan, by its index, whatever the statistics say; looking for
+# it each time costs a claim 0.3 of 2.4 ms. Without the last four, the generic plan of a claim that
+# was prepared on an empty table hashes the whole of a large one later.
+ONE_PLAN = """
+set plan_cache_mode = force_generic_plan;
+set enable_seqscan = off; set enable_bitmapscan = off;
+set enable_hashjoin = off; set enable_mergejoin = off
+"""
+
+
 class Statements:
     """A connection for statements of the worker itself, each its own transaction.
 
@@ -65,7 +75,8 @@ class Statements:
         if wrapper.connection is None or wrapper.connection.closed:
             wrapper.close()
             wrapper.connect()
-            prepare_statements(wrapper)
+            if prepare_statements(wrapper):
+                wrapper.connection.execute(ONE_PLAN)
         return statement_cursor(wrapper)
 
     def transaction(self) -> AbstractContextManager[Any]:
@@ -91,10 +102,15 @@ def statement_cursor(wrapper: BaseDatabaseWrapper) -> psycopg.Cursor[Any]:
     return cursor
 
 
-def prepare_statements(wrapper: BaseDatabaseWrapper) -> None:
-    """Let server-bound cursors on this connection use prepared statements, where that is safe."""
-    if not wrapper.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+def prepare_statements(wrapper: BaseDatabaseWrapper) -> bool:
+    """Let server-bound cursors on this connection use prepared statements, where that is safe.
+
+    Returns whether it is: not through a transaction pooler.
+    """
+    safe = not wrapper.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+    if safe:
         wrapper.connection.prepare_threshold = 2
+    return safe
 
 
 def taking_back(wrapper: BaseDatabaseWrapper) -> sql.Composed:
