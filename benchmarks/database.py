@@ -20,7 +20,8 @@ FILL = """
 insert into django_mq_queuedmessage
        (queue, type, handler, payload, priority, processable_after, attempts, dead_at, dead_reason)
 select %(queue)s, %(type)s, %(type)s,
-       %(payload)s::jsonb || jsonb_build_object('number', n, 'counter', 1 + (n::bigint * 7919) %% 500),
+       %(payload)s::jsonb
+           || jsonb_build_object('number', n, 'counter', 1 + (n::bigint * 7919) %% 500),
        %(priority)s, statement_timestamp() + %(after)s * interval '1 second',
        case when %(dead)s then 20 else 0 end,
        case when %(dead)s then statement_timestamp() end,
