@@ -138,6 +138,7 @@ class Mender:
                 if self._outage.stopped():
                     return  # the lease lapses, and the attempt counts
         self._outage.over()
+        self._conflicts.forget(progress.ended)
         for ended in progress.ended:
             if ended.delivery.id in lost:
                 reporting.lease_lost(ended.delivery)

@@ -87,9 +87,9 @@ class Conflicts:
         self._losses[task.delivery.id] += 1
         return self._losses[task.delivery.id] > MOST_LOSSES
 
-    def forget(self, tasks: Sequence[Task]) -> None:
-        """These are settled."""
+    def forget(self, ended: Sequence[Ended]) -> None:
+        """These are settled: their next attempts begin anew."""
         if self._counts or self._losses:
-            for task in tasks:
-                self._counts.pop(task.delivery.id, None)
-                self._losses.pop(task.delivery.id, None)
+            for each in ended:
+                self._counts.pop(each.delivery.id, None)
+                self._losses.pop(each.delivery.id, None)

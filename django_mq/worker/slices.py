@@ -274,7 +274,7 @@ class Slices:
             self._session.take_back()
         self._settled([ended.delivery.id for ended in progress.ended], any_back(progress.ended))
         reporting.all_ended(progress.ended)
-        self._conflicts.forget(progress.ran)
+        self._conflicts.forget(progress.ended)
         tidy_up()
 
 
