@@ -163,6 +163,8 @@ class ClaimedRow(NamedTuple):
     held_for: float | None
     created_at: datetime
     claimed_at: datetime
+    unique_id: str | None = None
+    ordered: bool = False
 
 
 class Fence(NamedTuple):

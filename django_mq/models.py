@@ -60,6 +60,9 @@ class QueuedMessage(models.Model):
     )
     unique_for = models.DurationField(_("unique for"), null=True, blank=True)
     wants_result = models.BooleanField(_("wants a result"), db_default=False)
+    ordered = models.BooleanField(
+        _("in line"), db_default=False, help_text=_("One of the line of an ordered queue.")
+    )
     last_error = models.TextField(_("last error"), blank=True, db_default="")
     dead_at = models.DateTimeField(_("dead at"), null=True, blank=True)
     dead_reason = models.TextField(_("dead because"), blank=True, db_default="")
@@ -132,8 +135,14 @@ class QueuedMessage(models.Model):
                 condition=Q(key__isnull=False),
             ),
             models.Index(
+                fields=("queue", "handler", "key"),
+                name="mq_key_leased",
+                condition=Q(key__isnull=False, leased_until__isnull=False),
+            ),
+            models.Index(
                 fields=("blocked_by",), name="mq_blocked", condition=Q(blocked_by__isnull=False)
             ),
+            models.Index(fields=("queue", "id"), name="mq_line", condition=Q(ordered=True)),
             models.Index(
                 fields=("queue", "dead_at", "id"),
                 name="mq_dead",
@@ -208,6 +217,7 @@ class QueueState(models.Model):
     max_in_flight = models.PositiveIntegerField(_("in flight at most"), null=True, blank=True)
     owner = models.CharField(_("owner"), max_length=64, null=True, blank=True)  # noqa: DJ001
     owned_until = models.DateTimeField(_("owned until"), null=True, blank=True)
+    warned_at = models.DateTimeField(_("warned at"), null=True, blank=True)
     chores_ran_at = models.DateTimeField(_("chores ran at"), null=True, blank=True)
 
     class Meta:
@@ -259,6 +269,11 @@ class WorkerHeartbeat(models.Model):
     draining = models.BooleanField(_("draining"), db_default=False)
     running = models.JSONField(
         _("running"), help_text=_("Ids of the messages whose handlers ran at the last beat.")
+    )
+    timings = models.JSONField(
+        _("timings"),
+        db_default=models.Value({}, models.JSONField()),
+        help_text=_("By handler: how many attempts, how long they waited and ran."),
     )
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     last_seen = models.DateTimeField(_("last seen"), db_default=Now())

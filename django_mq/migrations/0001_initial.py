@@ -78,6 +78,14 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "timings",
+                    models.JSONField(
+                        db_default=models.Value({}, models.JSONField()),
+                        help_text="By handler: how many attempts, how long they waited and ran.",
+                        verbose_name="timings",
+                    ),
+                ),
+                (
                     "started_at",
                     models.DateTimeField(
                         db_default=django.db.models.functions.datetime.Now(),
@@ -220,6 +228,14 @@ class Migration(migrations.Migration):
                     models.BooleanField(db_default=False, verbose_name="wants a result"),
                 ),
                 (
+                    "ordered",
+                    models.BooleanField(
+                        db_default=False,
+                        help_text="One of the line of an ordered queue.",
+                        verbose_name="in line",
+                    ),
+                ),
+                (
                     "last_error",
                     models.TextField(blank=True, db_default="", verbose_name="last error"),
                 ),
@@ -272,9 +288,19 @@ class Migration(migrations.Migration):
                         name="mq_key",
                     ),
                     models.Index(
+                        condition=models.Q(("key__isnull", False), ("leased_until__isnull", False)),
+                        fields=["queue", "handler", "key"],
+                        name="mq_key_leased",
+                    ),
+                    models.Index(
                         condition=models.Q(("blocked_by__isnull", False)),
                         fields=["blocked_by"],
                         name="mq_blocked",
+                    ),
+                    models.Index(
+                        condition=models.Q(("ordered", True)),
+                        fields=["queue", "id"],
+                        name="mq_line",
                     ),
                     models.Index(
                         condition=models.Q(("dead_at__isnull", False)),
@@ -399,6 +425,10 @@ class Migration(migrations.Migration):
                 (
                     "owned_until",
                     models.DateTimeField(blank=True, null=True, verbose_name="owned until"),
+                ),
+                (
+                    "warned_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="warned at"),
                 ),
                 (
                     "chores_ran_at",

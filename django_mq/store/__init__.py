@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class Cursor(Protocol):
     """What a statement needs of a cursor."""
 
+    @property
+    def connection(self) -> Any: ...
+
     def execute(self, sql: Any, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Any: ...
 
     def fetchall(self) -> list[Any]: ...

@@ -86,7 +86,8 @@ returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.m
           m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
           m.wants_result, m.suspect,
           extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), taken.at, taken.n
+          m.created_at, statement_timestamp(), m.unique_id, m.ordered, taken.at,
+          taken.n
 """
 
 
@@ -119,12 +120,12 @@ def claim(
     )
     found = cursor.fetchall()
     found.sort(key=_place)  # RETURNING promises no order
-    marks = {(row[1], row[7]): (row[18], row[0]) for row in found}
-    return Claim([ClaimedRow._make(row[:18]) for row in found], marks)
+    marks = {(row[1], row[7]): (row[20], row[0]) for row in found}
+    return Claim([ClaimedRow._make(row[:20]) for row in found], marks)
 
 
 def _place(row: Sequence[int]) -> int:
-    return row[19]
+    return row[21]
 
 
 # The claim that takes over a lapsed row writes down the attempt that vanished with its worker,
@@ -173,7 +174,8 @@ returning m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m
           m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, coalesce(m.claimed_by, ''),
           m.wants_result, lapsed.suspect,
           extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), lapsed.leased_until, lapsed.again
+          m.created_at, statement_timestamp(), m.unique_id, m.ordered, lapsed.leased_until,
+          lapsed.again
 """
 
 
@@ -210,9 +212,9 @@ def claim_lapsed(
             "bytes": max_bytes,
         },
     )
-    found = sorted(cursor.fetchall(), key=lambda row: (row[18], row[0]))
-    taken = [ClaimedRow._make(row[:18]) for row in found if row[19]]
-    dead = [ClaimedRow._make(row[:18]) for row in found if not row[19]]
+    found = sorted(cursor.fetchall(), key=lambda row: (row[20], row[0]))
+    taken = [ClaimedRow._make(row[:20]) for row in found if row[21]]
+    dead = [ClaimedRow._make(row[:20]) for row in found if not row[21]]
     return Lapsed(taken, dead)
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psycopg
+from psycopg.pq import TransactionStatus
+
 from django_mq.exceptions import UnreadablePayload
 from django_mq.outcomes import DeadLettered, Outcome, Retried, Snoozed, decide, one_line
 from django_mq.store import Cursor, settle
+from django_mq.worker import consequences
 
 if TYPE_CHECKING:
     from django_mq.backoff import RetryPolicy
@@ -59,7 +64,34 @@ def end(delivery: Delivery, policy: RetryPolicy, error: BaseException, *, second
 
 
 def settle_all(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
-    """Settle deliveries by their fences; return the ids of those that are no longer ours."""
+    """Settle deliveries by their fences; return the ids of those that are no longer ours.
+
+    What else follows is done in the same transaction: one is opened where none is.
+    """
+    if not any(consequences.has_any(each.delivery._row) for each in ended):
+        return _settle_rows(cursor, ended)
+    with within_transaction(cursor):
+        lost = _settle_rows(cursor, ended)
+        consequences.follow(
+            cursor,
+            [
+                each
+                for each in ended
+                if each.delivery.id not in lost and consequences.has_any(each.delivery._row)
+            ],
+        )
+    return lost
+
+
+def within_transaction(cursor: Cursor) -> AbstractContextManager[Any]:
+    """Return a block that is one transaction: the one that is open, else one of its own."""
+    driver: psycopg.Connection[Any] = cursor.connection
+    if driver.info.transaction_status == TransactionStatus.IDLE:
+        return driver.transaction()
+    return nullcontext()
+
+
+def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
     lost: set[int] = set()
     acked = [each.delivery.fence for each in ended if each.settled is Settled.ACKED]
     if acked:
