@@ -1,0 +1,252 @@
+"""The level at which a queue backs off, and its probe: guarded statements, each short.
+
+The row of the queue is skipped, not waited for, where somebody else has it locked: a worker's
+loop stops for nobody. Whoever calls asks `standings()` what came of it. The time of a change is
+taken when the row is locked, so that a claim which began before it is older than the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+
+class Moved(NamedTuple):
+    """The level of a queue before and after; `until` when nothing is claimed, None at zero."""
+
+    before: int
+    level: int
+    until: datetime | None
+
+
+RAISE_LEVEL = """
+with ours as materialized (
+    select s.queue
+      from django_mq_queuestate s
+     where s.queue = %(queue)s and s.backoff_level = 0
+       and (s.backoff_changed_at is null or s.backoff_changed_at < %(claimed_at)s)
+       for no key update skip locked
+), raised as (
+    update django_mq_queuestate s
+       set backoff_level = 1, backoff_changed_at = clock_timestamp(),
+           backoff_until = clock_timestamp() + make_interval(secs => %(wait)s),
+           probe_by = null, probe_until = null
+      from ours
+     where s.queue = ours.queue
+    returning s.backoff_until
+), added as (
+    insert into django_mq_queuestate (queue, backoff_level, backoff_changed_at, backoff_until)
+    select %(queue)s, 1, clock_timestamp(),
+           clock_timestamp() + make_interval(secs => %(wait)s)
+     where not exists (select from django_mq_queuestate s where s.queue = %(queue)s)
+        on conflict (queue) do nothing
+    returning backoff_until
+)
+select 0, 1, backoff_until from raised
+ union all
+select 0, 1, backoff_until from added
+"""
+
+
+def raise_level(
+    cursor: Cursor, *, queue: str, claimed_at: datetime, waits: Sequence[float]
+) -> Moved | None:
+    """Let `queue` back off, because a message failed that was claimed at `claimed_at`.
+
+    Nothing changes, and None is returned, when it backs off already (only its probe moves it
+    then), or when the message was claimed before the last change of its level. `waits` are
+    the seconds of the levels from 1 to the top.
+    """
+    cursor.execute(RAISE_LEVEL, {"queue": queue, "claimed_at": claimed_at, "wait": waits[0]})
+    row = cursor.fetchone()
+    return None if row is None else Moved._make(row)
+
+
+END_PROBE = """
+with ours as materialized (
+    select s.queue, s.backoff_level as before,
+           least(greatest(s.backoff_level + %(step)s, 0), %(top)s) as level
+      from django_mq_queuestate s
+     where s.queue = %(queue)s and s.backoff_level > 0 and s.probe_by = %(claimer)s
+       for no key update skip locked
+)
+update django_mq_queuestate s
+   set backoff_level = ours.level,
+       backoff_changed_at = case when ours.level = ours.before then s.backoff_changed_at
+                                 else clock_timestamp() end,
+       backoff_until = clock_timestamp()
+                       + make_interval(secs => (%(waits)s::float8[])[ours.level]),
+       probe_by = null, probe_until = null
+  from ours
+ where s.queue = ours.queue
+returning ours.before, s.backoff_level, s.backoff_until
+"""
+
+
+def end_probe(
+    cursor: Cursor, *, queue: str, claimer: str, step: int, waits: Sequence[float]
+) -> Moved | None:
+    """Move the level of `queue` by `step` (-1, 0 or 1), because its probe by `claimer` ended.
+
+    Above zero it waits anew, whatever the step; it stops at the top, the last of `waits`.
+    Returns None, and changes nothing, when this is not its probe any more.
+    """
+    cursor.execute(
+        END_PROBE,
+        {
+            "queue": queue,
+            "claimer": claimer,
+            "step": step,
+            "top": len(waits),
+            "waits": list(waits),
+        },
+    )
+    row = cursor.fetchone()
+    return None if row is None else Moved._make(row)
+
+
+START_PROBE = """
+with ours as materialized (
+    select s.queue
+      from django_mq_queuestate s
+     where s.queue = %(queue)s and s.backoff_level > 0
+       and (s.backoff_until is null or s.backoff_until <= statement_timestamp())
+       and (s.probe_until is null or s.probe_until <= statement_timestamp())
+       and (s.paused_at is null or s.paused_until <= statement_timestamp())
+       for no key update skip locked
+)
+update django_mq_queuestate s
+   set probe_by = %(claimer)s,
+       probe_until = statement_timestamp() + make_interval(secs => %(lease)s)
+  from ours
+ where s.queue = ours.queue
+returning s.queue
+"""
+
+
+def start_probe(cursor: Cursor, *, queue: str, claimer: str, lease: float) -> bool:
+    """Say whether `claimer` may claim one message of `queue`, and nobody else for `lease` seconds.
+
+    It may when the queue backs off, its wait is over, it is not paused, and no other probe lives.
+    """
+    cursor.execute(START_PROBE, {"queue": queue, "claimer": claimer, "lease": lease})
+    return cursor.fetchone() is not None
+
+
+CANCEL_PROBE = """
+with ours as materialized (
+    select s.queue
+      from django_mq_queuestate s
+     where s.queue = %(queue)s and s.probe_by = %(claimer)s
+       for no key update skip locked
+)
+update django_mq_queuestate s
+   set probe_by = null, probe_until = null
+  from ours
+ where s.queue = ours.queue
+"""
+
+
+def cancel_probe(cursor: Cursor, *, queue: str, claimer: str) -> None:
+    """Give the probe of `queue` back, if it is `claimer`'s: it claimed nothing, or ran nothing."""
+    cursor.execute(CANCEL_PROBE, {"queue": queue, "claimer": claimer})
+
+
+# Only while the message is still claimed: a probe that nobody ended lapses.
+RENEW_PROBE = """
+with ours as materialized (
+    select s.queue
+      from django_mq_queuestate s
+     where s.queue = %(queue)s and s.probe_by = %(claimer)s
+       and exists (
+           select from django_mq_queuedmessage m
+            where m.queue = s.queue and m.leased_until is not null and m.claimed_by = s.probe_by)
+       for no key update of s skip locked
+)
+update django_mq_queuestate s
+   set probe_until = greatest(
+           s.probe_until, statement_timestamp() + make_interval(secs => %(lease)s))
+  from ours
+ where s.queue = ours.queue
+"""
+
+
+def renew_probe(cursor: Cursor, *, queue: str, claimer: str, lease: float) -> None:
+    """Let the probe of `queue` by `claimer` live for `lease` more seconds; never for fewer."""
+    cursor.execute(RENEW_PROBE, {"queue": queue, "claimer": claimer, "lease": lease})
+
+
+DROP_PROBES = """
+with theirs as materialized (
+    select s.queue
+      from django_mq_queuestate s
+     where starts_with(s.probe_by, %(prefix)s) and s.probe_by <> all(%(but)s::text[])
+       for no key update skip locked
+)
+update django_mq_queuestate s
+   set probe_by = null, probe_until = null
+  from theirs
+ where s.queue = theirs.queue
+returning s.queue
+"""
+
+
+def drop_probes_of(cursor: Cursor, *, worker: str, but: Collection[str] = ()) -> set[str]:
+    """Give back every probe of worker process `worker`, save those of the claimers `but`.
+
+    Returns the queues: one message of each may probe at once.
+    """
+    cursor.execute(DROP_PROBES, {"prefix": f"{worker}:", "but": list(but)})
+    return {row[0] for row in cursor.fetchall()}
+
+
+STANDINGS = """
+select s.queue, s.backoff_level, s.backoff_changed_at, s.probe_by
+  from django_mq_queuestate s
+ where s.queue = any(%(queues)s::text[])
+"""
+
+
+class Standing(NamedTuple):
+    """The level of a queue, when it last changed, and the claimer of its probe."""
+
+    level: int = 0
+    changed_at: datetime | None = None
+    probe_by: str | None = None
+
+
+def standings(cursor: Cursor, queues: Collection[str]) -> dict[str, Standing]:
+    """Return how `queues` stand; those without a row are left out: they do not back off."""
+    cursor.execute(STANDINGS, {"queues": list(queues)})
+    return {row[0]: Standing._make(row[1:]) for row in cursor.fetchall()}
+
+
+END_BACKOFF = """
+with before as materialized (
+    select s.queue, s.backoff_level as level
+      from django_mq_queuestate s
+     where s.queue = %(queue)s
+       and (s.backoff_level > 0 or s.backoff_until > statement_timestamp())
+       for no key update
+)
+update django_mq_queuestate s
+   set backoff_level = 0, backoff_changed_at = clock_timestamp(), backoff_until = null,
+       probe_by = null, probe_until = null
+  from before
+ where s.queue = before.queue
+returning before.level
+"""
+
+
+def end_backoff(cursor: Cursor, *, queue: str) -> Moved | None:
+    """Let `queue` run again at full rate, whatever its level; None if it did not back off.
+
+    A row that somebody else has locked is waited for: an operator asked.
+    """
+    cursor.execute(END_BACKOFF, {"queue": queue})
+    row = cursor.fetchone()
+    return None if row is None else Moved(row[0], 0, None)
