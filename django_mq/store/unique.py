@@ -1,0 +1,236 @@
+"""Unique ids as producers see and take them.
+
+An id is taken by its row in `django_mq_uniquekey`; what holds it, a message, may end at any time.
+Nobody waits here for a message's row: who holds that lock may wait for an id in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.store.insert import NewRow, as_json
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+
+class UniqueId(NamedTuple):
+    """What a unique id is unique for, and the id."""
+
+    queue: str
+    handler: str
+    type: str
+    unique_id: str
+
+
+def columns(ids: Iterable[UniqueId]) -> dict[str, object]:
+    """Return ids as the parameters `queues`, `handlers`, `types` and `unique_ids`."""
+    found = tuple(zip(*ids, strict=True)) or ((), (), (), ())
+    names = ("queues", "handlers", "types", "unique_ids")
+    return dict(zip(names, map(list, found), strict=True))
+
+
+# quiet_until is text, to be given back as it is: Python's idea of it depends on USE_TZ.
+LOOK = """
+select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is not null,
+       coalesce(u.quiet_until > statement_timestamp(), false), aside.id is not null
+  from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
+       with ordinality as wanted (queue, handler, type, unique_id, place)
+  left join django_mq_uniquekey u
+    on u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
+   and u.unique_id = wanted.unique_id and u.put_aside is null
+  left join django_mq_queuedmessage m on m.id = u.message_id and m.dead_at is null
+  left join django_mq_uniquekey aside
+    on aside.queue = wanted.queue and aside.handler = wanted.handler and aside.type = wanted.type
+   and aside.unique_id = wanted.unique_id and aside.put_aside is not null
+ order by wanted.place
+"""
+
+
+class Seen(NamedTuple):
+    """What is known of an id. `message_id` and `quiet_until` are what is stored, still true or not.
+
+    `alive`: that message is there and not dead; `leased`: a worker has it; `quiet`: the quiet
+    time is not over; `aside`: something is put aside.
+    """
+
+    message_id: int | None
+    quiet_until: str | None
+    alive: bool
+    leased: bool
+    quiet: bool
+    aside: bool
+
+
+def look(cursor: Cursor, ids: Sequence[UniqueId]) -> list[Seen]:
+    """Return what is known of each id; waits for nobody."""
+    cursor.execute(LOOK, columns(ids))
+    return [Seen._make(row) for row in cursor.fetchall()]
+
+
+class Unique(NamedTuple):
+    """A row to write: its id, what was seen of the unique id, and seconds that stays taken after.
+
+    `unique_id` None is a row without one.
+    """
+
+    id: int
+    row: NewRow
+    unique_id: str | None = None
+    unique_for: float | None = None
+    seen: Seen | None = None
+
+    def document(self) -> str:
+        """Return it as a JSON object."""
+        seen = self.seen
+        return as_json(
+            self.row,
+            id=self.id,
+            unique_id=self.unique_id,
+            unique_for=self.unique_for,
+            seen_id=seen and seen.message_id,
+            seen_until=seen and seen.quiet_until,
+        )
+
+
+# The id is taken if its row is as it was seen: the row is locked and compared as it is now, while
+# of the message it names a statement knows only what was true when it began.
+ADD = """
+with new as materialized (
+    select row.*
+      from jsonb_to_recordset(%(rows)s::jsonb) as row (
+        id bigint, queue text, type text, payload jsonb, max_attempts integer, handler text,
+        schema_version integer, metadata jsonb, priority smallint, key text, retry jsonb,
+        wants_result boolean, ordered boolean, due timestamptz, delay float8, expires timestamptz,
+        lifetime float8, unique_id text, unique_for float8, seen_id bigint, seen_until timestamptz
+      )
+), taken as (
+    insert into django_mq_uniquekey as u (queue, handler, type, unique_id, message_id, unique_for)
+    select queue, handler, type, unique_id, id, make_interval(secs => unique_for)
+      from new
+     where unique_id is not null
+     order by queue, handler, type, unique_id
+        on conflict (queue, handler, type, unique_id) where put_aside is null do update
+       set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
+     where exists (
+        select from new
+         where new.id = excluded.message_id
+           and new.seen_id is not distinct from u.message_id
+           and new.seen_until is not distinct from u.quiet_until)
+    returning u.message_id
+)
+insert into django_mq_queuedmessage (
+    id, queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key,
+    retry, wants_result, ordered, unique_id, unique_for, processable_after, expires_at
+)
+select
+    id, queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key,
+    retry, wants_result, ordered, unique_id, make_interval(secs => unique_for),
+    greatest(coalesce(due, statement_timestamp() + delay * interval '1 second'), seen_until),
+    coalesce(expires, statement_timestamp() + lifetime * interval '1 second')
+  from new
+ where unique_id is null or id in (select message_id from taken)
+returning id
+"""
+
+
+def add(cursor: Cursor, rows: Sequence[Unique]) -> set[int]:
+    """Insert the rows whose unique ids are still as they were seen; return the ids of the rows.
+
+    Ids are taken in their order. It waits for a transaction that has taken one of them and is
+    still open. In a quiet time the message is due after it.
+    """
+    cursor.execute(ADD, {"rows": _documents(rows)})
+    return {id for (id,) in cursor.fetchall()}
+
+
+# What is locked is being claimed, operated on, or replaced by somebody else: not by us. Attempts
+# are never lowered, and at least one is left. A message that leaves its key is first of no line.
+REPLACE = """
+with new as materialized (
+    select row.*
+      from jsonb_to_recordset(%(rows)s::jsonb) as row (
+        id bigint, queue text, type text, payload jsonb, max_attempts integer, handler text,
+        schema_version integer, metadata jsonb, priority smallint, key text, retry jsonb,
+        wants_result boolean, ordered boolean, due timestamptz, delay float8, expires timestamptz,
+        lifetime float8, unique_id text, unique_for float8, sets_due boolean
+      )
+), waiting as materialized (
+    select m.id, m.key
+      from django_mq_queuedmessage m join new using (id)
+     where m.leased_until is null and m.dead_at is null
+     order by m.id
+       for no key update of m skip locked
+), quiet as (
+    update django_mq_uniquekey u
+       set unique_for = make_interval(secs => new.unique_for)
+      from new join waiting using (id)
+     where u.queue = new.queue and u.handler = new.handler and u.type = new.type
+       and u.unique_id = new.unique_id and u.put_aside is null and u.message_id = new.id
+)
+update django_mq_queuedmessage m
+   set payload = new.payload, metadata = new.metadata, schema_version = new.schema_version,
+       priority = new.priority, key = new.key, retry = new.retry, held_since = null,
+       blocked_by = case when m.key is not distinct from new.key then m.blocked_by end,
+       max_attempts = greatest(new.max_attempts, m.attempts + 1),
+       unique_for = make_interval(secs => new.unique_for),
+       expires_at = coalesce(new.expires,
+                             statement_timestamp() + new.lifetime * interval '1 second'),
+       processable_after = case
+           when not new.sets_due then m.processable_after
+           else coalesce(new.due, statement_timestamp() + new.delay * interval '1 second') end
+  from new join waiting using (id)
+ where m.id = new.id
+returning m.id, m.queue, m.handler,
+          case when waiting.key is distinct from new.key then waiting.key end
+"""
+
+
+class Replaced(NamedTuple):
+    """A row with new content; `left_key` is the key it had, if it has another now."""
+
+    id: int
+    queue: str
+    handler: str
+    left_key: str | None
+
+
+def replace(cursor: Cursor, rows: Sequence[tuple[Unique, bool]]) -> list[Replaced]:
+    """Give waiting rows new content and options, and a new due time where the flag says so.
+
+    Returns those that were still waiting and that nobody had locked.
+    """
+    documents = [
+        f'{unique.document()[:-1]},"sets_due":{"true" if sets_due else "false"}}}'
+        for unique, sets_due in rows
+    ]
+    cursor.execute(REPLACE, {"rows": f"[{','.join(documents)}]"})
+    return [Replaced._make(row) for row in cursor.fetchall()]
+
+
+# Seconds count from the broadcast, so they become moments here. The last one that is put aside
+# for an id stays.
+PUT_ASIDE = """
+insert into django_mq_uniquekey (queue, handler, type, unique_id, put_aside)
+select row->>'queue', row->>'handler', row->>'type', row->>'unique_id',
+       row - array['id', 'delay', 'lifetime', 'seen_id', 'seen_until'] || jsonb_build_object(
+           'due', coalesce((row->>'due')::timestamptz,
+                           statement_timestamp() + (row->>'delay')::float8 * interval '1 second'),
+           'expires', coalesce((row->>'expires')::timestamptz,
+                               statement_timestamp()
+                               + (row->>'lifetime')::float8 * interval '1 second'))
+  from jsonb_array_elements(%(rows)s::jsonb) as new (row)
+ order by 1, 2, 3, 4
+    on conflict (queue, handler, type, unique_id) where put_aside is not null do update
+   set put_aside = excluded.put_aside
+"""
+
+
+def put_aside(cursor: Cursor, rows: Sequence[Unique]) -> None:
+    """Keep the rows until their ids are free; waits for whoever puts the same aside."""
+    cursor.execute(PUT_ASIDE, {"rows": _documents(rows)})
+
+
+def _documents(rows: Sequence[Unique]) -> str:
+    return f"[{','.join(unique.document() for unique in rows)}]"
