@@ -1,0 +1,8 @@
+"""Ask and answer: a message that wants a result, and what waits for it."""
+
+from __future__ import annotations
+
+from django_mq.requests.asking import aask, agather, arequest, ask, gather, request
+from django_mq.requests.pending import PendingReply
+
+__all__ = ["PendingReply", "aask", "agather", "arequest", "ask", "gather", "request"]

@@ -1,0 +1,202 @@
+"""request(), ask(), gather() and their async twins: the options as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
+
+from django_mq.backoff import RetryPolicy
+from django_mq.conf import get_settings
+from django_mq.exceptions import CannotWait, When
+from django_mq.messages import Message
+from django_mq.requests.pending import PendingReply
+from django_mq.requests.waits import TIMEOUT, acollect, collect, seconds_of
+from django_mq.sending import in_own_atomic, queue_connection, send, send_durably
+
+ASK_IN_ATOMIC = """\
+ask() inside an atomic() block on the database {alias!r}: the question would commit after the \
+answer. Ask before the block or after it; or store the question with your data and wait later:
+
+    with transaction.atomic(using={alias!r}):
+        order.save()
+        pending = request("shop.orders.check", {{"order_id": order.pk}})
+    pending.result(timeout=10)
+
+A handler that asks needs @handler(atomic=False)."""
+
+
+def request(
+    type: str,
+    payload: Any = None,
+    *,
+    queue: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    schema_version: int = 1,
+    after: When | None = None,
+    expires: When | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    retry: RetryPolicy | None = None,
+    using: str | None = None,
+) -> PendingReply:
+    """Store a message whose handler's return value is wanted; the options are `broadcast()`'s.
+
+    Inside `atomic()` it is stored in that transaction and can be waited for after the commit;
+    elsewhere it is committed when this returns. Give `expires`, so that what nobody waits for any
+    more is not run either.
+
+    Raises RoutingError when several handlers match, since one alone can answer (none that is
+    known here is well: a worker may know one), and the errors of `broadcast()`.
+    """
+    message = Message(
+        type,
+        payload,
+        queue=queue,
+        metadata=metadata,
+        schema_version=schema_version,
+        after=after,
+        expires=expires,
+        priority=priority,
+        key=key,
+        retry=retry,
+    )
+    return _request(message, using)
+
+
+def ask(
+    type: str,
+    payload: Any = None,
+    *,
+    timeout: float | timedelta | None = TIMEOUT,
+    queue: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    schema_version: int = 1,
+    expires: When | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    retry: RetryPolicy | None = None,
+    using: str | None = None,
+) -> Any:
+    """Send a request and return its reply: `request()` and `PendingReply.result()` in one.
+
+    Raises CannotWait, and stores nothing, inside `atomic()` and in a handler of the queue that
+    it asks; and the errors of those two.
+    """
+    seconds_of(timeout)
+    message = Message(
+        type,
+        payload,
+        queue=queue,
+        metadata=metadata,
+        schema_version=schema_version,
+        expires=expires,
+        priority=priority,
+        key=key,
+        retry=retry,
+    )
+    return _request_alone(message, using).result(timeout)
+
+
+def gather(
+    *pendings: PendingReply,
+    timeout: float | timedelta | None = TIMEOUT,
+    return_exceptions: bool = False,
+) -> list[Any]:
+    """Return the replies of all, in their order, within `timeout` (seconds or timedelta) for all.
+
+    The first that fails or does not come is raised, and the others can be waited for again; with
+    `return_exceptions` each RemoteError and ReplyTimeout stands in the place of its reply.
+    """
+    return collect(pendings, timeout, return_exceptions=return_exceptions)
+
+
+async def arequest(
+    type: str,
+    payload: Any = None,
+    *,
+    queue: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    schema_version: int = 1,
+    after: When | None = None,
+    expires: When | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    retry: RetryPolicy | None = None,
+    using: str | None = None,
+) -> PendingReply:
+    """As `request()`."""
+    message = Message(
+        type,
+        payload,
+        queue=queue,
+        metadata=metadata,
+        schema_version=schema_version,
+        after=after,
+        expires=expires,
+        priority=priority,
+        key=key,
+        retry=retry,
+    )
+    return await sync_to_async(_request, thread_sensitive=True)(message, using)
+
+
+async def aask(
+    type: str,
+    payload: Any = None,
+    *,
+    timeout: float | timedelta | None = TIMEOUT,
+    queue: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    schema_version: int = 1,
+    expires: When | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    retry: RetryPolicy | None = None,
+    using: str | None = None,
+) -> Any:
+    """As `ask()`."""
+    seconds_of(timeout)
+    message = Message(
+        type,
+        payload,
+        queue=queue,
+        metadata=metadata,
+        schema_version=schema_version,
+        expires=expires,
+        priority=priority,
+        key=key,
+        retry=retry,
+    )
+    pending = await sync_to_async(_request_alone, thread_sensitive=True)(message, using)
+    return await pending.aresult(timeout)
+
+
+async def agather(
+    *pendings: PendingReply,
+    timeout: float | timedelta | None = TIMEOUT,
+    return_exceptions: bool = False,
+) -> list[Any]:
+    """As `gather()`; nothing blocks the loop, and no thread waits for each."""
+    return await acollect(pendings, timeout, return_exceptions=return_exceptions)
+
+
+def _request(message: Message, using: str | None) -> PendingReply:
+    connection = queue_connection(get_settings(), using)
+    within = in_own_atomic(connection)
+    receipt = (send if within else send_durably)(message, using=using, wants_result=True)
+    return PendingReply._of(receipt, message.type, connection)
+
+
+def _request_alone(message: Message, using: str | None) -> PendingReply:
+    """Store a request to wait for at once, or nothing if that cannot be."""
+    connection = queue_connection(get_settings(), using)
+    if in_own_atomic(connection):
+        raise CannotWait(ASK_IN_ATOMIC.format(alias=connection.alias))
+    with transaction.atomic(using=connection.alias):
+        pending = _request(message, using)
+        pending._refuse_own_queue()
+    return pending

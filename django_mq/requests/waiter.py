@@ -1,0 +1,178 @@
+"""One thread that waits for all that this process asked of one database, on one connection.
+
+It looks for what is asked for by one statement: when a request begins to be waited for, when
+somebody rings, and between that after waits that grow. It begins with the first and ends some
+time after the last; what is forked begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from time import monotonic
+
+from django.core import mail
+
+from django_mq.requests.link import LOST, Link, Poke
+from django_mq.store.results import Found
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds between two looks for one reply: at first and at most; by listening, always the most.
+FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25
+GROWTH = 1.5
+#: Everybody with a login may ring, and many ask at once: seconds from one look to the next.
+REST = 0.005
+#: Seconds that a thread with nothing to wait for keeps its connection.
+IDLE = 30.0
+#: Seconds between two tries to reach a lost database: first, and at most.
+FIRST_WAIT, LONGEST_WAIT = 0.02, 5.0
+
+
+class _Wanted:
+    """One message whose reply is waited for: by whom, and when to look next."""
+
+    __slots__ = ("due", "futures", "wait")
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Found]] = []
+        self.wait = FIRST_LOOK
+        self.due = monotonic()
+
+
+class Waiter:
+    """Waits for replies in the database of `alias`."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._lock = threading.Lock()
+        self._wanted: dict[int, _Wanted] = {}
+        self._running = False
+        self._poke = Poke()
+
+    @contextmanager
+    def waiting_for(self, id: int) -> Iterator[Future[Found]]:
+        """Yield what will be found of message `id`: its answer, or that none can come.
+
+        It is waited for until the block ends. The future fails where the database refuses.
+        """
+        future: Future[Found] = Future()
+        with self._lock:
+            self._wanted.setdefault(id, _Wanted()).futures.append(future)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="mq-replies", daemon=True).start()
+        self._poke()
+        try:
+            yield future
+        finally:
+            self._forget(id, future)
+
+    def _forget(self, id: int, future: Future[Found]) -> None:
+        with self._lock:
+            wanted = self._wanted.get(id)
+            if wanted is not None and future in wanted.futures:
+                wanted.futures.remove(future)
+                if not wanted.futures:
+                    del self._wanted[id]
+
+    # ---- in the thread
+
+    def _run(self) -> None:
+        link = Link(self._alias, self._poke)
+        wait = FIRST_WAIT
+        looked_at = idle_since = float("-inf")
+        try:
+            while not self._ends(idle_since):
+                try:
+                    rang = link.sleep(self._until_due())
+                    time.sleep(max(0.0, looked_at + REST - monotonic()))
+                    if ids := self._take_due(all=rang, listening=link.is_listening()):
+                        looked_at = idle_since = monotonic()
+                        self._tell(link.look(ids))
+                        wait = FIRST_WAIT
+                except LOST as error:
+                    link.close()
+                    logger.warning(
+                        "waiting for replies: database lost (%s); trying again in %.2g s",
+                        " ".join(str(error).split())[:200] or type(error).__name__,
+                        wait,
+                        extra={"event": "database_lost"},
+                    )
+                    time.sleep(wait)
+                    wait = min(wait * 2, LONGEST_WAIT)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            link.close()
+
+    def _ends(self, idle_since: float) -> bool:
+        """Say whether there is nothing to do for long; then the next request starts a thread."""
+        # In tests a connection that is kept would be in the way of who drops the database.
+        keep = 0.0 if hasattr(mail, "outbox") else IDLE
+        with self._lock:
+            if self._wanted or monotonic() - idle_since < keep:
+                return False
+            self._running = False
+            return True
+
+    def _until_due(self) -> float:
+        with self._lock:
+            if not self._wanted:
+                return IDLE
+            return min(wanted.due for wanted in self._wanted.values()) - monotonic()
+
+    def _take_due(self, *, all: bool, listening: bool) -> list[int]:
+        """Return what to look for now, and set when to look for it again."""
+        now = monotonic()
+        ids = []
+        with self._lock:
+            for id, wanted in self._wanted.items():
+                if all or wanted.due <= now:
+                    ids.append(id)
+                    wanted.due = now + (LONGEST_LOOK if listening else wanted.wait)
+                    wanted.wait = min(wanted.wait * GROWTH, LONGEST_LOOK)
+        return ids
+
+    def _tell(self, found: list[Found]) -> None:
+        for each in found:
+            if each.answered or not each.stored:
+                with self._lock:
+                    wanted = self._wanted.pop(each.id, None)
+                for future in wanted.futures if wanted else ():
+                    if future.set_running_or_notify_cancel():
+                        future.set_result(each)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._running = False
+            failed = [future for wanted in self._wanted.values() for future in wanted.futures]
+            self._wanted.clear()
+        for future in failed:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+
+_waiters: dict[str, Waiter] = {}
+_lock = threading.Lock()
+
+
+def waiter_of(alias: str) -> Waiter:
+    """Return the one that waits in this process for replies in the database of `alias`."""
+    with _lock:
+        return _waiters.setdefault(alias, Waiter(alias))
+
+
+def _begin_anew() -> None:
+    """In a forked child: no thread came along, and the connection is the parent's."""
+    global _lock
+    _lock = threading.Lock()
+    _waiters.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,95 @@
+"""What askers get: stored by the transaction that settles the message, read until forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+#: The error class of what nobody will answer; a handler's own classes have their module with them.
+UNANSWERED = "Unanswered"
+
+
+class Answer(NamedTuple):
+    """What is stored for an asker: `value` as JSON text, or None and an error."""
+
+    id: int
+    handler: str
+    value: str | None
+    error_class: str = ""
+    error_text: str = ""
+
+
+# A message that was dead, and answered so, may have been requeued: the last word counts. The
+# channel is not that of the workers, who have nothing to do then; it has no payload either.
+STORE = """
+with stored as (
+    insert into django_mq_result (message_id, handler, value, error_class, error_text)
+    select id, handler, value::jsonb, error_class, error_text
+      from unnest(%(ids)s::bigint[], %(handlers)s::text[], %(values)s::text[],
+                  %(error_classes)s::text[], %(error_texts)s::text[])
+           as answer (id, handler, value, error_class, error_text)
+        on conflict (message_id) do update
+       set handler = excluded.handler, value = excluded.value,
+           error_class = excluded.error_class, error_text = excluded.error_text,
+           created_at = statement_timestamp()
+    returning message_id
+)
+select pg_notify('django_mq_replies', '') from stored where %(ring)s limit 1
+"""
+
+
+def store(cursor: Cursor, answers: Sequence[Answer], *, ring: bool) -> None:
+    """Store what was answered; at the commit wake those who listen, if `ring`."""
+    cursor.execute(
+        STORE,
+        {
+            "ids": [answer.id for answer in answers],
+            "handlers": [answer.handler for answer in answers],
+            "values": [answer.value for answer in answers],
+            "error_classes": [answer.error_class for answer in answers],
+            "error_texts": [answer.error_text for answer in answers],
+            "ring": ring,
+        },
+    )
+
+
+# One statement, so one snapshot: a message goes and its result comes in the same transaction. A
+# dead letter answers by itself where nothing was stored: its worker vanished with it.
+LOOK = """
+select wanted.id,
+       r.message_id is not null or m.dead_at is not null,
+       m.id is not null,
+       r.value::text,
+       case when r.message_id is null then 'Unanswered' else r.error_class end,
+       case when r.message_id is null then concat_ws(': ', m.dead_reason, nullif(m.last_error, ''))
+            else r.error_text end
+  from unnest(%(ids)s::bigint[]) as wanted (id)
+  left join django_mq_result r on r.message_id = wanted.id
+  left join django_mq_queuedmessage m on m.id = wanted.id and m.wants_result
+"""
+
+
+class Found(NamedTuple):
+    """What is known of a message: is it answered, else is it there and asked for?
+
+    `value` is JSON text, None with an error.
+    """
+
+    id: int
+    answered: bool
+    stored: bool
+    value: str | None
+    error_class: str
+    error_text: str
+
+
+def look(cursor: Cursor, ids: Sequence[int]) -> list[Found]:
+    """Return what is known of each of the messages `ids`."""
+    cursor.execute(LOOK, {"ids": list(ids)})
+    return [Found._make(row) for row in cursor.fetchall()]
+
+
+LISTEN = "listen django_mq_replies"

@@ -1,0 +1,501 @@
+"""Waiting for workers that answer: in time, late, never; one or thousands; in threads, on loops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import psycopg
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+from django.db.models.functions import Now
+
+from django_mq import (
+    CannotWait,
+    PendingReply,
+    RemoteError,
+    ReplyTimeout,
+    RetryPolicy,
+    Unanswered,
+    aask,
+    agather,
+    arequest,
+    ask,
+    broadcast,
+    cancel,
+    fixed,
+    gather,
+    handler,
+    request,
+)
+from django_mq.conf import get_settings
+from django_mq.models import FailedAttempt, QueuedMessage, Result
+from django_mq.requests import link, waiter
+from django_mq.store import results
+from django_mq.worker import chores
+from tests.acceptance.processes import eventually
+from tests.database import second_connection
+from tests.worker.conftest import PATIENCE, Running
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    """No thread and no connection is left when nothing is waited for."""
+    yield
+    eventually(lambda: "mq-replies" not in names(), "the waiting thread ends")
+    assert not any(each._wanted for each in waiter._waiters.values())
+
+
+def names() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+def wanted() -> int:
+    """How many messages this process waits for."""
+    return sum(len(each._wanted) for each in waiter._waiters.values())
+
+
+def echo(**options: Any) -> None:
+    @handler("test.echo", name="echo", **options)
+    def echo(delivery: Any) -> Any:
+        return delivery.payload
+
+
+def others() -> list[int]:
+    """The backends of this database other than those of the test itself."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select pid from pg_stat_activity where datname = current_database()"
+            " and backend_type = 'client backend' and pid <> pg_backend_pid()"
+        )
+        return [pid for (pid,) in cursor.fetchall()]
+
+
+@contextmanager
+def waiting(*pendings: PendingReply, **options: Any) -> Iterator[Any]:
+    """Wait for `pendings` in a thread while the block runs; yields a future of the replies."""
+    with ThreadPoolExecutor(1) as pool:
+        replies = pool.submit(lambda: gather(*pendings, timeout=PATIENCE, **options))
+        eventually(lambda: wanted() or replies.done(), "somebody waits")
+        yield replies
+
+
+# ---- answers
+
+
+def test_several_workers_answer(start: Start) -> None:
+    """RMQ-1, RMQ-2, RMQ-20: any number of workers, each question answered once, in order."""
+    answered: list[int] = []
+
+    @handler("test.square", name="square")
+    def square(delivery: Any) -> int:
+        answered.append(delivery.payload)
+        return int(delivery.payload**2)
+
+    for _ in range(2):
+        start(threads=2)
+    pendings = [request("test.square", n) for n in range(30)]
+    assert gather(*pendings, timeout=PATIENCE) == [n**2 for n in range(30)]
+    assert sorted(answered) == list(range(30))
+    assert ask("test.square", 7, timeout=PATIENCE) == 49
+
+
+def test_scatter_and_gather(start: Start) -> None:
+    """RMQ-21: four requests out, other work meanwhile, all replies in the order of the requests."""
+    gates = [threading.Event() for _ in range(4)]
+
+    @handler("test.slow", name="slow")
+    async def slow(delivery: Any) -> Any:
+        while not gates[delivery.payload].is_set():
+            await asyncio.sleep(0.01)
+        if delivery.payload == 1:
+            raise ValueError("of the second")
+        return delivery.payload
+
+    start()
+    pendings = [request("test.slow", n, retry=RetryPolicy.never()) for n in range(4)]
+    for number in (3, 1, 0):  # meanwhile
+        gates[number].set()
+        eventually(pendings[number].done, f"answer {number}")
+    began = monotonic()
+    found = gather(*pendings, timeout=0.3, return_exceptions=True)
+    assert 0.3 <= monotonic() - began < PATIENCE / 2
+    assert [type(each) for each in found] == [int, RemoteError, ReplyTimeout, int]
+    assert (found[0], found[3]) == (0, 3)
+    with pytest.raises(RemoteError, match="of the second"):
+        gather(*pendings, timeout=timedelta(seconds=PATIENCE))  # the third is not waited for
+    gates[2].set()
+    assert gather(pendings[3], pendings[2], timeout=PATIENCE) == [3, 2]
+
+
+def test_a_late_reply_is_kept_and_reaches_nobody_else(start: Start) -> None:
+    """RMQ-18, RMQ-19: the address of a reply is its own; it can be read again and again."""
+    echo()
+    late = request("test.echo", "late")
+    with pytest.raises(
+        ReplyTimeout, match=rf"message {late.id} \(test.echo\) within 0.05 s"
+    ) as caught:
+        late.result(timeout=0.05)
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.id == late.id
+    other = request("test.echo", "other")
+    start()
+    assert other.result(timeout=PATIENCE) == "other"
+    assert late.result(timeout=PATIENCE) == "late"
+    assert late.result(timeout=0) == "late"
+    assert PendingReply(late.id).result() == "late"
+
+
+def test_a_reply_that_was_there_before_anybody_waited(start: Start) -> None:
+    """RMQ-19: no reply can be missed."""
+    echo()
+    pending = request("test.echo", 1)
+    start(until_empty=True).join()
+    assert pending.done()
+    assert pending.result() == 1
+
+
+def test_what_is_retried_is_waited_for(start: Start) -> None:
+    """Retries are not answers; the last failure is."""
+
+    @handler("test.fails", name="fails", retry=RetryPolicy(max_attempts=3, backoff=fixed(0.05)))
+    def fails(delivery: Any) -> str:
+        if delivery.attempt < delivery.payload:
+            raise ValueError(f"attempt {delivery.attempt}")
+        return "at last"
+
+    start()
+    well, badly = request("test.fails", 3), request("test.fails", 9)
+    assert well.result(timeout=PATIENCE) == "at last"
+    with pytest.raises(RemoteError, match="ValueError: attempt 3"):
+        badly.result(timeout=PATIENCE)
+
+
+def test_handlers_of_every_kind_answer(start: Start) -> None:
+    @handler("test.sync", name="sync", queue="sync", atomic=False)
+    def sync(delivery: Any) -> str:
+        with delivery.finish("finished"):
+            pass
+        return "not this"
+
+    @handler("test.async", name="async", queue="async")
+    async def run(delivery: Any) -> str:
+        return "awaited"
+
+    @handler("test.bad", name="bad", queue="async", retry=RetryPolicy.never())
+    async def bad(delivery: Any) -> Any:
+        return {1, 2}
+
+    @handler("test.batch", name="batch", queue="batch", batch=True)
+    def batch(deliveries: list[Any]) -> Any:
+        return [each.payload for each in deliveries]
+
+    pendings = [request("test.batch", n) for n in range(20)]
+    with transaction.atomic():
+        broadcast("test.batch", "nobody asked")
+    start()
+    assert ask("test.sync", timeout=PATIENCE) == "finished"
+    assert ask("test.async", timeout=PATIENCE) == "awaited"
+    with pytest.raises(RemoteError, match=r"InvalidPayload: result: Object of type set"):
+        ask("test.bad", timeout=PATIENCE)
+    assert gather(*pendings, timeout=PATIENCE) == list(range(20))
+    assert Result.objects.count() == 23
+
+
+def test_what_a_batch_returns(start: Start) -> None:
+    """One that is no list is for all; a list of another length is the failure of the batch."""
+
+    @handler("test.batch", name="batch", batch=True, retry=RetryPolicy.never())
+    def batch(deliveries: list[Any]) -> Any:
+        value = deliveries[0].payload
+        return value if value != "short" else []
+
+    same = [request("test.batch", {"for": "all"}) for _ in range(3)]
+    start(until_empty=True).join()
+    assert gather(*same) == [{"for": "all"}] * 3
+    short = request("test.batch", "short")
+    start(until_empty=True).join()
+    with pytest.raises(RemoteError, match="returned 0 results for 1 messages"):
+        short.result()
+
+
+def test_answers_while_others_fail_beside_it(start: Start) -> None:
+    """A failing neighbour of the slice takes no answer along."""
+
+    @handler("test.mixed", name="mixed", retry=RetryPolicy.never())
+    def mixed(delivery: Any) -> Any:
+        if delivery.payload % 2:
+            raise ValueError(delivery.payload)
+        return delivery.payload
+
+    with transaction.atomic():
+        pendings = [request("test.mixed", n) for n in range(20)]
+        for n in range(20):
+            broadcast("test.mixed", n)
+    start(threads=2)
+    found = gather(*pendings, timeout=PATIENCE, return_exceptions=True)
+    assert [each for each in found if not isinstance(each, Exception)] == list(range(0, 20, 2))
+    assert [each.error_text for each in found if isinstance(each, RemoteError)] == [
+        str(n) for n in range(1, 20, 2)
+    ]
+
+
+# ---- never
+
+
+@pytest.mark.parametrize("ring", [True, False])
+def test_what_will_not_be_answered_is_known_at_once(ring: bool, settings: Any) -> None:
+    settings.DJANGO_MQ = {"WAKEUP": "notify" if ring else "poll"}
+    echo()
+    pending = request("test.echo")
+    with waiting(pending) as replies:
+        assert cancel(id=pending.id)
+        with pytest.raises(Unanswered, match="cancelled"):
+            replies.result()
+
+
+def test_the_expired_are_answered_by_the_chores(start: Start) -> None:
+    """In a paused queue nobody claims it, so only the chore meets it."""
+    echo()
+    pending = request("test.echo", expires=60)
+    QueuedMessage.objects.update(expires_at=Now() - timedelta(seconds=1))
+    with waiting(pending) as replies:
+        with second_connection() as other:
+            assert chores._expire(other.cursor())[0].delivery.id == pending.id
+        with pytest.raises(Unanswered, match="expired"):
+            replies.result()
+    assert Result.objects.get(pk=pending.id).error_text == "expired"
+
+
+def test_results_are_forgotten_after_their_time(settings: Any) -> None:
+    """S22; and as many in a turn as there are, within reason."""
+    settings.DJANGO_MQ = {"RESULT_RETENTION": 60, "WAKEUP": "poll"}
+    with second_connection() as other:
+        other.execute(
+            "insert into django_mq_result (message_id, handler, value, created_at)"
+            " select n, '', '1', now() - case when n > 2500 then 30 else 90 end * interval '1 s'"
+            "   from generate_series(1, 2600) n"
+        )
+        chores.run(other.cursor(), get_settings())
+    assert Result.objects.count() == 100
+    with pytest.raises(CannotWait, match="RESULT_RETENTION"):
+        PendingReply(1).result()
+    assert PendingReply(2501).result() == 1
+
+
+# ---- in the way of itself
+
+
+def test_a_handler_does_not_ask_its_own_queue(start: Start) -> None:
+    """It could wait for itself: refused before anything is stored, or before it waits."""
+    echo(queue="same")
+
+    @handler("test.asks", name="asks", queue="same", atomic=False, retry=RetryPolicy.never())
+    def asks(delivery: Any) -> Any:
+        if delivery.payload == "ask":
+            return ask("test.echo", 1, timeout=PATIENCE)
+        return request("test.echo", 2).result(timeout=PATIENCE)
+
+    @handler("test.aasks", name="aasks", queue="same", retry=RetryPolicy.never())
+    async def aasks(delivery: Any) -> Any:
+        return await aask("test.echo", 3, timeout=PATIENCE)
+
+    start(threads=2)
+    for type, payload in (("asks", "ask"), ("asks", "request"), ("aasks", None)):
+        with pytest.raises(RemoteError, match=f"CannotWait: handler {type} waits.*queue, same"):
+            ask(f"test.{type}", payload, timeout=PATIENCE)
+    answered = Result.objects.filter(handler="echo").values_list("value", flat=True)
+    assert set(answered) <= {2}
+    assert not QueuedMessage.objects.filter(type="test.echo").exclude(payload=2).exists()
+
+
+def test_a_handler_asks_another_queue(start: Start) -> None:
+    echo(queue="answers")
+
+    @handler("test.asks", name="asks", queue="questions", atomic=False)
+    def asks(delivery: Any) -> Any:
+        return [ask("test.echo", delivery.payload, timeout=PATIENCE)]
+
+    @handler("test.aasks", name="aasks", queue="async")
+    async def aasks(delivery: Any) -> Any:
+        return [await aask("test.asks", delivery.payload, timeout=PATIENCE)]
+
+    start(queues=("questions", "async"))
+    start(queues=("answers",))
+    assert ask("test.aasks", 1, timeout=PATIENCE) == [[1]]
+    assert not FailedAttempt.objects.exists()
+
+
+# ---- thousands
+
+
+def test_thousands_wait_on_one_connection(start: Start) -> None:
+    """Guarantee: no connection and no thread for each."""
+
+    @handler("test.batch", name="batch", batch=True)
+    def batch(deliveries: list[Any]) -> Any:
+        return [each.payload for each in deliveries]
+
+    with transaction.atomic():
+        pendings = [request("test.batch", n) for n in range(2000)]
+    with waiting(*pendings) as replies:
+        eventually(lambda: wanted() == 2000, "all are waited for")
+        eventually(others, "it is connected")
+        assert len(others()) == 1
+        assert names().count("mq-replies") == 1
+        start()
+        assert replies.result() == list(range(2000))
+
+
+def test_many_tasks_wait_without_threads(start: Start) -> None:
+    echo()
+
+    async def main() -> list[Any]:
+        pendings = [await arequest("test.echo", n) for n in range(200)]
+        tasks = [asyncio.create_task(each.aresult(PATIENCE)) for each in pendings]
+        while wanted() < 200:
+            await asyncio.sleep(0.01)
+        threads.update(names())
+        start()
+        return await asyncio.gather(*tasks)
+
+    threads: set[str] = set()
+    assert async_to_sync(main)() == list(range(200))
+    assert len(threads) < 10
+
+
+def test_a_cancelled_wait_leaves_nothing() -> None:
+    """A client that went away, a task that was cancelled, a time that is over."""
+    echo()
+
+    async def main() -> None:
+        pending = await arequest("test.echo")
+        task = asyncio.create_task(pending.aresult())
+        while not wanted():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert wanted() == 0
+        with pytest.raises(ReplyTimeout):
+            await agather(pending, pending, timeout=0.02)
+        assert wanted() == 0
+        [error] = await agather(pending, timeout=0, return_exceptions=True)
+        assert type(error) is ReplyTimeout
+
+    async_to_sync(main)()
+
+
+def test_two_wait_for_the_same(start: Start) -> None:
+    echo()
+    pending = request("test.echo", 1)
+    with waiting(pending) as first, waiting(pending, pending) as second:
+        with pytest.raises(ReplyTimeout):
+            pending.result(timeout=0.02)  # and the others wait on
+        start()
+        assert (first.result(), second.result()) == ([1], [1, 1])
+
+
+# ---- ring, poll, and what breaks
+
+
+def test_a_ring_is_enough(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiter, "LONGEST_LOOK", 3600.0)
+    echo()
+    pending = request("test.echo", 1)
+    with waiting(pending) as replies:
+        eventually(others, "it is connected")
+        start()
+        assert replies.result() == [1]
+
+
+@pytest.mark.parametrize("how", ["poll", "deaf", "elsewhere", "nowhere"])
+def test_a_poll_is_enough(
+    start: Start, monkeypatch: pytest.MonkeyPatch, settings: Any, how: str
+) -> None:
+    """Nothing depends on LISTEN: where it is off, where rings are lost, where it is another alias,
+    and where that cannot be reached."""
+    connected: list[str] = []
+    connect, listen = link._connect, link.Link._listen
+
+    def connect_to(alias: str) -> Any:
+        connected.append(alias)
+        if alias == "nowhere":
+            raise psycopg.OperationalError("no such server")
+        return connect("default")
+
+    monkeypatch.setattr(link, "_connect", connect_to)
+    if how == "poll":
+        settings.DJANGO_MQ = {"WAKEUP": "poll"}
+    elif how == "deaf":
+        monkeypatch.setattr(results, "LISTEN", "listen something_else")
+    else:  # what WAKEUP = "elsewhere" does, without that alias in the worker
+        monkeypatch.setattr(link.Link, "_listen", lambda self, wakeup: listen(self, how))
+    echo()
+    pending = request("test.echo", 1)
+    with waiting(pending) as replies:
+        start()
+        assert replies.result() == [1]
+    assert connected[:2] == (["default", how] if how.endswith("where") else ["default"])
+
+
+def test_its_connection_is_cut(start: Start) -> None:
+    """Guarantee: a lost database is waited out."""
+    echo()
+    pending = request("test.echo", 1)
+    with waiting(pending) as replies:
+        for _ in range(3):
+            [pid] = eventually(others, "it is connected")
+            with connection.cursor() as cursor:
+                cursor.execute("select pg_terminate_backend(%s)", [pid])
+            eventually(lambda pid=pid: others() and pid not in others(), "it is connected again")
+        start()
+        assert replies.result() == [1]
+
+
+def test_a_database_that_refuses_is_an_error_and_no_end(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    echo()
+    pending = request("test.echo", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "LOOK", "select nothing")
+        with pytest.raises(psycopg.errors.UndefinedColumn):
+            pending.result()
+    start()
+    assert pending.result(timeout=PATIENCE) == 1
+
+
+def test_the_connection_is_kept_for_a_while(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside tests: the next question finds it; after some idle time it is given up."""
+    monkeypatch.delattr("django.core.mail.outbox")
+    monkeypatch.setattr(waiter, "IDLE", 1.0)
+    echo()
+    start(until_empty=False)
+    assert ask("test.echo", 1, timeout=PATIENCE) == 1
+    assert "mq-replies" in names()
+    first = next(each for each in threading.enumerate() if each.name == "mq-replies")
+    assert ask("test.echo", 2, timeout=PATIENCE) == 2
+    assert first.is_alive()
+    eventually(lambda: not first.is_alive(), "it ends")
+    assert ask("test.echo", 3, timeout=PATIENCE) == 3
+
+
+def test_waiting_needs_no_connection_of_the_thread(start: Start) -> None:
+    echo()
+    start()
+    pending = request("test.echo", 1)
+    connection.close()
+    assert pending.result(timeout=PATIENCE) == 1
+    assert connection.connection is None

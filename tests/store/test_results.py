@@ -1,0 +1,68 @@
+"""Answers: stored once more when there is another, looked for in one snapshot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from django_mq.models import Result
+from django_mq.store import results
+from django_mq.store.results import Answer, Found
+from tests.database import second_connection
+from tests.rows import add, stored
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_the_last_word_counts(cursor: psycopg.Cursor[Any]) -> None:
+    failed = Answer(7, "h", None, "ValueError", "no")
+    results.store(cursor, [failed, Answer(8, "h", '{"a": 1}')], ring=False)
+    before = Result.objects.get(pk=7).created_at
+    results.store(cursor, [Answer(7, "other", "null")], ring=False)
+    after = Result.objects.get(pk=7)
+    assert (after.handler, after.error_class, after.error_text) == ("other", "", "")
+    assert after.created_at > before  # kept for as long as a new one
+    assert sorted(results.look(cursor, [7, 8])) == [
+        Found(7, True, False, "null", "", ""),
+        Found(8, True, False, '{"a": 1}', "", ""),
+    ]
+
+
+def test_it_rings_at_the_commit_if_it_is_to(cursor: psycopg.Cursor[Any]) -> None:
+    """S06: one channel of its own, and nothing in it; one ring for many answers."""
+    with second_connection() as other:
+        other.execute(results.LISTEN)
+        for ring in (False, True):
+            answers = [Answer(number, "h", "1") for number in range(3)]
+            results.store(cursor, answers, ring=ring)
+        heard = [(each.channel, each.payload) for each in other.notifies(timeout=0.5)]
+    assert heard == [("django_mq_replies", "")]
+
+
+def test_what_is_known_of_a_message(cursor: psycopg.Cursor[Any]) -> None:
+    waits = add(wants_result=True)
+    dead = add(wants_result=True, dead=-1, dead_reason="exhausted", last_error="E: why")
+    silent = add(wants_result=True, dead=-1, dead_reason="expired")
+    plain = add()
+    found = sorted(results.look(cursor, [waits.pk, dead.pk, silent.pk, plain.pk, 2**60]))
+    assert found == [
+        Found(waits.pk, False, True, None, "Unanswered", ""),
+        Found(dead.pk, True, True, None, "Unanswered", "exhausted: E: why"),
+        Found(silent.pk, True, True, None, "Unanswered", "expired"),
+        Found(plain.pk, False, False, None, "Unanswered", ""),
+        Found(2**60, False, False, None, "Unanswered", ""),
+    ]
+    assert results.look(cursor, []) == []
+    assert stored(waits).wants_result
+
+
+def test_a_look_is_by_the_keys(cursor: psycopg.Cursor[Any]) -> None:
+    """However large the tables are."""
+    cursor.execute("set enable_seqscan = off")
+    cursor.execute("explain " + results.LOOK, {"ids": [1, 2, 3]})
+    plan = "\n".join(line for (line,) in cursor.fetchall())
+    assert "django_mq_result_pkey" in plan
+    assert "django_mq_queuedmessage_pkey" in plan
+    assert "Seq Scan" not in plan
