@@ -1,0 +1,124 @@
+"""Take over messages whose lease lapsed: their worker died, froze or lost its database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.messages import ClaimedRow
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# The claim that takes over a lapsed row writes down the attempt that vanished with its worker,
+# and dead-letters the message when that was its last. `suspect` is returned as it was before:
+# a message that lapses a second time runs alone. Of a line (an order key, an ordered queue) only
+# the first that was claimed can have run: the others are given back, refunded.
+CLAIM_LAPSED = """
+with found as materialized (
+    select m.*, m.attempts < m.max_attempts as again
+      from django_mq_queuedmessage m
+     where m.queue = any(%(queues)s) and m.leased_until <= statement_timestamp()
+       and not exists (
+           select from django_mq_queuestate s
+            where s.queue = m.queue
+              and (s.backoff_level > 0
+                   or s.paused_at is not null
+                   and (s.paused_until is null or s.paused_until > statement_timestamp())))
+     order by m.leased_until, m.id
+     limit %(limit)s
+       for no key update of m skip locked
+), first as materialized (
+    select *
+      from found m
+     where case
+           when m.ordered then not exists (
+               select from django_mq_queuedmessage e
+                where e.queue = m.queue and e.leased_until is not null and e.id < m.id)
+           when m.key is not null then not exists (
+               select from django_mq_queuedmessage e
+                where e.queue = m.queue and e.handler = m.handler and e.key = m.key
+                  and e.leased_until is not null and e.id < m.id)
+           else true
+           end
+), lapsed as materialized (
+    select *
+      from (
+        select first.*, row_number() over line as n,
+               sum(octet_length(payload::text)) over line as total
+          from first
+        window line as (order by leased_until, id)
+      ) first
+     where n = 1 or total <= %(bytes)s
+), released as (
+    update django_mq_queuedmessage m
+       set leased_until = null, claimed_by = null, attempts = m.attempts - 1
+      from found
+     where m.id = found.id and not exists (select from first where first.id = found.id)
+    returning m.id
+), history as (
+    insert into django_mq_failedattempt
+           (message_id, queue, type, handler, attempt, worker, error_class, error_text, traceback)
+    select id, queue, type, handler, attempts, split_part(claimed_by, ':', 1),
+           'WorkerVanished', 'the lease lapsed: the worker died, froze or lost its database', ''
+      from lapsed
+)
+update django_mq_queuedmessage m
+   set attempts = m.attempts + lapsed.again::int,
+       suspect = true,
+       last_error = 'WorkerVanished: the lease lapsed',
+       claimed_by = case when lapsed.again then %(claimer)s end,
+       leased_until = case when lapsed.again
+                           then statement_timestamp() + make_interval(secs => %(lease)s) end,
+       dead_at = case when not lapsed.again then statement_timestamp() end,
+       dead_reason = case when lapsed.again then '' else 'exhausted' end
+  from lapsed
+ where m.id = lapsed.id
+returning m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m.metadata::text,
+          m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, coalesce(m.claimed_by, ''),
+          m.wants_result, lapsed.suspect,
+          extract(epoch from statement_timestamp() - m.held_since)::float8,
+          m.created_at, statement_timestamp(), m.unique_id, m.ordered, lapsed.leased_until,
+          lapsed.again
+"""
+
+
+class Lapsed(NamedTuple):
+    """Lapsed rows: those that were taken over, and those whose last attempt had vanished."""
+
+    taken: list[ClaimedRow]
+    dead: list[ClaimedRow]
+
+
+def claim_lapsed(
+    cursor: Cursor,
+    *,
+    queues: Sequence[str],
+    claimer: str,
+    lease: float,
+    limit: int,
+    max_bytes: int,
+) -> Lapsed:
+    """Take over up to `limit` messages of `queues` whose lease lapsed, longest lapsed first.
+
+    `max_bytes` as for `claim()`.
+
+    A row that its worker still has locked is running, however old its lease, and is skipped.
+    In a queue that is paused or backs off nothing is taken over: it may be so because its
+    messages kill workers. Of a line only the first that was claimed is taken, the others are
+    given back.
+    """
+    cursor.execute(
+        CLAIM_LAPSED,
+        {
+            "queues": list(queues),
+            "claimer": claimer,
+            "lease": lease,
+            "limit": limit,
+            "bytes": max_bytes,
+        },
+    )
+    found = sorted(cursor.fetchall(), key=lambda row: (row[20], row[0]))
+    taken = [ClaimedRow._make(row[:20]) for row in found if row[21]]
+    dead = [ClaimedRow._make(row[:20]) for row in found if not row[21]]
+    return Lapsed(taken, dead)

@@ -1,0 +1,188 @@
+"""Ordered queues: one line over the whole fleet, owned by one worker, taken from its head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.messages import ClaimedRow
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+OWN = """
+with before as materialized (
+    select owner from django_mq_queuestate where queue = %(queue)s
+)
+insert into django_mq_queuestate as s (queue, owner, owned_until)
+values (%(queue)s, %(worker)s, statement_timestamp() + make_interval(secs => %(lease)s))
+    on conflict (queue) do update
+   set owner = excluded.owner, owned_until = excluded.owned_until
+ where s.owner is null or s.owner = excluded.owner or s.owned_until <= statement_timestamp()
+returning (select owner from before)
+"""
+
+
+class Owned(NamedTuple):
+    """A queue is ours; `before` is the worker that it belonged to until now, if any did."""
+
+    before: str | None
+
+
+def own(cursor: Cursor, *, queue: str, worker: str, lease: float) -> Owned | None:
+    """Own `queue` for `lease` seconds from now; None when somebody else does."""
+    cursor.execute(OWN, {"queue": queue, "worker": worker, "lease": lease})
+    row = cursor.fetchone()
+    return None if row is None else Owned(row[0])
+
+
+# Whoever holds the lock of a claimed row has its transaction's number as the row's xmax.
+END_FROZEN = """
+select m.id, pg_terminate_backend(holder.pid)
+  from django_mq_queuedmessage m
+  join pg_locks holder
+    on holder.locktype = 'transactionid' and holder.transactionid = m.xmax and holder.granted
+ where m.queue = %(queue)s and m.leased_until <= statement_timestamp()
+   and starts_with(m.claimed_by, %(prefix)s)
+"""
+
+
+def end_frozen(cursor: Cursor, *, queue: str, worker: str) -> list[int]:
+    """End the transactions in which `worker` still has lapsed messages of `queue` locked.
+
+    Their effects are rolled back. Returns the ids of the messages.
+    """
+    cursor.execute(END_FROZEN, {"queue": queue, "prefix": f"{worker}:"})
+    return [row[0] for row in cursor.fetchall()]
+
+
+DISOWN = """
+update django_mq_queuestate
+   set owner = null, owned_until = null
+ where owner = %(worker)s and (%(queues)s::text[] is null or queue = any(%(queues)s::text[]))
+"""
+
+
+def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) -> None:
+    """Give up `queues`, or whatever `worker` owns."""
+    cursor.execute(DISOWN, {"worker": worker, "queues": None if queues is None else list(queues)})
+
+
+# What came before the queue was ordered, or from those who do not know that it is.
+ADOPT = """
+update django_mq_queuedmessage m
+   set ordered = true
+  from (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.queue = %(queue)s and not m.ordered
+       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+     limit %(limit)s
+       for no key update of m skip locked
+  ) strange
+ where m.id = strange.id
+returning m.id
+"""
+
+
+def adopt(cursor: Cursor, *, queue: str, limit: int) -> int:
+    """Put up to `limit` messages that wait beside the line of `queue` into it; return how many."""
+    cursor.execute(ADOPT, {"queue": queue, "limit": limit})
+    return len(cursor.fetchall())
+
+
+# The owner's row is locked first, so that nobody takes the line over before this is committed.
+HOLD_LINE = """
+select queue
+  from django_mq_queuestate
+ where queue = %(queue)s and owner = %(worker)s and owned_until > statement_timestamp()
+   for no key update
+"""
+
+# From the head on as far as it goes unbroken, and only when nothing of the queue is in flight.
+CLAIM_LINE = """
+with head as materialized (
+    select m.id, m.payload::text as payload,
+           m.dead_at is null and m.processable_after <= statement_timestamp() as ok
+      from django_mq_queuedmessage m
+     where m.queue = %(queue)s and m.ordered and (m.dead_at is null or not %(skip_dead)s)
+       and not exists (
+           select from django_mq_queuedmessage flying
+            where flying.queue = %(queue)s and flying.leased_until is not null)
+       and not exists (
+           select from django_mq_queuestate s
+            where s.queue = %(queue)s
+              and (s.paused_at is not null
+                   and (s.paused_until is null or s.paused_until > statement_timestamp())
+                   or not %(admitted)s
+                   and (s.backoff_level > 0 or s.max_in_flight is not null)))
+     order by m.id
+     limit %(limit)s
+), locked as materialized (
+    select m.id, head.payload
+      from (
+        select head.*, bool_and(ok) over (order by id) as unbroken from head
+      ) head
+      join django_mq_queuedmessage m on m.id = head.id
+     where head.unbroken and m.dead_at is null and m.leased_until is null
+       and m.processable_after <= statement_timestamp()
+     order by m.id
+       for no key update of m skip locked
+), taken as materialized (
+    select id, payload
+      from (
+        select locked.id, locked.payload, row_number() over line as n,
+               sum(octet_length(locked.payload)) over line as total,
+               bool_and(locked.id = head.id) over line as unbroken
+          from (select locked.*, row_number() over (order by id) as n from locked) locked
+          join (select head.id, row_number() over (order by id) as n from head) head using (n)
+        window line as (order by locked.id)
+      ) locked
+     where unbroken and (n = 1 or total <= %(bytes)s)
+)
+update django_mq_queuedmessage m
+   set attempts = m.attempts + 1, claimed_by = %(claimer)s, blocked_by = null,
+       leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
+  from taken
+ where m.id = taken.id
+returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.metadata::text,
+          m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
+          m.wants_result, m.suspect,
+          extract(epoch from statement_timestamp() - m.held_since)::float8,
+          m.created_at, statement_timestamp(), m.unique_id, m.ordered
+"""
+
+
+def claim(
+    cursor: Cursor,
+    *,
+    queue: str,
+    worker: str,
+    claimer: str,
+    lease: float,
+    limit: int,
+    max_bytes: int,
+    skip_dead: bool,
+    admitted: bool = False,
+) -> list[ClaimedRow]:
+    """Take the first of the line of `queue`, up to `limit` and unbroken, if `worker` owns it.
+
+    A head that is delayed, retrying or (unless `skip_dead`) dead blocks the line, and so does
+    whatever is in flight. The caller has opened a transaction, and commits it at once.
+    """
+    cursor.execute(HOLD_LINE, {"queue": queue, "worker": worker})
+    if cursor.fetchone() is None:
+        return []
+    cursor.execute(
+        CLAIM_LINE,
+        {
+            "queue": queue,
+            "claimer": claimer,
+            "lease": lease,
+            "limit": limit,
+            "bytes": max_bytes,
+            "skip_dead": skip_dead,
+            "admitted": admitted,
+        },
+    )
+    return [ClaimedRow._make(row) for row in sorted(cursor.fetchall())]
