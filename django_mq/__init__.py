@@ -7,6 +7,7 @@ from django_mq.backoff import RetryPolicy, exponential, fixed, intervals
 from django_mq.exceptions import (
     BroadcastBusy,
     BroadcastError,
+    CannotWait,
     DuplicateMessage,
     HandlerBrokeTransaction,
     InvalidHandler,
@@ -18,10 +19,13 @@ from django_mq.exceptions import (
     NotInTransaction,
     PayloadTooLarge,
     Reject,
+    RemoteError,
+    ReplyTimeout,
     Retry,
     RoutingError,
     Snooze,
     TooManyHops,
+    Unanswered,
     UnreadablePayload,
 )
 from django_mq.handlers import handler
@@ -34,6 +38,7 @@ from django_mq.messages import (
     Receipt,
 )
 from django_mq.outbox import abroadcast, broadcast, broadcast_many, cancel
+from django_mq.requests import PendingReply, aask, agather, arequest, ask, gather, request
 
 __version__ = "0.1.0"
 
@@ -42,6 +47,7 @@ __all__ = [
     "BroadcastError",
     "BulkReceipt",
     "Cancelled",
+    "CannotWait",
     "CopyReceipt",
     "Delivery",
     "DuplicateMessage",
@@ -55,21 +61,31 @@ __all__ = [
     "Message",
     "NotInTransaction",
     "PayloadTooLarge",
+    "PendingReply",
     "Receipt",
     "Reject",
+    "RemoteError",
+    "ReplyTimeout",
     "Retry",
     "RetryPolicy",
     "RoutingError",
     "Snooze",
     "TooManyHops",
+    "Unanswered",
     "UnreadablePayload",
     "__version__",
+    "aask",
     "abroadcast",
+    "agather",
+    "arequest",
+    "ask",
     "broadcast",
     "broadcast_many",
     "cancel",
     "exponential",
     "fixed",
+    "gather",
     "handler",
     "intervals",
+    "request",
 ]

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_mq import handlers
-from django_mq.backoff import RetryPolicy
+from django_mq.backoff import RetryPolicy, as_seconds
 from django_mq.encoding import encode
 from django_mq.exceptions import (
     InvalidOption,
@@ -49,6 +49,10 @@ class Addresser:
         self._trace = trace(settings.max_hops)
         self._wants_result = wants_result
         self._plain: dict[tuple[str, str | None], list[NewRow]] = {}
+        #: Of the queues met so far, those with `max_backlog`, and those with
+        #: `key_order="commit"`: is their whole queue one line? Most calls meet none.
+        self.limits: dict[str, int] = {}
+        self.in_commit_order: dict[str, bool] = {}
 
     def rows(self, message: Message) -> list[NewRow]:
         """Return a row for each subscriber, or one without a handler if there is none.
@@ -73,7 +77,8 @@ class Addresser:
         settings = self._settings
         type = check_name(message.type, "type")
         queue = None if message.queue is None else check_name(message.queue, "queue")
-        _check_later_options(message)
+        key = None if message.key is None else check_name(message.key, "key")
+        _check_unique(message, settings.max_delay)
         priority = check_whole(message.priority, "priority", LOWEST, HIGHEST)
         version = check_whole(message.schema_version, "schema_version", 1, _LARGEST)
         due, delay, expires, lifetime = _moments(message, settings.max_delay)
@@ -82,15 +87,21 @@ class Addresser:
         metadata = self._encode_metadata(message.metadata)
         # `where` is asked of what a worker will read, not of the objects it was made from.
         found = self._table.match(type, {} if metadata == "{}" else json.loads(metadata))
+        if self._wants_result and len(found) > 1:
+            raise RoutingError(
+                f"{type} has several handlers, and one alone can answer:"
+                f" {', '.join(sorted(each.name for each in found))}; ask with a type that one"
+                " handler has, or broadcast it"
+            )
         metadata = _joined(metadata, self._trace)
         rows = []
         for handler in found or (None,):
             target = _queue_for(handler, type, queue, settings)
             options = settings.queue(target)
-            if options.ordered or options.key_order:
-                raise NotImplementedError(
-                    f"queue {target}: ordered and key_order come with a later release"
-                )
+            if options.max_backlog is not None:
+                self.limits[target] = options.max_backlog
+            if options.key_order is not None:
+                self.in_commit_order[target] = options.ordered
             effective = message.retry or handlers.retry_of(handler, target, settings)
             rows.append(
                 NewRow(
@@ -102,8 +113,10 @@ class Addresser:
                     schema_version=version,
                     metadata=metadata,
                     priority=priority,
+                    key=key,
                     retry=policy,
                     wants_result=self._wants_result,
+                    ordered=options.ordered,
                     due=due,
                     delay=delay,
                     expires=expires,
@@ -276,13 +289,29 @@ def _check_retry(retry: object) -> str | None:
     return json.dumps(retry.to_data(), allow_nan=False)
 
 
-def _check_later_options(message: Message) -> None:
+def _check_unique(message: Message, longest: float) -> None:
     if message.on_duplicate not in _ON_DUPLICATE:
         raise InvalidOption(
             f"on_duplicate must be one of {', '.join(_ON_DUPLICATE)}, not {message.on_duplicate!r}"
         )
-    for option in ("key", "unique_id", "unique_for"):
-        if getattr(message, option) is not None:
-            raise NotImplementedError(f"{option}= comes with a later release")
-    if message.on_duplicate != "skip":
-        raise NotImplementedError("on_duplicate= comes with a later release")
+    if message.unique_id is not None:
+        check_name(message.unique_id, "unique id")
+    elif message.unique_for is not None or message.on_duplicate != "skip":
+        option = "on_duplicate" if message.unique_for is None else "unique_for"
+        raise InvalidOption(f"{option} says nothing without a unique id: give unique_id as well")
+    seconds = unique_seconds(message)
+    if seconds is not None and not 0 < seconds <= longest:
+        raise InvalidOption(
+            f"unique_for ({message.unique_for}) must be more than zero and at most"
+            f" {longest:,.0f} s (MAX_DELAY)"
+        )
+
+
+def unique_seconds(message: Message) -> float | None:
+    """Return `unique_for` as seconds; raises InvalidOption for what is no duration."""
+    if message.unique_for is None:
+        return None
+    seconds = as_seconds(message.unique_for)
+    if seconds is None:
+        raise InvalidOption(f"unique_for is seconds or a timedelta, not {message.unique_for!r}")
+    return seconds

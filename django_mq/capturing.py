@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
     from django_mq.store.insert import NewRow
 
-#: Called with the connection and the rows of each message that is stored.
-observers: list[Callable[[BaseDatabaseWrapper, list[NewRow]], None]] = []
+#: Called with the connection and the rows of each message that is stored, and its unique id.
+observers: list[Callable[[BaseDatabaseWrapper, list[NewRow], str | None], None]] = []
 
 
-def tell(connection: BaseDatabaseWrapper, rows: list[NewRow]) -> None:
+def tell(connection: BaseDatabaseWrapper, rows: list[NewRow], unique_id: str | None = None) -> None:
     """Tell the observers, if there are any, of one message."""
     for observer in observers:
-        observer(connection, rows)
+        observer(connection, rows, unique_id)

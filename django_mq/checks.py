@@ -21,16 +21,6 @@ from django_mq.conf import Settings, find_errors, get_settings
 from django_mq.handlers import all_handlers, allowed_queues
 
 TAG = "django_mq"
-ANNOUNCED = (
-    "ordered",
-    "key_order",
-    "on_dead_head",
-    "backoff",
-    "max_in_flight",
-    "max_backlog",
-    "warn_depth",
-    "warn_every",
-)
 OLDEST_SERVER = 15
 #: Older ones lose a NOTIFY that arrives while another statement runs on the connection.
 OLDEST_DRIVER = (3, 2, 6)
@@ -67,19 +57,6 @@ def check_settings(app_configs: object, **kwargs: Any) -> list[checks.CheckMessa
         checks.Error(f"{error.where} {error.problem}", hint=error.hint, id="django_mq.E001")
         for error in find_errors(getattr(django_settings, "DJANGO_MQ", {}))
     ]
-
-
-@_check(TAG)
-def check_announced(settings: Settings, databases: Collection[str]) -> Found:
-    """E010: an option that is announced for a later release would do nothing yet."""
-    for name, options in settings.queues.items():
-        for option in ANNOUNCED:
-            if getattr(options, option) != getattr(settings.unlisted, option):
-                yield checks.Error(
-                    f"QUEUES[{name!r}] sets {option}, which comes with a later release.",
-                    hint="Leave it out: it would do nothing.",
-                    id="django_mq.E010",
-                )
 
 
 @_check(TAG)

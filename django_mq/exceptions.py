@@ -69,6 +69,45 @@ class HandlerBrokeTransaction(MQError):
     """A handler ended or spoiled the transaction it ran in; its attempt failed."""
 
 
+class RemoteError(MQError):
+    """What was asked failed for good where it ran: no attempt follows.
+
+    `id` is the message; `error_class` and `error_text` say what its handler raised last, the
+    class with its module.
+    """
+
+    def __init__(self, id: int, error_class: str, error_text: str) -> None:
+        super().__init__(id, error_class, error_text)
+        self.id = id
+        self.error_class = error_class
+        self.error_text = error_text
+
+    def __str__(self) -> str:
+        return f"message {self.id} failed: {self.error_class}: {self.error_text}".rstrip(": ")
+
+
+class Unanswered(RemoteError):
+    """Nobody will answer: the message expired, was held too long, cancelled, discarded or purged.
+
+    `error_text` says which.
+    """
+
+    def __str__(self) -> str:
+        return f"message {self.id} will not be answered: {self.error_text}"
+
+
+class ReplyTimeout(MQError, TimeoutError):
+    """There is no reply within the time given; it may still come. `id` is the message."""
+
+    def __init__(self, text: str, id: int | None = None) -> None:
+        super().__init__(text)
+        self.id = id
+
+
+class CannotWait(MQError, RuntimeError):
+    """No reply could come while this waits; the text says why, and what to do."""
+
+
 class _Settle(Exception):
     """What a handler raises to say how its attempt ends; no failure of the code."""
 

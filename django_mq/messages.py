@@ -50,7 +50,9 @@ class Message:
 class CopyReceipt:
     """What became of one copy: `handler` is empty for a copy that is routed at delivery.
 
-    `reason` says why a duplicate is one: waiting, in_flight or quiet; else it is empty.
+    `reason` says why a duplicate is one: waiting, in_flight or quiet; else it is empty. `id` of a
+    duplicate is the message that has the unique id; None while it is quiet, and for what was put
+    aside, which has no row yet.
     """
 
     handler: str
@@ -61,7 +63,7 @@ class CopyReceipt:
 
 
 class Receipt:
-    """What `broadcast()` stored: a copy for each handler. True when anything was stored.
+    """What `broadcast()` stored: a copy for each handler. True when anything was stored or changed.
 
     Copies are made when looked at: of many receipts, few are.
     """
@@ -96,8 +98,10 @@ class Receipt:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The ids of the stored rows, in the order of the copies."""
-        return tuple(copy.id for copy in self.copies if copy.id is not None)
+        """The ids of the rows that were stored or changed, in the order of the copies."""
+        return tuple(
+            copy.id for copy in self.copies if copy.id is not None and copy.outcome != "duplicate"
+        )
 
     @property
     def outcome(self) -> str:
@@ -120,7 +124,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class BulkReceipt:
-    """What `broadcast_many()` of an iterator stored: `count` rows, whose ids are not kept."""
+    """What `broadcast_many()` of an iterator stored or changed: `count` rows, without their ids."""
 
     count: int
 
@@ -130,13 +134,16 @@ class BulkReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """`ids` are removed; `in_flight` counts the matching copies that a worker holds."""
+    """`ids` are removed; `in_flight` counts the matching copies that a worker holds, `put_aside`
+    what was put aside for a unique id and is removed, too. True when anything was removed.
+    """
 
     ids: tuple[int, ...]
     in_flight: int
+    put_aside: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.ids)
+        return bool(self.ids) or self.put_aside > 0
 
 
 class ClaimedRow(NamedTuple):
@@ -278,13 +285,17 @@ class Delivery:
         """Commit the writes of this `with` block and the ack together, or neither.
 
         Raises LeaseLost, before the block runs, when the lease is gone: a worker that was
-        frozen meanwhile writes nothing. `result` goes to whoever asked for one. Only for
-        handlers with `atomic=False` and `async def`: in an atomic one it raises TypeError.
+        frozen meanwhile writes nothing. `result` goes to whoever asked for one, as it is at the
+        end of the block; what the handler returns then goes to nobody. Only for handlers with
+        `atomic=False` and `async def`: in an atomic one it raises TypeError.
         """
         raise self._atomic("finish()")
 
     async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `function` in a thread, inside `finish()`; return what it returns."""
+        """Call `function` in a thread, inside `finish()`; return what it returns.
+
+        That is also what goes to whoever asked.
+        """
         raise self._atomic("afinish()")
 
     def _atomic(self, what: str) -> TypeError:

@@ -289,7 +289,12 @@ class WorkerHeartbeat(models.Model):
 
 
 class UniqueKey(models.Model):
-    """A unique id that is taken: by which row, or until when, or with what put aside."""
+    """A unique id that is taken: by which message, or until when. Or what is put aside for it.
+
+    What is put aside has a row of its own, so that a worker that ends the message never waits
+    for a transaction that puts another one aside. Whether a message still has its id is a
+    question to its row: who deletes that by hand frees the id.
+    """
 
     id = models.BigAutoField(primary_key=True)
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
@@ -297,6 +302,12 @@ class UniqueKey(models.Model):
     type = models.CharField(_("type"), max_length=NAME_LENGTH)
     unique_id = models.CharField(_("unique id"), max_length=NAME_LENGTH)
     message_id = models.BigIntegerField(_("message"), null=True, blank=True)
+    unique_for = models.DurationField(
+        _("unique for"),
+        null=True,
+        blank=True,
+        help_text=_("How long it stays taken once its message is handled."),
+    )
     quiet_until = models.DateTimeField(_("quiet until"), null=True, blank=True)
     put_aside = models.JSONField(_("put aside"), null=True, blank=True)
 
@@ -307,7 +318,21 @@ class UniqueKey(models.Model):
         default_permissions = ("view",)
         constraints = (
             models.UniqueConstraint(
-                name="mq_unique", fields=("queue", "handler", "type", "unique_id")
+                name="mq_unique",
+                fields=("queue", "handler", "type", "unique_id"),
+                condition=Q(put_aside__isnull=True),
+            ),
+            models.UniqueConstraint(
+                name="mq_unique_aside",
+                fields=("queue", "handler", "type", "unique_id"),
+                condition=Q(put_aside__isnull=False),
+            ),
+        )
+        indexes = (
+            models.Index(
+                fields=("quiet_until",),
+                name="mq_unique_quiet",
+                condition=Q(quiet_until__isnull=False),
             ),
         )
 

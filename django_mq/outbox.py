@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, overload
 
 from asgiref.sync import sync_to_async
+from django.db import connections, transaction
 
 from django_mq.addressing import check_whole
 from django_mq.backoff import RetryPolicy
@@ -15,6 +16,7 @@ from django_mq.exceptions import When
 from django_mq.messages import BulkReceipt, Cancelled, Message, OnDuplicate, Receipt
 from django_mq.routing import check_name
 from django_mq.sending import queue_connection, send, send_durably, send_many, send_stream
+from django_mq.store import freeing, operate
 from django_mq.store.cancel import cancel as cancel_waiting
 
 
@@ -46,11 +48,18 @@ def broadcast(
     - `priority`: -100..100, higher first.
     - `retry`: a RetryPolicy of numbers alone, for this message instead of the handler's.
     - `using`: the database alias; default the DATABASE setting, else what the router says.
-    - `key`, `unique_id`, `on_duplicate`, `unique_for`: NotImplementedError as yet.
+    - `key`: the order key. For each queue and handler, messages of a key run one at a time, in
+      order.
+    - `unique_id`: while a message with it waits or runs, there is no second one for the same
+      queue, handler and type. `on_duplicate` says what this one does then: "skip" (nothing),
+      "raise" (DuplicateMessage), "update" (give the waiting one this content and these options),
+      "debounce" (this due time, too), "requeue" (run after the one in flight). The Receipt says
+      what became of each copy.
+    - `unique_for`: seconds or timedelta that the unique id stays taken after a success.
 
     Raises NotInTransaction without an open `atomic()` block (unless REQUIRE_ATOMIC is off), and
-    another BroadcastError when the message cannot be stored: in any case before any SQL, so
-    that the transaction stays usable.
+    another BroadcastError when the message cannot be stored: BroadcastBusy when the queue is full
+    or another transaction has had the unique id for 3 s. The transaction stays usable.
     """
     message = Message(
         type,
@@ -143,18 +152,23 @@ def cancel(
 ) -> Cancelled:
     """Remove the waiting copies that meet all that is given: one id, a type, a unique id.
 
-    What a worker holds is never touched, only counted (`in_flight`); dead letters stay. It takes
-    part in the caller's transaction if there is one. Raises TypeError when nothing is given, and
+    What a worker holds is never touched, only counted (`in_flight`); dead letters stay. Unique
+    ids are free again; what was put aside for one (`on_duplicate="requeue"`) goes too if its type
+    or unique id is what is given, and is counted (`put_aside`): it has no id yet. It takes part in
+    the caller's transaction if there is one. Raises TypeError when nothing is given, and
     InvalidName or InvalidOption.
     """
     if id is None and type is None and unique_id is None:
         raise TypeError("cancel() needs at least one of id=, type=, unique_id=")
-    connection = queue_connection(get_settings(), using)
-    with connection.cursor() as cursor:
-        ids, in_flight = cancel_waiting(
-            cursor,
-            id=None if id is None else check_whole(id, "id", 1, 2**63 - 1),
-            type=None if type is None else check_name(type, "type"),
-            unique_id=None if unique_id is None else check_name(unique_id, "unique id"),
-        )
-    return Cancelled(tuple(ids), in_flight)
+    id = None if id is None else check_whole(id, "id", 1, 2**63 - 1)
+    type = None if type is None else check_name(type, "type")
+    unique_id = None if unique_id is None else check_name(unique_id, "unique id")
+    alias = queue_connection(get_settings(), using).alias
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        dropped = 0
+        if id is None:  # before the ids are free: else it would come forward
+            dropped = freeing.drop_aside(cursor, type=type, unique_id=unique_id)
+        gone, in_flight = cancel_waiting(cursor, id=id, type=type, unique_id=unique_id)
+        operate.free_followers(cursor, gone)
+        freeing.end_removed(cursor, gone)
+    return Cancelled(tuple(each.id for each in gone), in_flight, dropped)

@@ -1,8 +1,8 @@
-"""From messages to rows in the caller's transaction: which database, which chunks, what receipt."""
+"""From messages to receipts: which database, in whose transaction, what became of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -11,16 +11,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_mq import bell, capturing
-from django_mq.addressing import Addresser
+from django_mq import capturing
+from django_mq.addressing import Addresser, unique_seconds
 from django_mq.conf import Settings, get_settings
+from django_mq.drafting import Wanted
 from django_mq.exceptions import NotInTransaction
-from django_mq.messages import BulkReceipt, Message, Receipt
-from django_mq.store.insert import FEW, NewRow, insert
-
-#: A chunk of a large broadcast ends at so many rows, or so many characters of JSON.
-CHUNK_ROWS = 2_000
-CHUNK_SIZE = 4 * 1024 * 1024
+from django_mq.messages import BulkReceipt, CopyReceipt, Message, Receipt
+from django_mq.routing import check_name
+from django_mq.store.insert import NewRow
+from django_mq.storing import Storer, chunks
 
 NOT_IN_TRANSACTION = """\
 broadcast() needs an open atomic() block on the database {alias!r}, so that the message commits \
@@ -41,8 +40,9 @@ def send(message: Message, *, using: str | None = None, wants_result: bool = Fal
     settings = get_settings()
     connection = queue_connection(settings, using)
     _check_transaction(connection, settings)
-    rows = Addresser(settings, wants_result=wants_result).rows(message)
-    return _receipt(connection, rows, _insert(connection, settings, rows))
+    addresser = Addresser(settings, wants_result=wants_result)
+    rows = addresser.rows(message)
+    return _store(connection, Storer(connection, settings, addresser), message, rows)
 
 
 def send_durably(
@@ -51,14 +51,24 @@ def send_durably(
     """Store one message in a transaction of its own; RuntimeError inside an `atomic()` block."""
     settings = get_settings()
     connection = queue_connection(settings, using)
-    if _in_own_atomic(connection):
+    if in_own_atomic(connection):
         raise RuntimeError(
             "this writes in a transaction of its own, and here an atomic() block is open:"
             " call broadcast() in it"
         )
-    rows = Addresser(settings, wants_result=wants_result).rows(message)
+    addresser = Addresser(settings, wants_result=wants_result)
+    rows = addresser.rows(message)
     with transaction.atomic(using=connection.alias):
-        return _receipt(connection, rows, _insert(connection, settings, rows))
+        return _store(connection, Storer(connection, settings, addresser), message, rows)
+
+
+def _store(
+    connection: BaseDatabaseWrapper, storer: Storer, message: Message, rows: list[NewRow]
+) -> Receipt:
+    if message.unique_id is None:
+        return _receipt(connection, rows, storer.insert(rows))
+    wanted = list(map(_wanting(message), rows))
+    return _deduped(connection, wanted, storer.dedupe(wanted))
 
 
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
@@ -68,7 +78,12 @@ def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt
     _check_transaction(connection, settings)
     addresser = Addresser(settings)
     addressed = [addresser.rows(_checked(message)) for message in messages]
-    ids = iter(_insert(connection, settings, [row for rows in addressed for row in rows]))
+    storer = Storer(connection, settings, addresser)
+    if any(message.unique_id is not None for message in messages):
+        wanted = [list(map(_wanting(m), rows)) for m, rows in zip(messages, addressed, strict=True)]
+        copies = iter(storer.dedupe([row for each in wanted for row in each]))
+        return [_deduped(connection, each, islice(copies, len(each))) for each in wanted]
+    ids = iter(storer.insert([row for rows in addressed for row in rows]))
     return [_receipt(connection, rows, islice(ids, len(rows))) for rows in addressed]
 
 
@@ -78,63 +93,66 @@ def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceip
     connection = queue_connection(settings, using)
     _check_transaction(connection, settings)
     addresser = Addresser(settings)
+    storer = Storer(connection, settings, addresser)
     count = 0
     with transaction.atomic(using=connection.alias):
-        for chunk in _chunks(_stream(connection, addresser, messages)):
-            count += len(_insert_chunk(connection, settings, chunk))
+        for chunk in chunks(_stream(connection, addresser, messages)):
+            count += _store_chunk(connection, storer, chunk)
     return BulkReceipt(count)
 
 
 def _stream(
     connection: BaseDatabaseWrapper, addresser: Addresser, messages: Iterable[Message]
-) -> Iterator[NewRow]:
+) -> Iterator[NewRow | Wanted]:
     for message in messages:
         rows = addresser.rows(_checked(message))
-        capturing.tell(connection, rows)
-        yield from rows
+        if message.unique_id is not None:
+            yield from map(_wanting(message), rows)
+        else:
+            capturing.tell(connection, rows)
+            yield from rows
 
 
-def _insert(connection: BaseDatabaseWrapper, settings: Settings, rows: list[NewRow]) -> list[int]:
-    if len(rows) <= FEW:
-        # One statement is all or none by itself, and nothing is left that it could refuse.
-        return _insert_chunk(connection, settings, rows)
-    with transaction.atomic(using=connection.alias):
-        return [id for chunk in _chunks(rows) for id in _insert_chunk(connection, settings, chunk)]
+def _store_chunk(
+    connection: BaseDatabaseWrapper, storer: Storer, chunk: list[NewRow | Wanted]
+) -> int:
+    """Store the rows of a stream; return how many were stored or changed."""
+    rows = [each for each in chunk if type(each) is NewRow]
+    if len(rows) == len(chunk):
+        return len(storer.insert_chunk(rows))
+    wanted = [each if isinstance(each, Wanted) else Wanted(each) for each in chunk]
+    copies = storer.dedupe(wanted)
+    for each, copy in zip(wanted, copies, strict=True):
+        if each.unique_id is not None:
+            _deduped(connection, [each], [copy])
+    return sum(copy.outcome != "duplicate" for copy in copies)
 
 
-def _insert_chunk(
-    connection: BaseDatabaseWrapper, settings: Settings, rows: list[NewRow]
-) -> list[int]:
-    if not rows:
-        return []
-    with connection.cursor() as cursor, connection.wrap_database_errors:
-        ids = insert(cursor, rows)
-    # A worker looks at least each poll interval, so it meets by itself what is due later. How far
-    # away an absolute moment is only the database knows.
-    if settings.wakeup != "poll" and any(
-        row.due is not None or row.delay <= settings.poll_interval for row in rows
-    ):
-        bell.ring_after_commit(connection)
-    return ids
-
-
-def _chunks(rows: Iterable[NewRow]) -> Iterator[list[NewRow]]:
-    """Cut rows into chunks, each complete before it is sent: what makes the rows may query."""
-    chunk: list[NewRow] = []
-    size = 0
-    for row in rows:
-        chunk.append(row)
-        size += len(row.payload) + len(row.metadata)
-        if len(chunk) >= CHUNK_ROWS or size >= CHUNK_SIZE:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+def _wanting(message: Message) -> Callable[[NewRow], Wanted]:
+    """Return what puts to a row of `message` what that says of its unique id."""
+    if message.unique_id is None:
+        return Wanted
+    unique_id = check_name(message.unique_id, "unique id")
+    unique_for = unique_seconds(message)
+    return lambda row: Wanted(row, unique_id, unique_for, message.on_duplicate)
 
 
 def _receipt(connection: BaseDatabaseWrapper, rows: list[NewRow], ids: Iterable[int]) -> Receipt:
     capturing.tell(connection, rows)
     return Receipt.of_added(tuple((row.handler, row.queue) for row in rows), tuple(ids))
+
+
+def _deduped(
+    connection: BaseDatabaseWrapper, wanted: Sequence[Wanted], copies: Iterable[CopyReceipt]
+) -> Receipt:
+    """Return the receipt of one message with a unique id; a duplicate was not broadcast."""
+    found = tuple(copies)
+    stored = [
+        each.row for each, copy in zip(wanted, found, strict=True) if copy.outcome != "duplicate"
+    ]
+    if stored:
+        capturing.tell(connection, stored, wanted[0].unique_id)
+    return Receipt(found)
 
 
 def _checked(message: object) -> Message:
@@ -164,12 +182,12 @@ def _queue_model() -> Any:
     return QueuedMessage
 
 
-def _in_own_atomic(connection: BaseDatabaseWrapper) -> bool:
+def in_own_atomic(connection: BaseDatabaseWrapper) -> bool:
     """Return whether an atomic() block is open other than those that TestCase put around."""
     blocks = connection.atomic_blocks
     return bool(blocks) and not blocks[-1]._from_testcase  # type: ignore[attr-defined]
 
 
 def _check_transaction(connection: BaseDatabaseWrapper, settings: Settings) -> None:
-    if settings.require_atomic and not _in_own_atomic(connection):
+    if settings.require_atomic and not in_own_atomic(connection):
         raise NotInTransaction(NOT_IN_TRANSACTION.format(alias=connection.alias))

@@ -1,9 +1,12 @@
 """What happened, said once: receivers are called robustly, and the log has a line.
 
-Signals of messages carry `delivery`, and where it applies `duration` (seconds that the handler
-ran), `error` (the exception) and `after` (seconds or datetime). They are sent by the worker,
-after the commit that made them true; `sender` is the handler's name. The log's records carry
-the signal's name as `event`, with ids and names only: never a payload.
+Signals of messages carry `delivery`, and where it applies `queued_for` (seconds until the first
+claim; None of a later attempt), `duration` (seconds that the handler ran), `error` (the
+exception) and `after` (seconds or datetime). They are sent by the worker,
+after the commit that made them true; `sender` is the handler's name. Signals of queues carry
+`queue`, which is their `sender` too; those of a backoff `level`, and `until` when nothing is
+claimed (a datetime; None when it ended). The log's records carry the signal's name as `event`,
+with ids and names only: never a payload.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ message_retried = Signal()
 message_dead = Signal()
 worker_started = Signal()
 worker_stopped = Signal()
-# Named by the contract, sent once queue backoff and ordered queues are there.
 backoff_started = Signal()
 backoff_changed = Signal()
 backoff_ended = Signal()
 queue_assigned = Signal()
 queue_unassigned = Signal()
 queue_caught_up = Signal()
+queue_deep = Signal()
 
 _NAMES = {
     message_started: "message_started",
@@ -39,6 +42,13 @@ _NAMES = {
     message_dead: "message_dead",
     worker_started: "worker_started",
     worker_stopped: "worker_stopped",
+    backoff_started: "backoff_started",
+    backoff_changed: "backoff_changed",
+    backoff_ended: "backoff_ended",
+    queue_assigned: "queue_assigned",
+    queue_unassigned: "queue_unassigned",
+    queue_caught_up: "queue_caught_up",
+    queue_deep: "queue_deep",
 }
 _LEVELS = {
     message_started: logging.DEBUG,
@@ -47,6 +57,13 @@ _LEVELS = {
     message_dead: logging.ERROR,
     worker_started: logging.INFO,
     worker_stopped: logging.INFO,
+    backoff_started: logging.WARNING,
+    backoff_changed: logging.INFO,
+    backoff_ended: logging.INFO,
+    queue_assigned: logging.INFO,
+    queue_unassigned: logging.INFO,
+    queue_caught_up: logging.INFO,
+    queue_deep: logging.WARNING,
 }
 
 
@@ -76,6 +93,7 @@ def announce(signal: Signal, delivery: Delivery, text: str, **data: Any) -> None
             "handler": delivery.handler,
             "attempt": delivery.attempt,
             "duration": data.get("duration"),
+            "queued_for": data.get("queued_for"),
         },
     )
 
@@ -85,6 +103,18 @@ def announce_worker(signal: Signal, worker: str, text: str, **data: Any) -> None
     _send(signal, worker, worker=worker, **data)
     logger.log(
         _LEVELS[signal], "%s", text, extra={"event": _NAMES[signal], "worker": worker, **data}
+    )
+
+
+def announce_queue(signal: Signal, queue: str, text: str, **data: Any) -> None:
+    """Say what became of `queue`."""
+    _send(signal, queue, queue=queue, **data)
+    logger.log(
+        _LEVELS[signal],
+        "queue %s %s",
+        queue,
+        text,
+        extra={"event": _NAMES[signal], "queue": queue, **data},
     )
 
 

@@ -30,6 +30,7 @@ from django_mq.conf import get_settings
 from django_mq.encoding import encode
 from django_mq.handlers import Handler, queue_of
 from django_mq.messages import ClaimedRow, Delivery, current_delivery
+from django_mq.requests.pending import test_runners
 from django_mq.routing import check_name
 from django_mq.sending import queue_connection
 from django_mq.store import Cursor
@@ -38,7 +39,15 @@ from django_mq.store.insert import NewRow
 from django_mq.worker.drainer import Drainer
 from django_mq.worker.leased import LeasedDelivery
 
-__all__ = ["Broadcast", "assert_broadcast", "capture_broadcasts", "deliver", "drain", "due"]
+__all__ = [
+    "Broadcast",
+    "answering",
+    "assert_broadcast",
+    "capture_broadcasts",
+    "deliver",
+    "drain",
+    "due",
+]
 
 _ANY = object()
 _delivered = count(1)
@@ -54,6 +63,24 @@ def drain(queue: str | None = None, *, using: str | None = None) -> int:
     if queue is not None:
         check_name(queue, "queue")
     return Drainer(queue_connection(get_settings(), using), queue=queue).run()
+
+
+@contextmanager
+def answering(*, using: str | None = None) -> Iterator[None]:
+    """Run everything that is due whenever the block looks for a reply, so that `ask()` gets one.
+
+    with answering():
+        response = self.client.get("/friends/")  # a view that asks
+    """
+
+    def run() -> None:
+        drain(using=using)
+
+    test_runners.append(run)
+    try:
+        yield
+    finally:
+        test_runners.remove(run)
 
 
 def due(queue: str | None = None, *, using: str | None = None) -> int:
@@ -142,6 +169,8 @@ class Broadcast:
     schema_version: int
     handlers: tuple[str, ...]
     queues: tuple[str, ...]
+    key: str | None = None
+    unique_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -184,7 +213,9 @@ class Broadcasts(Sequence[Broadcast]):
     def __repr__(self) -> str:
         return repr(self._held())
 
-    def _see(self, connection: BaseDatabaseWrapper, rows: list[NewRow]) -> None:
+    def _see(
+        self, connection: BaseDatabaseWrapper, rows: list[NewRow], unique_id: str | None
+    ) -> None:
         if not rows:
             return
         captured = _Captured(
@@ -195,6 +226,8 @@ class Broadcasts(Sequence[Broadcast]):
                 schema_version=rows[0].schema_version,
                 handlers=tuple(row.handler for row in rows if row.handler),
                 queues=tuple(row.queue for row in rows),
+                key=rows[0].key,
+                unique_id=unique_id,
             ),
             connection,
         )

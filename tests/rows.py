@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ from django.db.models import Model
 from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
+from django_mq.timing import Tally
 
 M = TypeVar("M", bound=Model)
 
@@ -66,3 +68,13 @@ def beat(id: str = "worker", **given: Any) -> WorkerHeartbeat:
         **given,
     }
     return stored(WorkerHeartbeat.objects.create(id=id, **columns(given)))
+
+
+def tally(
+    *, waited: Sequence[float] = (), ran: Sequence[float] = (), **counts: int
+) -> dict[str, Any]:
+    """Return what a heartbeat says of one handler."""
+    tally = Tally(**counts)
+    tally.waited.add(waited)
+    tally.ran.add(ran)
+    return tally.as_json()

@@ -28,7 +28,7 @@ def read(**raw: Any) -> Settings:
 
 
 def test_defaults() -> None:
-    """PMQ-19, CAR-30, NSQ-19, NSQ-20, NSQ-23, KAF-7 as design.md has them."""
+    """KAF-14, PMQ-19, CAR-30, NSQ-19, NSQ-20, NSQ-23, KAF-7 as design.md has them."""
     settings = read()
     values = {
         each.name: getattr(settings, each.name)

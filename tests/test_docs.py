@@ -13,7 +13,7 @@ from django.db import connection
 
 from django_mq.conf import Settings, find_errors
 from django_mq.handlers import isolated
-from django_mq.testing import drain
+from django_mq.testing import answering, drain
 from testproject.shop.models import Invoice, Order, Product
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +44,13 @@ def test_the_story_of_the_readme(story: dict[str, Any]) -> None:
     assert drain() == 1
     assert Invoice.objects.get().total == 40
     story["remind"](Order.objects.get())
+
+
+@pytest.mark.django_db
+def test_the_questions_of_the_readme(story: dict[str, Any]) -> None:
+    products = [Product.objects.create(name=f"{n}", price=1, stock=n) for n in (3, 1, 2)]
+    with answering():
+        assert story["stock_of"](products) == [3, 1, 2]
 
 
 @pytest.mark.django_db

@@ -134,6 +134,7 @@ class Own(json.JSONEncoder):
 
 
 def test_what_an_encoder_of_ones_own_makes_is_checked_as_well() -> None:
+    """RMQ-5: the serializer can be replaced."""
     assert encoded([Colour.RED], encoder=Own) == '[{"colour":"red"}]'
     with pytest.raises(InvalidPayload, match="key twice"):
         encoded({"a": {1}}, encoder=Own)

@@ -77,6 +77,7 @@ def test_the_function_stays_what_it_is_and_is_found_by_name() -> None:
 
 
 def test_defaults() -> None:
+    """KAF-19: the pattern is all that must be said."""
     handler("a.b")(plain)
     (found,) = handlers.all_handlers()
     assert {
@@ -152,6 +153,7 @@ def test_a_plain_wrapper_around_an_async_function_is_plain() -> None:
 
 @pytest.mark.parametrize("accepted", [optional, Service(None).method, lambda delivery: None])  # type: ignore[arg-type]
 def test_what_takes_one_delivery_is_accepted(accepted: Callable[..., Any]) -> None:
+    """NSQ-22: a function, a method, whatever can be called with one."""
     handler("a", name="it")(accepted)
     assert handlers.get("it") is not None
 

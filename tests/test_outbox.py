@@ -41,7 +41,7 @@ from django_mq import (
     fixed,
     handler,
     handlers,
-    sending,
+    storing,
 )
 from django_mq.messages import ClaimedRow, current_delivery
 from django_mq.models import QueuedMessage
@@ -302,7 +302,19 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     ),
     "retry-number": (InvalidOption, {"retry": 5}),
     "retry-callable": (InvalidOption, {"retry": RetryPolicy(backoff=lambda attempt: 5)}),
-    "on-duplicate": (InvalidOption, {"on_duplicate": "replace"}),
+    "on-duplicate": (InvalidOption, {"unique_id": "u", "on_duplicate": "replace"}),
+    "on-duplicate-of-nothing": (InvalidOption, {"on_duplicate": "update"}),
+    "unique-for-nothing": (InvalidOption, {"unique_for": 5}),
+    "unique-for-zero": (InvalidOption, {"unique_id": "u", "unique_for": 0}),
+    "unique-for-long": (InvalidOption, {"unique_id": "u", "unique_for": timedelta(days=367)}),
+    "unique-for-text": (InvalidOption, {"unique_id": "u", "unique_for": "5"}),
+    "unique-for-moment": (InvalidOption, {"unique_id": "u", "unique_for": datetime.now(UTC)}),
+    "unique-id-blank": (InvalidName, {"unique_id": ""}),
+    "unique-id-spaces": (InvalidName, {"unique_id": "order 1"}),
+    "unique-id-number": (InvalidName, {"unique_id": 1}),
+    "key-blank": (InvalidName, {"key": ""}),
+    "key-long": (InvalidName, {"key": "k" * 129}),
+    "key-number": (InvalidName, {"key": 1}),
     "unknown-option": (TypeError, {"delay": 5}),
 }
 
@@ -320,23 +332,6 @@ def test_a_refusal_leaves_the_transaction_usable(
         assert issubclass(error, BroadcastError | TypeError)
         assert broadcast("fine")
     assert the_message().type == "fine"
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    "options", [{"key": "k"}, {"unique_id": "u"}, {"unique_for": 5}, {"on_duplicate": "raise"}]
-)
-def test_what_comes_later_says_so(options: dict[str, Any]) -> None:
-    with transaction.atomic(), pytest.raises(NotImplementedError, match="later release"):
-        broadcast("a.b", **options)
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("options", [{"ordered": True}, {"key_order": "commit"}])
-def test_queues_that_come_later_say_so(settings: Any, options: dict[str, Any]) -> None:
-    settings.DJANGO_MQ = {"QUEUES": {"line": options}}
-    with transaction.atomic(), pytest.raises(NotImplementedError, match="later release"):
-        broadcast("a.b", queue="line")
 
 
 @pytest.mark.django_db
@@ -431,6 +426,7 @@ def test_metadata_is_matched_as_a_worker_will_read_it() -> None:
 
 @pytest.mark.django_db
 def test_without_a_subscriber_it_is_stored_all_the_same() -> None:
+    """RMQ-6 as changed: nothing is to be declared before; a row is durable."""
     subscribe("other", name="other")
     with transaction.atomic():
         broadcast("a.b")
@@ -443,6 +439,7 @@ def test_without_a_subscriber_it_is_stored_all_the_same() -> None:
 
 @pytest.mark.django_db
 def test_the_default_queue_follows_the_settings(settings: Any) -> None:
+    """PMQ-11: one queue for whatever names none; called as one likes."""
     settings.DJANGO_MQ = {"DEFAULT_QUEUE": "main"}
     subscribe("a", name="a")
     with transaction.atomic():
@@ -453,7 +450,7 @@ def test_the_default_queue_follows_the_settings(settings: Any) -> None:
 
 @pytest.mark.django_db
 def test_a_queue_moves_it_where_the_handlers_allow(django_assert_num_queries: Any) -> None:
-    """S32."""
+    """PMQ-4 as changed: the handlers say where. S32."""
     subscribe("a", name="mailer", queue="mail", queues=("slow",))
     subscribe("b", name="strict", queue="mail")
     subscribe("b", name="lenient", queue="mail", queues=("slow",))
@@ -520,8 +517,8 @@ def test_receipts_name_the_rows_however_many_there_are(count: int) -> None:
 def test_many_are_stored_all_or_none(
     count: int, form: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NSQ-29, guarantee 10: the caller may go on."""
-    monkeypatch.setattr(sending, "CHUNK_ROWS", 100)
+    """PMQ-9 as changed, NSQ-29, guarantee 10: the caller may go on."""
+    monkeypatch.setattr(storing, "CHUNK_ROWS", 100)
     messages = [*(Message("a", number) for number in range(count)), Message("bad type")]
     with transaction.atomic():
         with pytest.raises(InvalidName):
@@ -540,7 +537,7 @@ def test_what_is_no_message_is_refused() -> None:
 @pytest.mark.parametrize("by", ["rows", "size"])
 def test_an_iterator_is_read_in_chunks(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Constant memory: what is stored already is no longer held when more is read."""
-    monkeypatch.setattr(sending, "CHUNK_ROWS" if by == "rows" else "CHUNK_SIZE", 100)
+    monkeypatch.setattr(storing, "CHUNK_ROWS" if by == "rows" else "CHUNK_SIZE", 100)
     payload = "x" * (0 if by == "rows" else 8)  # and the two quotes
     per_chunk = 100 if by == "rows" else 9  # each row has {} as metadata
     stored_when_read = []

@@ -42,6 +42,8 @@ class Cell:
     label: Any
     text: str
     url: str
+    #: How many there may be at most; empty where there is no limit.
+    most: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,10 @@ class Line:
         """Return what keeps the queue from being worked off, if anything does."""
         if self.counts.paused:
             return badge(MessageState.PAUSED)
-        if self.counts.backoff_until is not None:
+        if self.counts.backoff_level:
             return badge(MessageState.RETRYING, gettext("backing off"))
+        if self.counts.max_in_flight == 0:
+            return badge(MessageState.PAUSED, gettext("held back"))
         if not self.counts.depth:
             return badge("idle", gettext("empty"))
         if not self.workers:
@@ -73,11 +77,36 @@ class Line:
         if counts.paused:
             until = counts.paused_until
             return gettext("until %s") % _clock(until) if until else gettext("until resumed")
-        if counts.backoff_until is not None:
+        if counts.backoff_level:
+            if counts.backoff_until is None:
+                probes, due = gettext("level %d, a message probes"), gettext("level %d, probe due")
+                return (probes if counts.probe_by else due) % counts.backoff_level
             note = gettext("until %(at)s, level %(level)d")
             return note % {"at": _clock(counts.backoff_until), "level": counts.backoff_level}
+        if counts.max_in_flight == 0:
+            return gettext("its limit is 0")
         count = len(self.workers)
         return ngettext("%(count)d worker", "%(count)d workers", count) % {"count": count}
+
+    @property
+    def owner(self) -> str:
+        """Return which worker has this ordered queue now: host and process, or its id."""
+        return self._named(self.counts.owner)
+
+    @property
+    def probe(self) -> str:
+        """Return which worker runs the probe of this queue."""
+        return self._named(self.counts.probe_by)
+
+    def _named(self, claimer: str | None) -> str:
+        id = (claimer or "").partition(":")[0]
+        for worker in self.workers:
+            if worker.id == id:
+                return gettext("%(host)s, process %(pid)d") % {
+                    "host": worker.host,
+                    "pid": worker.pid,
+                }
+        return id
 
     @property
     def oldest(self) -> str:
@@ -107,7 +136,8 @@ class QueueLinesAdmin(ReadOnlyAdmin):
         address = ""
         if linked and text != "0":
             address = self.url(QueuedMessage, "changelist", queue=counts.queue, state=state)
-        return Cell(name, label, text, address)
+        most = counts.max_in_flight if name == IN_FLIGHT else None
+        return Cell(name, label, text, address, "" if most is None else f"{most:,}")
 
 
 def _clock(at: datetime) -> str:

@@ -10,6 +10,7 @@ from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.utils.html import format_html_join
 from django.utils.translation import gettext
@@ -18,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.texts import badge, link, moment, span
+from django_mq.admin.timings import timing_lines
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.states import MessageState
 
@@ -90,13 +92,18 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         lines = self._lines(request, self._visible(request))
+        found = queues.timings(using=self.alias).values()
         context = self.page_context(
-            request, gettext("Workers"), lines=lines, **(extra_context or {})
+            request,
+            gettext("Workers"),
+            lines=lines,
+            timings=timing_lines(found, self.get_queues(request)),
+            **(extra_context or {}),
         )
         return TemplateResponse(request, "admin/django_mq/worker_list.html", context)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = ("condition", "host", "pid", "version", "wakeup", "serves", "runs")
+        fields = ("condition", "host", "pid", "version", "wakeup", "serves", "runs", "did")
         return [(None, {"fields": [*fields, "started_at", "last_seen"]})]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
@@ -105,6 +112,8 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
         if found is not None:
             same = [each for each in self._visible(request) if each.id == found.pk]
             found.line = next(iter(self._lines(request, same)), None)
+            did = queues.timings(worker=found.pk, using=self.alias).values()
+            found.timings_seen = timing_lines(did, self.get_queues(request))
         return found
 
     @admin.display(description=_("state"))
@@ -121,6 +130,13 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
             return None
         running = ((link(each.url, f"#{each.id}"), each.type) for each in beat.line.running)
         return format_html_join(", ", "{} {}", running)
+
+    @admin.display(description=_("did so far"))
+    def did(self, beat: Any) -> Any:
+        if not beat.timings_seen:
+            return None
+        context = {"timings": beat.timings_seen}
+        return render_to_string("admin/django_mq/includes/timings.html", context)
 
     def _visible(self, request: HttpRequest) -> list[queues.Worker]:
         allowed = self.get_queues(request)

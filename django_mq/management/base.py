@@ -56,6 +56,12 @@ class OperatorCommand(BaseCommand):
             raise CommandError(f"{question} Say --yes to do it.")
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
+    def agreed(self, question: str, *, yes: bool, as_json: bool) -> bool:
+        """Ask whoever sits at a terminal before a deed that can be undone; not a script."""
+        if yes or as_json or not sys.stdin.isatty():
+            return True
+        return self.confirm(question, yes=False)
+
     def report(self, deed: str, changed: Changed) -> None:
         """Print how many messages were changed and how many were skipped."""
         skipped = f", skipped {changed.skipped:,} (in flight or changed)" if changed.skipped else ""
@@ -69,6 +75,14 @@ def count(n: int) -> str:
     ('1 message', '1,200 messages')
     """
     return f"{n:,} message{'' if n == 1 else 's'}"
+
+
+def add_deed(parser: CommandParser) -> None:
+    """Add the options of a command that decides something about a queue."""
+    parser.add_argument("queue", metavar="QUEUE")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument("--yes", action="store_true", help="do not ask, at a terminal either")
+    parser.add_argument("--json", action="store_true", help="say it in JSON; nothing is asked")
 
 
 def add_selection(parser: CommandParser) -> None:

@@ -61,7 +61,9 @@ def span(duration: timedelta | None) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.rstrip("+").replace(",", "").isdecimal()
+    count, _, most = cell.partition("/")
+    numbers = count.rstrip("+").replace(",", "") + most.replace(",", "")
+    return cell == "-" or numbers.isdecimal()
 
 
 def _plain(value: Any) -> Any:

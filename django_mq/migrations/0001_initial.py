@@ -502,6 +502,15 @@ class Migration(migrations.Migration):
                     models.BigIntegerField(blank=True, null=True, verbose_name="message"),
                 ),
                 (
+                    "unique_for",
+                    models.DurationField(
+                        blank=True,
+                        help_text="How long it stays taken once its message is handled.",
+                        null=True,
+                        verbose_name="unique for",
+                    ),
+                ),
+                (
                     "quiet_until",
                     models.DateTimeField(blank=True, null=True, verbose_name="quiet until"),
                 ),
@@ -512,10 +521,24 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "unique ids",
                 "db_table_comment": "One row is one unique id that is taken (django_mq)",
                 "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("quiet_until__isnull", False)),
+                        fields=["quiet_until"],
+                        name="mq_unique_quiet",
+                    )
+                ],
                 "constraints": [
                     models.UniqueConstraint(
-                        fields=("queue", "handler", "type", "unique_id"), name="mq_unique"
-                    )
+                        condition=models.Q(("put_aside__isnull", True)),
+                        fields=("queue", "handler", "type", "unique_id"),
+                        name="mq_unique",
+                    ),
+                    models.UniqueConstraint(
+                        condition=models.Q(("put_aside__isnull", False)),
+                        fields=("queue", "handler", "type", "unique_id"),
+                        name="mq_unique_aside",
+                    ),
                 ],
             },
         ),

@@ -9,20 +9,22 @@ from django_mq.queues.acting import (
     Changed,
     cancel,
     discard,
-    pause,
     purge,
     requeue,
-    resume,
     run_now,
 )
 from django_mq.queues.counting import QueueCounts, counts, names
+from django_mq.queues.deciding import end_backoff, limit, pause, resume
 from django_mq.queues.explaining import Why, why
 from django_mq.queues.fleet import HorizonHolder, Worker, horizon, workers
 from django_mq.queues.looking import State, peek, state
 from django_mq.queues.redacting import redacted
+from django_mq.queues.timing import timings
+from django_mq.timing import HandlerTimings
 
 __all__ = [
     "Changed",
+    "HandlerTimings",
     "HorizonHolder",
     "QueueCounts",
     "State",
@@ -31,7 +33,9 @@ __all__ = [
     "cancel",
     "counts",
     "discard",
+    "end_backoff",
     "horizon",
+    "limit",
     "names",
     "pause",
     "peek",
@@ -41,6 +45,7 @@ __all__ = [
     "resume",
     "run_now",
     "state",
+    "timings",
     "why",
     "workers",
 ]

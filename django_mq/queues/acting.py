@@ -1,4 +1,4 @@
-"""What operators do. No message in flight is touched, none is made twice, nobody waits long.
+"""What operators do to messages. None in flight is touched or made twice, nobody waits long.
 
 Ids are worked off in chunks; outside `atomic()` each chunk is a transaction of its own.
 """
@@ -8,20 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 
-from django.db import OperationalError, connections
+from django.db import OperationalError
 from django.db.backends.utils import CursorWrapper
 
-from django_mq import bell
 from django_mq.backoff import as_seconds
-from django_mq.conf import get_settings
-from django_mq.exceptions import When, moment
-from django_mq.queues.connecting import alias_of, reading, writing
+from django_mq.queues.connecting import alias_of, reading, wake, writing
 from django_mq.routing import check_name
-from django_mq.store import operate
-from django_mq.store import queues as store
+from django_mq.store import freeing, operate
 
 logger = logging.getLogger("django_mq")
 
@@ -51,53 +47,15 @@ class Changed:
         return bool(self.ids)
 
 
-def pause(queue: str, *, until: When | None = None, using: str | None = None) -> datetime | None:
-    """Let no worker claim from `queue` until then: seconds, a timedelta, an aware datetime, or
-    None for good. What is claimed already runs. Returns until when, or None.
-
-    Raises ValueError for a time that is past; OperationalError when the queue's row stays locked
-    for a second.
-    """
-    check_name(queue, "queue")
-    when = None if until is None else moment(until)
-    at, delay = (when, None) if isinstance(when, datetime) else (None, when)
-    with writing(alias_of(using)) as cursor:
-        paused = store.pause(cursor, queue=queue, at=at, delay=delay)
-    if paused is None:
-        raise ValueError(f"queue {queue} cannot be paused until {until}: that is past")
-    logger.info(
-        "queue %s paused until %s",
-        queue,
-        paused.until or "it is resumed",
-        extra={"event": "queue_paused", "queue": queue},
-    )
-    return paused.until
-
-
-def resume(queue: str, *, using: str | None = None) -> bool:
-    """End the pause of `queue` and wake the workers; say whether it was paused.
-
-    Raises OperationalError when the queue's row stays locked for a second.
-    """
-    check_name(queue, "queue")
-    alias = alias_of(using)
-    with writing(alias) as cursor:
-        was_paused = store.resume(cursor, queue=queue)
-    if was_paused:
-        logger.info("queue %s resumed", queue, extra={"event": "queue_resumed", "queue": queue})
-        _ring(alias)
-    return was_paused
-
-
 def cancel(ids: Ids, *, using: str | None = None) -> Changed:
     """Remove the messages of `ids` that wait: due, delayed, retrying, held or blocked."""
-    remove = partial(_remove, waiting=True, dead=False)
+    remove = partial(_remove, waiting=True, dead=False, reason="cancelled")
     return _change("messages_cancelled", remove, _checked(ids), alias_of(using))
 
 
 def discard(ids: Ids, *, using: str | None = None) -> Changed:
     """Remove the dead letters of `ids`."""
-    remove = partial(_remove, waiting=False, dead=True)
+    remove = partial(_remove, waiting=False, dead=True, reason="discarded")
     return _change("messages_discarded", remove, _checked(ids), alias_of(using))
 
 
@@ -114,7 +72,7 @@ def run_now(ids: Ids, *, using: str | None = None) -> Changed:
     alias = alias_of(using)
     changed = _change("messages_run_now", run, _checked(ids), alias)
     if changed:
-        _ring(alias)
+        wake(alias)
     return changed
 
 
@@ -132,13 +90,16 @@ def requeue(
 
     Either those of `ids`; or those of `queue` and of `type` (None: any), at most `limit`, longest
     dead first. `max_attempts` is raised, and the numbers of the attempts go on. An expiry that
-    has passed is taken off. `dry_run` changes nothing and returns what would be tried.
+    has passed is taken off. One whose unique id has been taken since is skipped, also in the
+    quiet time after a success; of several with one id the last is requeued. `dry_run` changes
+    nothing and returns what would be tried.
     """
     if not isinstance(attempts, int) or not 1 <= attempts <= MOST_ATTEMPTS:
         raise ValueError(f"attempts is a number from 1 to {MOST_ATTEMPTS:,}, not {attempts!r}")
 
     def again(cursor: CursorWrapper, chunk: Sequence[int]) -> list[int]:
-        return operate.requeue(cursor, ids=chunk, attempts=attempts)
+        unique = freeing.take_again(cursor, ids=chunk)
+        return operate.requeue(cursor, ids=chunk, attempts=attempts, unique=unique)
 
     alias = alias_of(using)
     if ids is None:
@@ -152,7 +113,7 @@ def requeue(
         return Changed(tuple(dead), len(wanted) - len(dead))
     changed = _change("messages_requeued", again, wanted, alias)
     if changed:
-        _ring(alias)
+        wake(alias)
     return changed
 
 
@@ -180,7 +141,7 @@ def purge(
     wanted = _find(alias, queue=queue, type=type, older_than=seconds, waiting=waiting, limit=limit)
     if dry_run:
         return Changed(tuple(wanted))
-    remove = partial(_remove, waiting=waiting, dead=True)
+    remove = partial(_remove, waiting=waiting, dead=True, reason="purged")
     return _change("messages_purged", remove, wanted, alias)
 
 
@@ -215,9 +176,12 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
     return result
 
 
-def _remove(cursor: CursorWrapper, ids: Sequence[int], *, waiting: bool, dead: bool) -> list[int]:
-    gone = operate.remove(cursor, ids=ids, waiting=waiting, dead=dead)
+def _remove(
+    cursor: CursorWrapper, ids: Sequence[int], *, waiting: bool, dead: bool, reason: str
+) -> list[int]:
+    gone = operate.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
     operate.free_followers(cursor, gone)
+    freeing.end_removed(cursor, gone)
     return [row.id for row in gone]
 
 
@@ -256,8 +220,3 @@ def _checked(ids: Ids) -> list[int]:
         if not isinstance(each, int) or not 0 < each <= LARGEST_ID:
             raise ValueError(f"{each!r} is not the id of a message")
     return sorted(found)
-
-
-def _ring(alias: str) -> None:
-    if get_settings().wakeup != "poll":
-        bell.ring_after_commit(connections[alias])

@@ -1,4 +1,4 @@
-"""Which database, and transactions that hold and wait for little."""
+"""Which database, transactions that hold and wait for little, and a ring after them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from django_mq import bell
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
 from django_mq.store import operate
@@ -30,12 +31,19 @@ def reading(alias: str) -> Iterator[CursorWrapper]:
         transaction.set_rollback(True, using=alias)
 
 
+def wake(alias: str) -> None:
+    """Ring for the workers when what was changed here commits, unless they only poll."""
+    if get_settings().wakeup != "poll":
+        bell.ring_after_commit(connections[alias])
+
+
 @contextmanager
-def writing(alias: str) -> Iterator[CursorWrapper]:
+def writing(alias: str, *, dry_run: bool = False) -> Iterator[CursorWrapper]:
     """Yield a cursor in `atomic()`, where no lock is waited for longer than a second.
 
     In a transaction of its own it sees what others committed meanwhile, at whatever isolation
-    level the project has. In the caller's, the caller's limit is put back.
+    level the project has. In the caller's, the caller's limit is put back. `dry_run` takes back
+    what was done.
     """
     connection = connections[alias]
     own = _own_transaction(connection)
@@ -44,7 +52,9 @@ def writing(alias: str) -> Iterator[CursorWrapper]:
             cursor.execute(operate.READ_COMMITTED)
         before = operate.limit_waits(cursor)
         yield cursor
-        if not own:
+        if dry_run:
+            transaction.set_rollback(True, using=alias)
+        elif not own:
             operate.restore_waits(cursor, before)
 
 

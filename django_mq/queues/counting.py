@@ -9,6 +9,7 @@ from typing import overload
 from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.queues.connecting import alias_of, reading
+from django_mq.queues.deciding import effective_limit
 from django_mq.routing import check_name
 from django_mq.states import GONE_AFTER
 from django_mq.store import census
@@ -24,6 +25,12 @@ class QueueCounts:
     A pause is of the queue: here it hides no state of a message. `oldest` is for how long the
     message that is due longest has been due, None when none is. `capped` names the counts that
     stopped at 10,000 rows: there may be more.
+
+    The queue backs off while `backoff_level` is above zero: nothing is claimed until
+    `backoff_until` (None when that is past), then one message probes, claimed by `probe_by` (None
+    when none does). `max_in_flight` is the limit that holds, None for none; it is `limited` when
+    an operator decided that. `owner` is the worker process that has an ordered queue, until
+    `owned_until` at least.
     """
 
     queue: str
@@ -41,6 +48,11 @@ class QueueCounts:
     paused_until: datetime | None
     backoff_level: int
     backoff_until: datetime | None
+    probe_by: str | None
+    max_in_flight: int | None
+    limited: bool
+    owner: str | None
+    owned_until: datetime | None
     capped: frozenset[str]
 
     @property
@@ -122,6 +134,11 @@ def _counts(row: census.Census) -> QueueCounts:
         paused_until=row.paused_until,
         backoff_level=row.backoff_level,
         backoff_until=row.backoff_until,
+        probe_by=row.probe_by,
+        max_in_flight=effective_limit(row.queue, row.max_in_flight),
+        limited=row.max_in_flight is not None,
+        owner=row.owner,
+        owned_until=row.owned_until,
         capped=capped,
     )
 

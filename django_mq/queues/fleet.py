@@ -44,7 +44,8 @@ class Worker:
 
 def workers(*, using: str | None = None) -> list[Worker]:
     """Return the worker processes, last seen first; the dead are listed until they are struck."""
-    found = WorkerHeartbeat.objects.using(alias_of(using)).annotate(silent=Now() - F("last_seen"))
+    beats = WorkerHeartbeat.objects.using(alias_of(using)).defer("timings")
+    found = beats.annotate(silent=Now() - F("last_seen"))
     return [
         Worker(
             id=beat.pk,

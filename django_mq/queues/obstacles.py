@@ -12,6 +12,7 @@ from django.utils import timezone
 from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
+from django_mq.queues.deciding import effective_limit
 from django_mq.queues.fleet import Worker
 
 #: Counting who is ahead stops here.
@@ -44,14 +45,20 @@ def obstacle(message: QueuedMessage) -> str:
 
 
 def in_line(message: QueuedMessage, workers: Sequence[Worker], alias: str) -> str:
-    """Say what a due message waits for: a worker, its queue's limit, its key, those ahead."""
+    """Say what a due message waits for.
+
+    A worker, the backoff or the limit of its queue, its key, those ahead.
+    """
     serving = [worker for worker in workers if worker.alive and worker.serves(message.queue)]
     if not serving:
         return "but no live worker serves its queue: start mq_worker"
     if all(worker.draining for worker in serving):
         return "but every worker of its queue is draining"
+    decided = QueueState.objects.using(alias).annotate(now=Now()).filter(pk=message.queue).first()
+    if decided is not None and decided.backoff_level:
+        return _backing_off(decided)
     neighbours = QueuedMessage.objects.using(alias).filter(queue=message.queue)
-    limit = _limit(message.queue, alias)
+    limit = effective_limit(message.queue, decided.max_in_flight if decided else None)
     if limit is not None:
         leased = neighbours.filter(leased_until__isnull=False).values_list("pk")
         if len(leased[:limit]) == limit:
@@ -82,11 +89,14 @@ def shown(at: datetime | None) -> str:
     return f"{local:%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
 
-def _limit(queue: str, alias: str) -> int | None:
-    """Return how many may be in flight; what was decided while running goes before settings."""
-    decided = QueueState.objects.using(alias).filter(pk=queue, max_in_flight__isnull=False)
-    limit = decided.values_list("max_in_flight", flat=True).first()
-    return get_settings().queue(queue).max_in_flight if limit is None else limit
+def _backing_off(queue: QueueState) -> str:
+    """Say who probes: the wait of the queue is over, else its messages were paused."""
+    now: datetime = queue.now  # type: ignore[attr-defined]  # annotated
+    text = f"but its queue backs off (level {queue.backoff_level})"
+    if queue.probe_by and queue.probe_until and queue.probe_until > now:
+        worker = queue.probe_by.partition(":")[0]
+        return f"{text}: one message probes, of worker {worker}, and the others wait for its end"
+    return f"{text}: the next message that is claimed probes, and the others wait for its end"
 
 
 def _count_ahead(message: QueuedMessage, alias: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django_mq.store import Cursor
+from django_mq.store.operate import Gone
 
 # `id = null or null is null` folds away when planned, so an id is looked up by its index.
 # What is locked is being claimed, or settled: it is skipped, and counts as in flight.
@@ -21,20 +22,28 @@ with matching as materialized (
     for update of m skip locked
 ), gone as (
     delete from django_mq_queuedmessage m using waiting where m.id = waiting.id
-    returning m.id
+    returning m.id, m.queue, m.handler, m.key, m.type, m.unique_id, m.wants_result
+), unanswered as (
+    insert into django_mq_result (message_id, handler, error_class, error_text)
+    select id, handler, 'Unanswered', 'cancelled' from gone where wants_result
+        on conflict (message_id) do nothing
 )
-select array(select id from gone order by id), (select count(*) from matching)
+select matched.count, gone.id, gone.queue, gone.handler, gone.key, gone.type, gone.unique_id
+  from (select count(*) from matching) matched
+  left join gone on true
+ order by gone.id
 """
 
 
 def cancel(
     cursor: Cursor, *, id: int | None, type: str | None, unique_id: str | None
-) -> tuple[list[int], int]:
+) -> tuple[list[Gone], int]:
     """Delete the waiting messages that meet all that is given.
 
-    Returns their ids, in order, and how many others match but are in flight: leased, or locked
-    at this moment. Dead letters are not touched and not counted.
+    Returns what went, in the order of ids, and how many others match but are in flight: leased,
+    or locked at this moment. Dead letters are not touched and not counted.
     """
     cursor.execute(CANCEL, {"id": id, "type": type, "unique_id": unique_id})
-    ids, matching = cursor.fetchone()
-    return ids, matching - len(ids)
+    rows = cursor.fetchall()
+    gone = [Gone._make(row[1:]) for row in rows if row[1] is not None]
+    return gone, rows[0][0] - len(gone)

@@ -140,7 +140,11 @@ select named.queue,
                 and (s.paused_until is null or s.paused_until > statement_timestamp()), false),
        case when s.paused_until > statement_timestamp() then s.paused_until end,
        coalesce(s.backoff_level, 0),
-       case when s.backoff_until > statement_timestamp() then s.backoff_until end
+       case when s.backoff_until > statement_timestamp() then s.backoff_until end,
+       case when s.probe_until > statement_timestamp() then s.probe_by end,
+       s.max_in_flight,
+       case when s.owned_until > statement_timestamp() then s.owner end,
+       case when s.owned_until > statement_timestamp() then s.owned_until end
   from named
  cross join lateral (
     select count(*) as n,
@@ -264,6 +268,10 @@ class Census(NamedTuple):
     paused_until: datetime | None
     backoff_level: int
     backoff_until: datetime | None
+    probe_by: str | None
+    max_in_flight: int | None
+    owner: str | None
+    owned_until: datetime | None
 
 
 def counts(cursor: Cursor, *, queues: Iterable[str], limit: int, gone_after: float) -> list[Census]:

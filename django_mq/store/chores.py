@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from django_mq.messages import ClaimedRow
+from django_mq.store.census import NO_JIT
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -28,10 +30,9 @@ def take_turn(cursor: Cursor, *, every: float) -> bool:
     return cursor.fetchone() is not None
 
 
+# MATERIALIZED: a plan that scans it again finds, by SKIP LOCKED, other rows than before.
 EXPIRE = """
-update django_mq_queuedmessage m
-   set dead_at = statement_timestamp(), dead_reason = 'expired', blocked_by = null
-  from (
+with expired as materialized (
     select m.id
       from django_mq_queuedmessage m
      where m.expires_at <= statement_timestamp() and m.dead_at is null
@@ -39,7 +40,10 @@ update django_mq_queuedmessage m
      order by m.expires_at
      limit %(limit)s
        for no key update of m skip locked
-  ) expired
+)
+update django_mq_queuedmessage m
+   set dead_at = statement_timestamp(), dead_reason = 'expired', blocked_by = null
+  from expired
  where m.id = expired.id
 returning m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m.metadata::text,
           m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, '',
@@ -53,6 +57,65 @@ def expire(cursor: Cursor, *, limit: int) -> list[ClaimedRow]:
     """Dead-letter waiting messages that expired; return them."""
     cursor.execute(EXPIRE, {"limit": limit})
     return [ClaimedRow._make(row) for row in cursor.fetchall()]
+
+
+# Waiting is what no worker holds and is not dead. Both counts stop at the limit, and ask for the
+# order of their index. Blocked rows have no index that knows the queue: keyed rows are walked.
+WAITING = """
+select asked.queue, waiting.n + blocked.n
+  from unnest(%(queues)s::text[], %(limits)s::bigint[]) as asked (queue, most)
+ cross join lateral (
+    select count(*) as n
+      from (
+        select
+          from django_mq_queuedmessage m
+         where m.queue = asked.queue
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+         order by m.priority desc, m.processable_after, m.id
+         limit asked.most
+      ) m
+ ) waiting
+ cross join lateral (
+    select count(*) filter (where m.blocked_by is not null
+                              and m.leased_until is null and m.dead_at is null) as n
+      from (
+        select m.blocked_by, m.leased_until, m.dead_at
+          from django_mq_queuedmessage m
+         where m.queue = asked.queue and m.key is not null
+         order by m.handler, m.key, m.id
+         limit asked.most
+      ) m
+ ) blocked
+"""
+
+
+def count_waiting(cursor: Cursor, limits: Mapping[str, int]) -> dict[str, int]:
+    """Return how many messages wait in each queue; with more than its limit, at least so many.
+
+    Of a queue with more than its limit of keyed messages, blocked ones may be left out. Call it
+    in a transaction: it sets what holds for that one.
+    """
+    cursor.execute(NO_JIT)
+    cursor.execute(WAITING, {"queues": list(limits), "limits": list(limits.values())})
+    return dict(cursor.fetchall())
+
+
+# Whoever gets the row says it, for the whole fleet.
+TAKE_WARNING = """
+insert into django_mq_queuestate as s (queue, warned_at)
+values (%(queue)s, statement_timestamp())
+    on conflict (queue) do update
+   set warned_at = statement_timestamp()
+ where s.warned_at is null
+    or s.warned_at <= statement_timestamp() - make_interval(secs => %(every)s)
+returning queue
+"""
+
+
+def take_warning(cursor: Cursor, *, queue: str, every: float) -> bool:
+    """Say whether this worker is the one to warn of `queue`: once in `every` seconds."""
+    cursor.execute(TAKE_WARNING, {"queue": queue, "every": every})
+    return cursor.fetchone() is not None
 
 
 FORGET_ATTEMPTS = """
@@ -77,12 +140,14 @@ delete from django_mq_result
      where created_at < statement_timestamp() - make_interval(secs => %(older_than)s)
      order by created_at
      limit %(limit)s)
+returning message_id
 """
 
 
-def forget_results(cursor: Cursor, *, older_than: float, limit: int) -> None:
-    """Remove results that are older than `older_than` seconds."""
+def forget_results(cursor: Cursor, *, older_than: float, limit: int) -> int:
+    """Remove results that are older than `older_than` seconds; return how many went."""
     cursor.execute(FORGET_RESULTS, {"older_than": older_than, "limit": limit})
+    return len(cursor.fetchall())
 
 
 FORGET_DEAD = """

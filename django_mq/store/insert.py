@@ -44,6 +44,7 @@ class NewRow(NamedTuple):
     key: str | None = None
     retry: str | None = None
     wants_result: bool = False
+    ordered: bool = False
     due: datetime | None = None
     delay: float = 0.0
     expires: datetime | None = None
@@ -60,11 +61,11 @@ def insert(cursor: CopyCursor, rows: Sequence[NewRow]) -> list[int]:
 INSERT_ONE = """
 insert into django_mq_queuedmessage (
     queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key, retry,
-    wants_result, processable_after, expires_at
+    wants_result, ordered, processable_after, expires_at
 )
 values (
     %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
-    %s, coalesce(%s::timestamptz, statement_timestamp() + %s * interval '1 second'),
+    %s, %s, coalesce(%s::timestamptz, statement_timestamp() + %s * interval '1 second'),
     coalesce(%s::timestamptz, statement_timestamp() + %s::float8 * interval '1 second')
 )
 returning id
@@ -81,16 +82,17 @@ def insert_one(cursor: Cursor, row: NewRow) -> int:
 INSERT_FEW = """
 insert into django_mq_queuedmessage (
     queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key, retry,
-    wants_result, processable_after, expires_at
+    wants_result, ordered, processable_after, expires_at
 )
 select
     queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key, retry,
-    wants_result, coalesce(due, statement_timestamp() + delay * interval '1 second'),
+    wants_result, ordered, coalesce(due, statement_timestamp() + delay * interval '1 second'),
     coalesce(expires, statement_timestamp() + lifetime * interval '1 second')
 from jsonb_to_recordset(%s::jsonb) as row (
     queue text, type text, payload jsonb, max_attempts integer, handler text,
     schema_version integer, metadata jsonb, priority smallint, key text, retry jsonb,
-    wants_result boolean, due timestamptz, delay float8, expires timestamptz, lifetime float8
+    wants_result boolean, ordered boolean, due timestamptz, delay float8, expires timestamptz,
+    lifetime float8
 )
 returning id
 """
@@ -101,14 +103,14 @@ def insert_few(cursor: Cursor, rows: Sequence[NewRow]) -> list[int]:
     """Insert the rows by one statement and return their ids in the order of the rows."""
     if not rows:
         return []
-    cursor.execute(INSERT_FEW, (f"[{','.join(map(_as_json, rows))}]",))
+    cursor.execute(INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",))
     # Ids are drawn in the order of the array; RETURNING promises no order of its own.
     return sorted(id for (id,) in cursor.fetchall())
 
 
-def _as_json(row: NewRow) -> str:
-    """Return the row as a JSON object; what is JSON text already goes in as it is."""
-    values = row._asdict()
+def as_json(row: NewRow, **more: object) -> str:
+    """Return the row, and `more`, as a JSON object; what is JSON text already goes in as it is."""
+    values = {**row._asdict(), **more}
     texts = [f'"{name}":{values.pop(name) or "null"}' for name in _JSON_COLUMNS]
     return f"{{{','.join(texts)},{json.dumps(values, default=datetime.isoformat)[1:]}"
 
@@ -122,10 +124,19 @@ with ids as materialized (
 select statement_timestamp() at time zone 'UTC',
     array(select nextval(ids.sequence) from ids, generate_series(1, %s))
 """
+
+
+def draw(cursor: Cursor, count: int) -> tuple[datetime, list[int]]:
+    """Return the time, and so many ids that nobody else will have, rising."""
+    cursor.execute(DRAW, (count,))
+    clock, ids = cursor.fetchone()
+    return clock.replace(tzinfo=UTC), ids
+
+
 COPY = """
 copy django_mq_queuedmessage (
     id, queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key,
-    retry, wants_result, processable_after, expires_at, created_at
+    retry, wants_result, ordered, processable_after, expires_at, created_at
 ) from stdin
 """
 
@@ -135,15 +146,13 @@ def copy_many(cursor: CopyCursor, rows: Sequence[NewRow]) -> list[int]:
 
     Ids and the clock come first, by one statement: COPY returns nothing and computes nothing.
     """
-    cursor.execute(DRAW, (len(rows),))
-    clock, ids = cursor.fetchone()
-    now = clock.replace(tzinfo=UTC)
+    now, ids = draw(cursor, len(rows))
     line = _line_maker(now)
     with cursor.copy(COPY) as copy:
         for start in range(0, len(rows), TOGETHER):
             end = start + TOGETHER
             copy.write("".join(map(line, ids[start:end], rows[start:end])))
-    return ids  # type: ignore[no-any-return]
+    return ids
 
 
 def _line_maker(now: datetime) -> Callable[[int, NewRow], str]:
@@ -160,7 +169,7 @@ def _line_maker(now: datetime) -> Callable[[int, NewRow], str]:
         expires = new.expires
         if expires is None and new.lifetime is not None:
             expires = now + timedelta(seconds=new.lifetime)
-        before, after = new[:2], (*new[3:11], due, expires, now)
+        before, after = new[:2], (*new[3:12], due, expires, now)
         return (
             "".join(f"\t{_copied(value)}" for value in before) + "\t",
             "".join(f"\t{_copied(value)}" for value in after) + "\n",

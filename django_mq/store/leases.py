@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from django_mq.store import fence_columns
 
@@ -57,12 +57,12 @@ def start(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> dict[int,
 
 BEAT = """
 insert into django_mq_workerheartbeat
-       (id, queues, host, pid, version, wakeup, draining, running)
+       (id, queues, host, pid, version, wakeup, draining, running, timings)
 values (%(worker)s, %(queues)s::jsonb, %(host)s, %(pid)s, %(version)s, %(wakeup)s,
-        %(draining)s, %(running)s::jsonb)
+        %(draining)s, %(running)s::jsonb, %(timings)s::jsonb)
     on conflict (id) do update
    set last_seen = statement_timestamp(), wakeup = excluded.wakeup,
-       draining = excluded.draining, running = excluded.running
+       draining = excluded.draining, running = excluded.running, timings = excluded.timings
 """
 
 
@@ -77,8 +77,9 @@ def beat(
     wakeup: str,
     draining: bool,
     running: Sequence[int],
+    timings: Mapping[str, Any],
 ) -> None:
-    """Say that worker process `worker` lives, and which message ids it runs."""
+    """Say that worker process `worker` lives, which message ids it runs, and what it did."""
     cursor.execute(
         BEAT,
         {
@@ -90,6 +91,7 @@ def beat(
             "wakeup": wakeup,
             "draining": draining,
             "running": json.dumps(list(running)),
+            "timings": json.dumps(timings),
         },
     )
 

@@ -18,15 +18,15 @@ READ_COMMITTED = "set transaction isolation level read committed"
 # Rows are skipped, not waited for; a lock on a whole table is waited for this long.
 LIMIT_WAITS = """
 select s.setting,
-       set_config('lock_timeout', least(1000, nullif(s.setting::int, 0))::text, true)
+       set_config('lock_timeout', least(%(most)s, nullif(s.setting::int, 0))::text, true)
   from pg_settings s
  where s.name = 'lock_timeout'
 """
 
 
-def limit_waits(cursor: Cursor) -> str:
-    """Let this transaction wait a second at most for a lock; return its limit before, in ms."""
-    cursor.execute(LIMIT_WAITS)
+def limit_waits(cursor: Cursor, *, most: int = 1000) -> str:
+    """Let this transaction wait `most` ms at most for a lock; return its limit before, in ms."""
+    cursor.execute(LIMIT_WAITS, {"most": most})
     before: str = cursor.fetchone()[0]
     return before
 
@@ -82,32 +82,47 @@ def find(
     return _ids(cursor)
 
 
+# A dead letter has answered already, so nothing replaces that.
 REMOVE = """
-delete from django_mq_queuedmessage m
- using (
-    select m.id
-      from django_mq_queuedmessage m
-     where m.id = any(%(ids)s::bigint[]) and m.leased_until is null
-       and case when m.dead_at is null then %(waiting)s else %(dead)s end
-       for update skip locked
-  ) free
- where m.id = free.id
-returning m.id, m.queue, m.handler, m.key
+with gone as (
+    delete from django_mq_queuedmessage m
+     using (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = any(%(ids)s::bigint[]) and m.leased_until is null
+           and case when m.dead_at is null then %(waiting)s else %(dead)s end
+           for update skip locked
+      ) free
+     where m.id = free.id
+    returning m.id, m.queue, m.handler, m.key, m.type, m.unique_id, m.wants_result
+), unanswered as (
+    insert into django_mq_result (message_id, handler, error_class, error_text)
+    select id, handler, 'Unanswered', %(reason)s from gone where wants_result
+        on conflict (message_id) do nothing
+)
+select id, queue, handler, key, type, unique_id from gone
 """
 
 
 class Gone(NamedTuple):
-    """A removed message, and the line of its key."""
+    """A removed message, the line of its key, and its unique id."""
 
     id: int
     queue: str
     handler: str
     key: str | None
+    type: str
+    unique_id: str | None
 
 
-def remove(cursor: Cursor, *, ids: Sequence[int], waiting: bool, dead: bool) -> list[Gone]:
-    """Remove those of `ids` that wait, or are dead, as asked for; return what went."""
-    cursor.execute(REMOVE, {"ids": list(ids), "waiting": waiting, "dead": dead})
+def remove(
+    cursor: Cursor, *, ids: Sequence[int], waiting: bool, dead: bool, reason: str
+) -> list[Gone]:
+    """Remove those of `ids` that wait, or are dead, as asked for; return what went.
+
+    Who asked one of them is told the `reason`.
+    """
+    cursor.execute(REMOVE, {"ids": list(ids), "waiting": waiting, "dead": dead, "reason": reason})
     return [Gone._make(row) for row in cursor.fetchall()]
 
 
@@ -158,6 +173,7 @@ update django_mq_queuedmessage m
     select m.id
       from django_mq_queuedmessage m
      where m.id = any(%(ids)s::bigint[]) and m.dead_at is not null
+       and (m.unique_id is null or m.id = any(%(unique)s::bigint[]))
        for no key update skip locked
   ) free
  where m.id = free.id
@@ -165,9 +181,14 @@ returning m.id
 """
 
 
-def requeue(cursor: Cursor, *, ids: Sequence[int], attempts: int) -> list[int]:
-    """Give the dead letters of `ids` at least `attempts` more attempts, due now."""
-    cursor.execute(REQUEUE, {"ids": list(ids), "attempts": attempts})
+def requeue(
+    cursor: Cursor, *, ids: Sequence[int], attempts: int, unique: Sequence[int] = ()
+) -> list[int]:
+    """Give the dead letters of `ids` at least `attempts` more attempts, due now.
+
+    Of those with a unique id only those of `unique`, which have taken it again.
+    """
+    cursor.execute(REQUEUE, {"ids": list(ids), "attempts": attempts, "unique": list(unique)})
     return _ids(cursor)
 
 

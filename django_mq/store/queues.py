@@ -1,4 +1,4 @@
-"""The state of a queue in one statement; pause it and resume it."""
+"""The state of a queue in one statement; pause it, resume it, limit it."""
 
 from __future__ import annotations
 
@@ -182,3 +182,18 @@ def resume(cursor: Cursor, *, queue: str) -> bool:
     """End the pause of `queue`; say whether there was one."""
     cursor.execute(RESUME, {"queue": queue})
     return cursor.fetchone() is not None
+
+
+LIMIT = """
+insert into django_mq_queuestate as s (queue, max_in_flight)
+select %(queue)s, %(max_in_flight)s::int
+ where %(max_in_flight)s::int is not null
+    or exists (select from django_mq_queuestate s where s.queue = %(queue)s)
+    on conflict (queue) do update
+   set max_in_flight = excluded.max_in_flight
+"""
+
+
+def limit(cursor: Cursor, *, queue: str, max_in_flight: int | None) -> None:
+    """Let at most so many messages of `queue` be in flight; None: what the settings say."""
+    cursor.execute(LIMIT, {"queue": queue, "max_in_flight": max_in_flight})

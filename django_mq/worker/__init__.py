@@ -12,9 +12,12 @@ from django.db import connections, router
 
 from django_mq.conf import get_settings
 from django_mq.routing import check_pattern
+from django_mq.timing import HandlerTimings
+from django_mq.worker import timings
 from django_mq.worker.board import Board
 from django_mq.worker.leases import DeadWorker
 from django_mq.worker.process import Process
+from django_mq.worker.timings import Timings
 
 __all__ = ["DeadWorker", "Worker", "places_needed"]
 
@@ -69,6 +72,7 @@ class Worker:
         self._given_id = id
         self._to_recover: list[tuple[DeadWorker, Callable[[], None]]] = []
         self._parts: Process | None = None
+        self._timings = Timings()
         self._starting = threading.Lock()
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -78,6 +82,24 @@ class Worker:
     def id(self) -> str:
         """The random id of this run, as in `claimed_by` and the heartbeat; empty when idle."""
         return self._parts.id if self._parts else ""
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs now; from any thread."""
+        return self._parts is not None
+
+    @property
+    def sleeps(self) -> int:
+        """How often this run found nothing to do and slept; 0 when idle."""
+        return self._parts.wakeup.sleeps if self._parts else 0
+
+    def timings(self) -> dict[str, HandlerTimings]:
+        """Return what each handler did in this run, or in the last one; from any thread.
+
+        At most 100 handlers, those that ended most messages first. `django_mq.queues.timings()`
+        adds up the whole fleet.
+        """
+        return {name: tally.timings(name) for name, tally in self._timings.read().items()}
 
     def run(self, until_empty: bool = False) -> bool:
         """Work until told to stop, or until nothing is due any more; blocks.
@@ -95,10 +117,12 @@ class Worker:
                     " transaction: in a TestCase use django_mq.testing.drain()"
                 )
             self._parts = Process(self)
+            self._timings = timings.begin(self._parts.id)
             self._ended.clear()
         try:
             return self._parts.run(until_empty)
         finally:
+            timings.end(self._parts.id)
             with self._starting:
                 self._parts = None
                 self._stopping.clear()  # not at the start: it may have been asked to stop before

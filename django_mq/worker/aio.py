@@ -7,7 +7,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,9 @@ from django_mq.messages import current_delivery
 from django_mq.outcomes import TimedOut
 from django_mq.signals import message_started, wanted
 from django_mq.store import leases
-from django_mq.worker import reporting
+from django_mq.worker import answers, reporting
 from django_mq.worker.database import LOST, Outage, Statements
-from django_mq.worker.ending import Ended, Settled, any_back, settle_all
+from django_mq.worker.ending import Ended, Settled, ends_or_lost, settle_all
 from django_mq.worker.leased import LeasedDelivery
 from django_mq.worker.unbound import ended_unbound
 
@@ -52,7 +52,7 @@ class AsyncRunner(threading.Thread):
         lease: Callable[[str], float],
         outage: Outage,
         policy: Callable[[ClaimedRow], RetryPolicy],
-        settled: Callable[[list[int], bool], None],
+        settled: Callable[[Sequence[Ended]], None],
         on_room: Callable[[], None],
     ) -> None:
         super().__init__(name="mq-async", daemon=True)
@@ -116,7 +116,7 @@ class AsyncRunner(threading.Thread):
             started = await self._ask("start", task)
             if started is None:
                 reporting.lease_lost(task.delivery)
-                self._hand.settled([task.delivery.id])
+                self._settler.settled([Ended(task.delivery, Settled.LOST)])
             elif started:
                 await self._ask("settle", Ended(task.delivery, Settled.BURIED, reason="expired"))
             else:
@@ -132,7 +132,7 @@ class AsyncRunner(threading.Thread):
             self._free.append(place)
             with self._lock:
                 self._busy -= 1
-            self._hand.leave()
+            self._hand.leave(task.line)
             self._on_room()
 
     async def _call(self, task: Task, place: int) -> Ended:
@@ -154,6 +154,8 @@ class AsyncRunner(threading.Thread):
         try:
             async with limit:
                 result = await task.handler.function(delivery)
+                if delivery._row.wants_result:
+                    result = answers.encoded(result, delivery)
         except BaseException as raised:
             if isinstance(raised, asyncio.CancelledError) and self._cancelling:
                 raise  # the drain cancels it, and not the handler itself or what it awaited
@@ -221,13 +223,13 @@ class Settler(threading.Thread):
         alias: str,
         lease: Callable[[str], float],
         outage: Outage,
-        settled: Callable[[list[int], bool], None],
+        settled: Callable[[Sequence[Ended]], None],
     ) -> None:
         super().__init__(name="mq-settler", daemon=True)
         self._statements = Statements(alias)
         self._lease = lease
         self._outage = outage
-        self._settled = settled
+        self.settled = settled
         self._asked: queue.SimpleQueue[tuple[str, Any, Any, Any] | None] = queue.SimpleQueue()
 
     def put(self, what: str, subject: Any, loop: asyncio.AbstractEventLoop, answer: Any) -> None:
@@ -259,9 +261,8 @@ class Settler(threading.Thread):
             for ended in ends:
                 if ended.delivery.id in lost:
                     reporting.lease_lost(ended.delivery)
-                else:
-                    reporting.one_ended(ended)
-            self._settled([ended.delivery.id for ended in ends], any_back(ends))
+            reporting.all_ended([each for each in ends if each.delivery.id not in lost])
+            self.settled(ends_or_lost(ends, lost))
         for what, subject, loop, answer in asked:
             value = started.get(subject.delivery.id) if what == "start" else None
             loop.call_soon_threadsafe(_resolve, answer, value)

@@ -11,6 +11,7 @@ from django.db import close_old_connections, connections, reset_queries
 
 from django_mq.exceptions import Reject, Retry, Snooze
 from django_mq.messages import Delivery, current_delivery
+from django_mq.worker import answers
 
 if TYPE_CHECKING:
     from django_mq.worker.hand import Task
@@ -24,6 +25,7 @@ def call(
 ) -> tuple[Any, BaseException | None]:
     """Return what `function(argument)` returned, and what it raised, if it raised.
 
+    Where somebody asked, what it returned is encoded already, and what cannot be is its error.
     It runs in a copy of this thread's context, so translation, time zone and context variables
     that it sets end with it; what it broadcasts meanwhile is caused by `delivery`.
     """
@@ -42,6 +44,8 @@ def _call(
                 "the handler returned a coroutine: put @handler on the async function itself,"
                 " or write the function that wraps it as async def"
             )
+        if argument is not delivery or delivery._row.wants_result:
+            result = answers.encoded(result, argument)
         return result, None
     except BaseException as error:  # SystemExit too: a handler does not end the worker
         return None, error

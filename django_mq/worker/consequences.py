@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from django_mq.outcomes import DeadLettered
+from django_mq.store import keys
+from django_mq.store.keys import Line
+from django_mq.worker import answers, ending, freed  # `ending` imports this one, so no names of it
+
 if TYPE_CHECKING:
     from django_mq.messages import ClaimedRow
     from django_mq.store import Cursor
@@ -21,3 +26,18 @@ def follow(cursor: Cursor, ended: Sequence[Ended]) -> None:
 
     Each has `has_any()` of its row, and was still ours.
     """
+    answers.follow(cursor, ended)
+    free_lines(cursor, [each.delivery._row for each in ended if _is_over(each)])
+    freed.follow(cursor, ended)
+
+
+def free_lines(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:
+    """These messages are done, or dead: let what waits behind them in their keys go on."""
+    keys.free_next(
+        cursor, [Line(row.queue, row.handler, row.key) for row in rows if row.key is not None]
+    )
+
+
+def _is_over(ended: Ended) -> bool:
+    buried = ended.settled is ending.Settled.BURIED or isinstance(ended.outcome, DeadLettered)
+    return buried or ended.settled in ending.DONE

@@ -11,13 +11,15 @@ import psycopg
 from asgiref.sync import async_to_sync
 
 from django_mq.conf import get_settings
-from django_mq.store import claim
+from django_mq.store import lines, looking
 from django_mq.store.claim import Lane
 from django_mq.worker.board import Board, Places
 from django_mq.worker.calling import call
+from django_mq.worker.claiming import Claims, Terms
 from django_mq.worker.database import Outage, statement_cursor
 from django_mq.worker.ending import settle_all
 from django_mq.worker.leased import LeasedDelivery
+from django_mq.worker.ownership import PIECE
 from django_mq.worker.policies import policies
 from django_mq.worker.slices import Slices
 from django_mq.worker.sorting import Sorter
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 #: A queue that is not empty after so many deliveries never will be: handlers feed each other.
 MOST_DELIVERIES = 100_000
+#: The worker that messages are claimed for.
+NAME = "drain"
 
 
 class Drainer:
@@ -42,51 +46,80 @@ class Drainer:
         self._settings = get_settings()
         self._sorter = Sorter(self._settings)
         self._policy = policies(self._settings)
-        self._claims = count(1)
+        numbers = count(1)
+        self._owned: set[str] = set()
+        self._claims = Claims(
+            worker=NAME,
+            claimer=lambda: f"{NAME}:{next(numbers)}",
+            owned=self._owned,
+            holding=lambda queue: False,
+            probing=lambda queue, claimer: None,
+        )
 
     def run(self) -> int:
         """Run until nothing is due; return how many deliveries there were."""
+        delivered = 0
+        while rows := self._claim():
+            for task in self._sorter.sort(self._cursor(), rows):
+                delivered += 1
+                if delivered > MOST_DELIVERIES:
+                    raise RuntimeError(
+                        f"more than {MOST_DELIVERIES} deliveries: handlers feed each other"
+                    )
+                if task.handler.atomic:
+                    self._run_slices(task)
+                else:
+                    self._run_unbound(task)
+        return delivered
+
+    def _run_slices(self, task: Task) -> None:
         slices = Slices(
             self._connection,
             places=Places(Board(1), 0, 1),
             outage=Outage(threading.Event()),
             policy=self._policy,
-            settled=lambda ids, any_back: None,
+            settled=lambda ended: None,
             slice_seconds=self._settings.slice_seconds,
         )
-        delivered = 0
+        # For one message alone: a handler that is not atomic may ask another one, and that runs
+        # in a drain within this one.
         with contextlib.closing(slices):
-            while rows := self._claim():
-                for task in self._sorter.sort(self._cursor(), rows):
-                    delivered += 1
-                    if delivered > MOST_DELIVERIES:
-                        raise RuntimeError(
-                            f"more than {MOST_DELIVERIES} deliveries: handlers feed each other"
-                        )
-                    if task.handler.atomic:
-                        again = [task]
-                        while again:
-                            again = slices.run(again).again
-                    else:
-                        self._run_unbound(task)
-        return delivered
+            again = [task]
+            while again:
+                again = slices.run(again).again
 
     def _claim(self) -> list[ClaimedRow]:
-        lanes = [
-            Lane(seen.queue, seen.priority)
-            for seen in claim.look(self._cursor())
-            if seen.due and self._queue in (None, seen.queue)
-        ]
-        if not lanes:
-            return []
-        return claim.claim(
-            self._cursor(),
-            lanes=lanes,
-            claimer=f"drain:{next(self._claims)}",
-            lease=self._settings.lease,
-            limit=1,
-            max_bytes=self._settings.batch_bytes,
-        ).rows
+        cursor = self._cursor()
+        seen = looking.look(cursor)
+        self._claims.saw(seen)
+        for each in seen:
+            if each.due and self._queue in (None, each.queue):
+                terms = self._terms(each.queue)
+                lane = Lane(each.queue, each.priority)
+                if rows := self._claims.take(cursor, [lane], terms, limit=1).claim.rows:
+                    return rows
+        return []
+
+    def _terms(self, queue: str) -> Terms:
+        options = self._settings.queue(queue)
+        if options.ordered:
+            self._own(queue)
+        return Terms(
+            kind="both",
+            lease=options.lease,
+            batch_size=1,
+            batch_bytes=options.batch_bytes,
+            ordered=options.ordered,
+            skip_dead=options.on_dead_head == "skip",
+            limit=options.max_in_flight,
+        )
+
+    def _own(self, queue: str) -> None:
+        """Nobody else serves a queue that is drained; what is beside its line comes into it."""
+        self._owned.add(queue)
+        lines.own(self._cursor(), queue=queue, worker=NAME, lease=self._settings.lease)
+        while lines.adopt(self._cursor(), queue=queue, limit=PIECE) == PIECE:
+            pass
 
     def _run_unbound(self, task: Task) -> None:
         delivery = LeasedDelivery(

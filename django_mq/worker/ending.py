@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from enum import Enum, auto
@@ -26,7 +26,10 @@ LONGEST_HOLD = 300.0
 
 
 class Settled(Enum):
-    """What becomes of a delivery. FINISHED: its handler acked it with its own last writes."""
+    """What becomes of a delivery.
+
+    FINISHED: its handler acked it with its own last writes. LOST: it is no longer ours.
+    """
 
     ACKED = auto()
     FINISHED = auto()
@@ -34,6 +37,11 @@ class Settled(Enum):
     SNOOZED = auto()
     HELD = auto()
     BURIED = auto()
+    LOST = auto()
+
+
+#: The handler did its work.
+DONE = (Settled.ACKED, Settled.FINISHED)
 
 
 class Ended(NamedTuple):
@@ -144,9 +152,16 @@ def failed_row(ended: Ended, *, suspect: bool = False) -> settle.Failed | None:
     )
 
 
+def ends_or_lost(ended: Sequence[Ended], lost: Collection[int]) -> list[Ended]:
+    """Return `ended` with those of `lost` marked so."""
+    return [
+        each._replace(settled=Settled.LOST) if each.delivery.id in lost else each for each in ended
+    ]
+
+
 def any_back(ended: Sequence[Ended]) -> bool:
     """Say whether one of these is back in its queue, to run again."""
-    return any(each.settled not in (Settled.ACKED, Settled.FINISHED) for each in ended)
+    return any(each.settled not in (*DONE, Settled.LOST) for each in ended)
 
 
 def hold_delay(held_for: float | None) -> float:

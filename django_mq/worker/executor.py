@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from django_mq.backoff import RetryPolicy
     from django_mq.messages import ClaimedRow
     from django_mq.worker.board import Places
+    from django_mq.worker.ending import Ended
 
 logger = logging.getLogger("django_mq")
 
@@ -36,7 +37,7 @@ class Executor(threading.Thread):
         places: Places,
         outage: Outage,
         policy: Callable[[ClaimedRow], RetryPolicy],
-        settled: Callable[[list[int], bool], None],
+        settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
         lease: Callable[[str], float],
         most: int,
@@ -95,14 +96,20 @@ class Executor(threading.Thread):
         self._set_pace(tasks, unstarted, remainder.again, monotonic() - began)
         left, again, locked = remainder.left, deque(remainder.again), remainder.locked
         while again and not self._outage.stopped():
-            remainder = self._slices.run([again.popleft()])
+            task = again.popleft()
+            if self._hand.is_broken(task.line):
+                left.insert(0, task)  # what was before it failed: it is given back
+                continue
+            remainder = self._slices.run([task])
             left = remainder.left + left
             locked = locked + remainder.locked
             again.extend(remainder.again)
-        if left or again:
-            self._hand.put_back([*again, *left])
-        if locked:
-            self._hand.put(locked)
+        lined = [task for task in locked if task.line is not None]
+        if back := [*again, *left, *lined]:
+            place = {task.delivery.id: n for n, task in enumerate(tasks)}
+            self._hand.put_back(sorted(back, key=lambda task: place[task.delivery.id]))
+        if others := [task for task in locked if task.line is None]:
+            self._hand.put(others)
 
     def _set_pace(self, tasks: list[Task], left: int, again: list[Task], seconds: float) -> None:
         for task in again:

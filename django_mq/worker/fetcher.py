@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from django_mq.routing import Pattern
-from django_mq.store import claim as store_claim
+from django_mq.store import looking
 from django_mq.worker.marks import REST_AFTER_FULL_SCAN, LaneName, Marks
+from django_mq.worker.takeover import take_over
 
 if TYPE_CHECKING:
     from django_mq.messages import ClaimedRow
     from django_mq.store import Cursor
+    from django_mq.worker.claiming import Claims, Terms, Took
+    from django_mq.worker.ownership import Ownership
 
 #: After a ring or a claim that took something, look once more so many seconds later before
 #: sleeping: makes the producers' coalesced rings lossless.
@@ -22,24 +25,13 @@ LOOK_AGAIN = 0.025
 FORGET_LANE = 60.0
 
 
-class Terms(NamedTuple):
-    """On which terms the messages of a queue are claimed.
-
-    `kind` names the executors they need: room is counted for each kind.
-    """
-
-    kind: str
-    lease: float
-    batch_size: int
-    batch_bytes: int
-
-
 class Fetcher:
     """Claims for one process; whoever runs the loop calls `fetch()`.
 
     `terms(queue)` says how a queue is claimed, `room(kind)` how many messages there is room
-    for now; `take` gets the rows that were claimed, and whether they had lapsed, `buried` those
-    whose last attempt had vanished with its worker. `claimer` makes the name of the next claim.
+    for now; `take` gets the rows that were claimed, and whether
+    they had lapsed; `closed` is told the queues of which
+    nothing is to run now, after each look that saw some. `claimer` names the next claim.
     """
 
     def __init__(
@@ -49,16 +41,20 @@ class Fetcher:
         terms: Callable[[str], Terms],
         room: Callable[[str], int],
         take: Callable[[Cursor, list[ClaimedRow], bool], None],
-        buried: Callable[[list[ClaimedRow]], None],
+        closed: Callable[[Collection[str]], None],
         claimer: Callable[[], str],
+        claims: Claims,
+        ownership: Ownership,
         poll: float,
     ) -> None:
         self._patterns = [Pattern(text) for text in patterns]
         self._terms = terms
         self._room = room
         self._take = take
-        self._buried = buried
+        self._closed = closed
         self._claimer = claimer
+        self._claims = claims
+        self._ownership = ownership
         self._poll = poll
         self._marks = Marks(full_every=1.0)
         self._seen_at: dict[LaneName, float] = {}
@@ -89,12 +85,19 @@ class Fetcher:
         self._marks.want_full()
         self._must_look = self._hopeful = True
 
+    def moved(self) -> None:
+        """What was first of its line is done here: what comes next may be claimed."""
+        self.empty = False
+        self._marks.want_full()
+        self._hopeful = True
+
     def fetch(self, cursor: Cursor) -> float:
         """Claim what there is room for; return how many seconds to sleep before the next call."""
         if self._rung:  # somebody waits for this one: everything else comes after it
             self._rung = False
             if not self._claim(cursor):
                 return 0.0
+        self._ownership.tend(cursor)
         now = monotonic()
         if now >= self._look_at:
             self._hopeful |= self._look(cursor)
@@ -125,8 +128,10 @@ class Fetcher:
             if room <= 0:
                 cramped = True
                 continue
-            rows = self._claim_from(cursor, lanes, terms, room, full=full)
+            taken = self._claim_from(cursor, lanes, terms, room, full=full)
+            rows = taken.claim.rows
             took += len(rows)
+            cramped |= taken.full
             if len(rows) == room or sum(len(row.payload) for row in rows) > (
                 terms.batch_bytes // 2
             ):
@@ -148,20 +153,14 @@ class Fetcher:
 
     def _claim_from(
         self, cursor: Cursor, lanes: list[LaneName], terms: Terms, room: int, *, full: bool
-    ) -> list[ClaimedRow]:
+    ) -> Took:
         began = perf_counter()
-        claimed = store_claim.claim(
-            cursor,
-            lanes=[self._marks.lane(*lane, full=full) for lane in lanes],
-            claimer=self._claimer(),
-            lease=terms.lease,
-            limit=room,
-            max_bytes=terms.batch_bytes,
-        )
-        self._marks.scanned(claimed.marks, perf_counter() - began, full=full)
-        if claimed.rows:
-            self._take(cursor, claimed.rows, False)
-        return claimed.rows
+        marked = [self._marks.lane(*lane, full=full) for lane in lanes]
+        took = self._claims.take(cursor, marked, terms, limit=room)
+        self._marks.scanned(took.claim.marks, perf_counter() - began, full=full)
+        if took.claim.rows:
+            self._take(cursor, took.claim.rows, False)
+        return took
 
     def _claim_lapsed(self, cursor: Cursor) -> None:
         self._more_lapsed = False
@@ -170,7 +169,7 @@ class Fetcher:
             if room <= 0:
                 self._more_lapsed = True  # perhaps: whoever makes room pokes the loop
                 continue
-            lapsed = store_claim.claim_lapsed(
+            lapsed = take_over(
                 cursor,
                 queues=queues,
                 claimer=self._claimer(),
@@ -181,7 +180,6 @@ class Fetcher:
             if lapsed.taken or lapsed.dead:  # there may be more
                 self._more_lapsed = True
                 self._lapsed_at = 0.0
-            self._buried(lapsed.dead)
             if lapsed.taken:
                 self.empty = False
                 self._take(cursor, lapsed.taken, True)
@@ -189,26 +187,27 @@ class Fetcher:
     def _look(self, cursor: Cursor) -> bool:
         """See which lanes there are and what is due next; say whether something new is due."""
         began = monotonic()
-        seen = store_claim.look(cursor)
+        seen = looking.look(cursor)
+        new_keys = self._claims.saw(seen)
         now = monotonic()
         self._look_again_at = now + REST_AFTER_FULL_SCAN * (now - began)
         self._look_at = max(now + self._poll, self._look_again_at)
         self._must_look = False
-        mine = [(lane, self._preference(lane.queue)) for lane in seen]
-        self._leased = [lane.queue for lane, place in mine if place is not None and lane.leased]
-        lanes = {
-            (lane.queue, lane.priority): place
-            for lane, place in mine
-            if place is not None and not lane.leased
-        }
-        new_due = any(lane.due for lane, place in mine if place is not None and not lane.leased)
+        mine = [each for each in seen if self._preference(each.queue) is not None]
+        self._leased = [each.queue for each in mine if each.kind == "leased"]
+        lanes = [(each.queue, each.priority) for each in mine if each.kind == "lane"]
+        new_due = new_keys or any(each.due for each in mine)
         self._seen_at.update(dict.fromkeys(lanes, now))
         self._seen_at = {lane: at for lane, at in self._seen_at.items() if now - at < FORGET_LANE}
         known = {**dict.fromkeys(self._fixed), **dict.fromkeys(self._seen_at)}
         self._lanes = sorted(known)
         self._marks.keep(known)
-        waits = [lane.next_in for lane, place in mine if place is not None and lane.next_in]
+        waits = [each.next_in for each in mine if each.next_in and each.next_in > 0]
         self._due_at = now + min(waits, default=float("inf"))
+        for queue in self._ownership.owned.difference(self._leased, (lane[0] for lane in lanes)):
+            self._ownership.caught_up(queue)
+        if self._claims.closed:
+            self._closed(self._claims.closed)
         return new_due
 
     def _sleep(self, cursor: Cursor) -> float:
@@ -226,7 +225,7 @@ class Fetcher:
         until = min(self._look_at, self._lapsed_at, self._due_at, self._again_at)
         if self._must_look and self._again_at == float("inf"):
             until = min(until, self._look_again_at)
-        return max(0.0, until - monotonic())
+        return max(0.0, min(until - monotonic(), self._ownership.turn_in()))
 
     def _preference(self, queue: str) -> int | None:
         for place, pattern in enumerate(self._patterns):
@@ -243,11 +242,17 @@ class Fetcher:
 
     def _groups(self) -> Iterator[tuple[Terms, list[LaneName]]]:
         """Yield neighbouring lanes that one claim can serve: their order is the preference."""
-        for terms, lanes in groupby(self._in_order(), lambda lane: self._terms(lane[0])):
+        for (terms, _), lanes in groupby(self._in_order(), self._group):
             yield terms, list(lanes)
+
+    def _group(self, lane: LaneName) -> tuple[Terms, str]:
+        terms = self._terms(lane[0])
+        return terms, self._claims.way(lane[0], terms)
 
     def _leased_groups(self) -> Iterator[tuple[Terms, list[str]]]:
         groups: dict[Terms, list[str]] = {}
         for queue in self._leased:
-            groups.setdefault(self._terms(queue), []).append(queue)
+            terms = self._terms(queue)
+            if not terms.ordered or queue in self._ownership.owned:
+                groups.setdefault(terms, []).append(queue)
         yield from groups.items()

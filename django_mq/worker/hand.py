@@ -1,13 +1,18 @@
-"""What this process has in hand: claimed, not yet settled. Executors take slices from it."""
+"""What this process has in hand: claimed, not yet settled. Executors take slices from it.
+
+Of one line (an order key, an ordered queue) only one slice, or one coroutine, is out at a time.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.worker.waiting import Lines
 
 if TYPE_CHECKING:
     from django_mq.handlers import Handler
@@ -19,12 +24,16 @@ SUSPECT_PATIENCE = 10.0
 STUCK_AFTER = 1.0
 
 
+Line = tuple[str, ...]
+
+
 class Task(NamedTuple):
-    """A delivery and the handler that it is for."""
+    """A delivery and the handler that it is for; `line`: what is handled one after another."""
 
     delivery: Delivery
     handler: Handler
     timeout: float
+    line: Line | None = None
 
 
 @dataclass(slots=True)
@@ -58,10 +67,11 @@ class Pace:
 
 @dataclass(slots=True)
 class Slice:
-    """Tasks that run in one transaction, or one that runs outside any."""
+    """Tasks that run in one transaction, or one that runs outside any; their `lines`."""
 
     tasks: list[Task] = field(default_factory=list)
     alone: bool = False
+    lines: set[Line] = field(default_factory=set)
 
 
 class Hand:
@@ -87,13 +97,18 @@ class Hand:
         self._closed = False
         self._paces: dict[str, Pace] = {}
         self._fences: dict[int, tuple[str, Fence]] = {}
+        self._lines = Lines()
+        self._shut: set[str] = set()
+        self._given_back: list[Task] = []
 
     def put(self, tasks: Iterable[Task]) -> None:
         """Add claimed tasks, behind what is there; suspects go aside."""
         with self._lock:
             for task in tasks:
                 self._fences[task.delivery.id] = (task.delivery.queue, task.delivery.fence)
-                if task.delivery._row.suspect:
+                if self._is_unwanted(task):
+                    self._given_back.append(task)
+                elif task.delivery._row.suspect and task.line is None:
                     self._suspects.append((monotonic(), task))
                 else:
                     self._ready.append(task)
@@ -103,22 +118,31 @@ class Hand:
         """Return tasks of a slice that did not start, before all others; suspects stay aside."""
         with self._lock:
             for task in reversed(tasks):
-                if task.delivery._row.suspect:
+                if self._is_unwanted(task):
+                    self._given_back.append(task)
+                elif task.delivery._row.suspect and task.line is None:
                     self._suspects.appendleft((monotonic(), task))
+                elif task.line is not None and self._lines.is_out(task.line):
+                    self._lines.wait_first(task, task.line)  # until the slice it comes from is done
                 else:
                     self._ready.appendleft(task)
+            if self._given_back:
+                self._on_room()
             self._lock.notify_all()
 
     def take(self) -> Slice | None:
         """Wait for the next slice; None when the hand was closed. Each ends with `done()`."""
         with self._lock:
             while not self._closed:
+                self._step_aside()
                 if self._alone:
                     pass
                 elif self._suspects and not self._running:
                     self._alone = True
                     self._running += 1
-                    return Slice([self._suspects.popleft()[1]], alone=True)
+                    suspect = self._suspects.popleft()[1]
+                    lines = {suspect.line} if suspect.line is not None else set()
+                    return Slice([suspect], alone=True, lines=lines)
                 elif self._ready and not self._suspect_is_due():
                     self._running += 1
                     self._taken_at = monotonic()
@@ -148,10 +172,78 @@ class Hand:
     def give_back(self) -> list[Task]:
         """Return everything that waits, to be released: others may have time for it."""
         with self._lock:
-            waiting = [*self._ready, *(task for _, task in self._suspects)]
+            # These two are to be the next of their lines, which nothing of runs yet.
+            next_ = [task for _, task in self._suspects] + self._lines.take_coroutines()
+            waiting = [
+                *self._given_back,
+                *self._ready,
+                *next_,
+                *self._lines.take_waiting(),
+            ]
+            self._given_back.clear()
             self._ready.clear()
             self._suspects.clear()
+            for task in next_:
+                self._lines.vacate(task.line)
             return waiting
+
+    def take_given_back(self) -> list[Task]:
+        """Return what must not run here any more, to be released."""
+        with self._lock:
+            given_back, self._given_back = self._given_back, []
+            return given_back
+
+    def break_line(self, line: Line) -> None:
+        """What ran of this line was not acked: what waits behind it here is given back."""
+        with self._lock:
+            self._lines.breaks(line)
+            self._drop(lambda task: task.line == line)
+
+    def is_broken(self, line: Line | None) -> bool:
+        """Say whether a task of this line must not run now."""
+        return line in self._lines.broken
+
+    def shut(self, queue: str) -> None:
+        """Let nothing of `queue` start until `open()`: what waits of it is given back."""
+        with self._lock:
+            self._shut.add(queue)
+            self._drop(lambda task: task.delivery.queue == queue)
+
+    def open(self, queues: Collection[str]) -> None:
+        """Let messages of these start again."""
+        self._shut.difference_update(queues)
+
+    def drop(self, queues: Collection[str], *, keeping: Collection[str]) -> None:
+        """Give back what waits of `queues`, except what the claims `keeping` took."""
+        with self._lock:
+            self._drop(
+                lambda task: (
+                    task.delivery.queue in queues and task.delivery.fence.claimed_by not in keeping
+                )
+            )
+
+    def admit(self, task: Task) -> bool:
+        """Say whether a coroutine may start now; else it waits here, or is given back."""
+        with self._lock:
+            self._fences[task.delivery.id] = (task.delivery.queue, task.delivery.fence)
+            if self._is_unwanted(task):
+                self._given_back.append(task)
+                return False
+            if task.line is None:
+                return True
+            if self._lines.is_out(task.line):
+                self._lines.wait(task, task.line)
+                return False
+            if any(waiting.line == task.line for waiting in self._ready):
+                self._given_back.append(task)  # behind one that is no coroutine: a later claim
+                return False
+            self._lines.occupy(task.line)
+            return True
+
+    def take_coroutines(self) -> list[Task]:
+        """Return coroutines that waited for their line, and may start now."""
+        with self._lock:
+            return self._lines.take_coroutines()
 
     def done(self, slice_: Slice) -> None:
         """The tasks of this slice run no more."""
@@ -159,7 +251,9 @@ class Hand:
             self._running -= 1
             if slice_.alone:
                 self._alone = False
-            if self._alone or self._suspects or slice_.alone:
+            for line in slice_.lines:
+                self._free_line(line)
+            if self._alone or self._suspects or slice_.alone or slice_.lines:
                 self._lock.notify_all()
         if slice_.alone:
             self._on_room()  # async handlers may start again
@@ -170,11 +264,13 @@ class Hand:
         with self._lock:
             self._running += 1
 
-    def leave(self) -> None:
-        """The counterpart of `enter()`."""
+    def leave(self, line: Line | None) -> None:
+        """The counterpart of `enter()`; `line`: of what ended."""
         with self._lock:
             self._running -= 1
-            if self._suspects:
+            if line is not None:
+                self._free_line(line)
+            if self._suspects or line is not None:
                 self._lock.notify_all()
         self._tell_if_idle()
 
@@ -202,12 +298,17 @@ class Hand:
 
     def waiting(self) -> int:
         """How many tasks wait to be taken."""
-        return len(self._ready) + len(self._suspects)
+        return len(self._ready) + len(self._suspects) + self._lines.waiting
 
     def fences(self) -> list[tuple[str, Fence]]:
         """Everything that is claimed and not yet settled: queues and fences."""
         with self._lock:
             return list(self._fences.values())
+
+    def holds(self, queue: str) -> bool:
+        """Say whether anything of `queue` is claimed here and not yet settled."""
+        with self._lock:
+            return any(held[0] == queue for held in self._fences.values())
 
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
@@ -232,10 +333,53 @@ class Hand:
     def _suspect_is_due(self) -> bool:
         return bool(self._suspects) and monotonic() - self._suspects[0][0] > SUSPECT_PATIENCE
 
+    def _is_unwanted(self, task: Task) -> bool:
+        return task.delivery.queue in self._shut or task.line in self._lines.broken
+
+    def _drop(self, unwanted: Callable[[Task], bool]) -> None:
+        """Give back the waiting tasks that are `unwanted`."""
+        dropped = [task for task in self._ready if unwanted(task)]
+        if dropped:
+            self._ready = deque(task for task in self._ready if not unwanted(task))
+        for task in self._lines.drop(unwanted):
+            dropped.append(task)
+        for entry in [entry for entry in self._suspects if unwanted(entry[1])]:
+            self._suspects.remove(entry)
+            self._lines.vacate(entry[1].line)
+            dropped.append(entry[1])
+        if dropped:
+            self._given_back += dropped
+            self._on_room()
+
+    def _free_line(self, line: Line) -> None:
+        """What ran of `line` is done: what waited for it comes first."""
+        for task in reversed(self._lines.free(line)):
+            self._ready.appendleft(task)
+        if self._lines.coroutines:
+            self._on_room()
+
+    def _step_aside(self) -> None:
+        """What cannot start now is taken out of the way of what can.
+
+        What waits for its line; and a suspect whose turn it is in its line, before the rest of it.
+        """
+        ready = self._ready
+        while ready and (line := ready[0].line) is not None:
+            if self._lines.is_out(line):
+                self._lines.wait(ready.popleft(), line)
+            elif ready[0].delivery._row.suspect:
+                self._lines.occupy(line)
+                self._suspects.append((monotonic(), ready.popleft()))
+            else:
+                break
+
     def _next_slice(self) -> Slice:
         ready = self._ready
         first = ready.popleft()
         slice_ = Slice([first])
+        if first.line is not None:
+            self._lines.occupy(first.line)
+            slice_.lines.add(first.line)
         handler = first.handler
         batch = handler.batch
         limit = self._batch if batch else self.pace(handler).limit
@@ -245,6 +389,12 @@ class Hand:
         limits = {handler: limit}
         tasks = slice_.tasks
         while ready and len(tasks) < self._most:
+            line = ready[0].line
+            if line is not None and line not in slice_.lines and self._lines.is_out(line):
+                self._lines.wait(ready.popleft(), line)
+                continue
+            if ready[0].delivery._row.suspect:
+                break
             handler = ready[0].handler
             if batch:
                 if handler is not first.handler:
@@ -259,4 +409,7 @@ class Hand:
                 break  # one of which we know no better than that it may take long is alone
             taken[handler] = count + 1
             tasks.append(ready.popleft())
+            if line is not None:
+                self._lines.occupy(line)
+                slice_.lines.add(line)
         return slice_

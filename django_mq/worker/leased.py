@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -13,6 +13,8 @@ from django_mq.backoff import MAX_WAIT, as_seconds
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
 from django_mq.messages import Delivery
 from django_mq.store import leases, settle
+from django_mq.store.results import Answer
+from django_mq.worker import answers, consequences, freed
 
 if TYPE_CHECKING:
     from django_mq.messages import ClaimedRow
@@ -49,8 +51,11 @@ class LeasedDelivery(Delivery):
                 raise self._lost()
         self._clock.extend(wanted)
 
+    def finish(self, result: Any = None) -> AbstractContextManager[None]:
+        return self._finishing(lambda: result)
+
     @contextmanager
-    def finish(self, result: Any = None) -> Iterator[None]:
+    def _finishing(self, result: Callable[[], Any]) -> Iterator[None]:
         if self.finished:
             raise self._lost()
         with transaction.atomic(using=self._alias, durable=True):
@@ -60,6 +65,14 @@ class LeasedDelivery(Delivery):
                 xid = settle.current_transaction(cursor)
             yield
             self._must_be_in(xid)
+            if self._row.wants_result:
+                self._answer(answers.text(result()))
+            if self._row.key is not None:
+                with connections[self._alias].cursor() as cursor:
+                    consequences.free_lines(cursor, [self._row])
+            if self._row.unique_id is not None:
+                with connections[self._alias].cursor() as cursor:
+                    freed.finished(cursor, self._row)
         self.finished = True
 
     def _must_be_in(self, xid: str) -> None:
@@ -78,12 +91,18 @@ class LeasedDelivery(Delivery):
     def _ack(self, cursor: Cursor) -> bool:
         return bool(settle.ack(cursor, [self.fence]))
 
+    def _answer(self, value: str) -> None:
+        with connections[self._alias].cursor() as cursor:
+            answers.store(cursor, [Answer(self.id, self.handler, value)])
+
     async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await sync_to_async(self._call_and_finish)(function, *args, **kwargs)
 
     def _call_and_finish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.finish():
-            return function(*args, **kwargs)
+        returned: list[T] = []
+        with self._finishing(lambda: returned[0]):
+            returned.append(function(*args, **kwargs))
+        return returned[0]
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from django_mq.messages import Delivery
 from django_mq.outcomes import TimedOut, WorkerLost
 from django_mq.store import leases as store
-from django_mq.store import recover, settle
-from django_mq.worker import reporting
+from django_mq.store import lines, queue_backoff, recover, settle
+from django_mq.worker import consequences, reporting, timings
 from django_mq.worker.database import LOST, Outage, Statements
 from django_mq.worker.ending import Ended, end, failed_row
 
@@ -49,7 +49,8 @@ class DeadWorker:
 class Keeper(threading.Thread):
     """Keeps what this process holds: a thread with a connection of its own.
 
-    `beat` gives the heartbeat's words, `chores` is called with the cursor now and then.
+    `beat` gives the heartbeat's words, `chores` is called with the cursor now and then; `probes`
+    are queue and claimer of the probes that run here.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Keeper(threading.Thread):
         chores_every: float,
         policy: Callable[[ClaimedRow], RetryPolicy],
         freed: Callable[[], None],
+        probes: Callable[[], Iterable[tuple[str, str]]] = tuple,
     ) -> None:
         super().__init__(name="mq-keeper", daemon=True)
         self._statements_alias = alias
@@ -77,6 +79,7 @@ class Keeper(threading.Thread):
         self._chores_every = chores_every
         self._policy = policy
         self._freed = freed
+        self._probes = probes
         self._lock = threading.Condition()
         self._dead: list[tuple[DeadWorker, Callable[[], None]]] = []
         self._wake = threading.Event()
@@ -146,9 +149,17 @@ class Keeper(threading.Thread):
             by_lease.setdefault(self._lease(queue), []).append(fence)
         for lease, fences in by_lease.items():
             store.renew(self._statements.cursor(), fences, lease=lease)
+        for queue, claimer in self._probes():
+            queue_backoff.renew_probe(
+                self._statements.cursor(), queue=queue, claimer=claimer, lease=self._lease(queue)
+            )
 
     def _say_alive(self) -> None:
-        store.beat(self._statements.cursor(), **self._beat())
+        words = self._beat()
+        counted = timings.of(words["worker"])
+        store.beat(
+            self._statements.cursor(), **words, timings=counted.snapshot() if counted else {}
+        )
 
     def _do_chores(self) -> None:
         self._chores(self._statements.cursor())
@@ -192,7 +203,9 @@ class Keeper(threading.Thread):
         ended += self._charge(dead, dead.lost, WorkerLost(dead.reason))
         for each in ended:
             reporting.one_ended(each)
-        if freed or ended:
+        probed = queue_backoff.drop_probes_of(cursor, worker=dead.worker)
+        lines.disown(cursor, worker=dead.worker)
+        if freed or ended or probed:
             self._freed()
         if recover.anything_left(cursor, worker=dead.worker):
             return False
@@ -214,4 +227,7 @@ class Keeper(threading.Thread):
                 failed = failed_row(each, suspect=suspect)
                 settle.fail(cursor, [failed] if failed else [])
                 ended.append(each)
+            consequences.follow(
+                cursor, [each for each in ended if consequences.has_any(each.delivery._row)]
+            )
         return ended

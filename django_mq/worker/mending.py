@@ -14,7 +14,7 @@ from django_mq.store import settle
 from django_mq.worker import reporting
 from django_mq.worker.calling import is_conflict
 from django_mq.worker.database import LOST, Outage
-from django_mq.worker.ending import Ended, any_back, settle_all
+from django_mq.worker.ending import Ended, Settled, ends_or_lost, settle_all
 from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Mender:
         *,
         outage: Outage,
         conflicts: Conflicts,
-        settled: Callable[[list[int], bool], None],
+        settled: Callable[[Sequence[Ended]], None],
         finish: Callable[[Progress], None],
         end: Callable[[Task, BaseException, float], Ended],
     ) -> None:
@@ -50,7 +50,7 @@ class Mender:
         ran = progress.ran
         if len(tasks) == 1 and ran:
             reporting.lease_lost(ran[0].delivery)
-            self._settled([ran[0].delivery.id], False)
+            self._settled([Ended(ran[0].delivery, Settled.LOST)])
         else:
             progress.again.extend(ran)
         progress.ended, progress.ran = [], []
@@ -132,7 +132,7 @@ class Mender:
                 self._session.reset()
                 if not isinstance(error, LOST):
                     reporting.refused(progress.ended, error)
-                    self._settled([ended.delivery.id for ended in progress.ended], False)
+                    self._settled([Ended(ended.delivery, Settled.LOST) for ended in progress.ended])
                     return
                 self._outage.wait(error)
                 if self._outage.stopped():
@@ -144,7 +144,7 @@ class Mender:
                 reporting.lease_lost(ended.delivery)
             else:
                 reporting.one_ended(ended)
-        self._settled([ended.delivery.id for ended in progress.ended], any_back(progress.ended))
+        self._settled(ends_or_lost(progress.ended, lost))
 
     def _was_committed(self, xid: str | None) -> bool:
         """Ask what became of transaction `xid`, for as long as the server cannot say."""

@@ -12,30 +12,33 @@ import os
 import secrets
 import socket
 import threading
-from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from django_mq import __version__, handlers
-from django_mq.messages import ClaimedRow, Delivery
-from django_mq.outcomes import EXHAUSTED, DeadLettered, Failure
+from django_mq import __version__
+from django_mq.messages import ClaimedRow
 from django_mq.signals import announce_worker, worker_started, worker_stopped
-from django_mq.store import Cursor, doorbell, recover, settle
-from django_mq.worker import chores, reporting
+from django_mq.store import Cursor, doorbell, queue_backoff, recover
+from django_mq.worker import chores
 from django_mq.worker.aio import AsyncRunner
 from django_mq.worker.appetite import Appetite
 from django_mq.worker.board import Places
 from django_mq.worker.calling import is_conflict
+from django_mq.worker.claiming import Claims
 from django_mq.worker.database import LOST, Outage, Statements
-from django_mq.worker.ending import Ended, Settled
+from django_mq.worker.ending import DONE, Ended, any_back
 from django_mq.worker.executor import Executor
-from django_mq.worker.fetcher import Fetcher, Terms
+from django_mq.worker.fetcher import Fetcher
 from django_mq.worker.hand import Hand, Task
+from django_mq.worker.intake import Intake
 from django_mq.worker.leases import Keeper
 from django_mq.worker.listener import Listener
+from django_mq.worker.ownership import Ownership
 from django_mq.worker.policies import policies
-from django_mq.worker.sorting import Sorter
+from django_mq.worker.queue_backoff import QueueBackoffs
+from django_mq.worker.sorting import Sorter, line_of
+from django_mq.worker.terms import QueueTerms
 from django_mq.worker.wakeup import Deadline, Wakeup
 
 if TYPE_CHECKING:
@@ -46,8 +49,6 @@ logger = logging.getLogger("django_mq")
 #: Batches that wait in hand at most, so that claiming and running overlap; and that a slice of
 #: short handlers may have, so that a commit is for many.
 MOST_BATCHES = 4
-#: How often a drain tries to release a row that somebody has locked for a moment.
-RELEASE_TRIES = 4
 #: Seconds at the end in which what a dead sibling held is still settled.
 LAST_RECOVERY = 5.0
 
@@ -65,7 +66,6 @@ class Process:
         self._claims = count(1)
         self._left = worker.max_messages
         self._deadline = Deadline(worker.max_seconds)
-        self._unsorted: deque[ClaimedRow] = deque()
         self._in_doubt = self._worked = False
         self._taken = 0
         batch = worker.batch_size or settings.batch_size
@@ -73,8 +73,12 @@ class Process:
         self.appetite = Appetite(least=worker.threads, most=most, batch=batch)
         self.hand = Hand(batch=batch, most=most, on_room=self.wakeup.poke)
         self.board = worker.board()
-        self.sorter = Sorter(settings)
         self.statements = Statements(worker.alias)
+        self.backoffs = QueueBackoffs(settings)
+        self.terms = terms = QueueTerms(settings, batch_size=worker.batch_size)
+        self.ownership = Ownership(
+            self.id, terms.ordered(worker.queues), now_owned=lambda: self.fetcher.freed()
+        )
         policy = policies(settings)
         self.executors = [
             Executor(
@@ -86,7 +90,7 @@ class Process:
                 policy=policy,
                 settled=self._settled,
                 slice_seconds=settings.slice_seconds,
-                lease=self._lease,
+                lease=terms.lease,
                 most=most,
             )
             for number in range(worker.threads)
@@ -97,7 +101,7 @@ class Process:
             board=self.board,
             first_place=worker.threads * batch,
             slots=worker.async_slots,
-            lease=self._lease,
+            lease=terms.lease,
             outage=self.outage,
             policy=policy,
             settled=self._settled,
@@ -106,25 +110,41 @@ class Process:
         self.keeper = Keeper(
             alias=worker.alias,
             hand=self.hand,
-            lease=self._lease,
-            shortest_lease=min(
-                [settings.lease, *(options.lease for options in settings.queues.values())]
-            ),
+            lease=terms.lease,
+            shortest_lease=terms.shortest_lease(),
             outage=self.outage,
             beat=self._beat,
             chores=self._chores,
             chores_every=chores.EVERY,
             policy=policy,
             freed=self._freed,
+            probes=self.backoffs.probes,
+        )
+        self.intake = Intake(
+            sorter=Sorter(settings),
+            hand=self.hand,
+            runner=self.runner,
+            backoffs=self.backoffs,
+            statements=self.statements,
+            outage=self.outage,
+            freed=lambda: self.fetcher.freed(),
         )
         self.listener = self._make_listener()
         self.fetcher = Fetcher(
             patterns=worker.queues,
-            terms=self._terms,
+            terms=terms.of,
             room=self._room,
             take=self._take,
-            buried=self._buried,
-            claimer=lambda: f"{self.id}:{next(self._claims)}",
+            closed=lambda queues: self.hand.drop(queues, keeping=self._probe_claimers()),
+            claimer=self._claimer,
+            claims=Claims(
+                worker=self.id,
+                claimer=self._claimer,
+                owned=self.ownership.owned,
+                holding=self.hand.holds,
+                probing=self.backoffs.probe_started,
+            ),
+            ownership=self.ownership,
             poll=settings.poll_interval,
         )
 
@@ -170,10 +190,14 @@ class Process:
         cursor = self.statements.cursor()
         if self._in_doubt:
             self._release_unanswered(cursor)
-        if self._unsorted:
-            self._sort(cursor)
+        self.intake.sort(cursor)
         if self.hand.waiting() and self.hand.stuck():
             self._give_back(cursor)
+        if self.backoffs.active:
+            self._ease(cursor)
+        if given_back := self.hand.take_given_back():
+            self._return(given_back)
+        self.intake.go_on()
         if self.wakeup.take_ring():
             self.fetcher.rang()
         sleep = self.fetcher.fetch(cursor)
@@ -184,18 +208,32 @@ class Process:
     def _give_back(self, cursor: Cursor) -> None:
         """Every executor is busy for long: siblings may have time for what waits here."""
         self.appetite.lose()
-        tasks = self.hand.give_back()
+        self._return(self.hand.give_back())
+        self.ownership.let_go(cursor, [q for q in self.ownership.owned if not self.hand.holds(q)])
+        doorbell.ring(cursor)
+
+    def _return(self, tasks: list[Task]) -> None:
+        """Give back to their queues what was taken and did not start."""
         self.board.add_taken(-len(tasks))
         if self._left is not None:
             self._left += len(tasks)
-        self._release(tasks)
-        doorbell.ring(cursor)
+        self.intake.release(tasks)
+        self.fetcher.freed()
+
+    def _ease(self, cursor: Cursor) -> None:
+        """Write down what handlers did to the backoff of their queues."""
+        backing_off = self.backoffs.write(cursor)
+        self.hand.drop(backing_off, keeping=self._probe_claimers())
+        self.hand.open(self.backoffs.queues)
 
     def _release_unanswered(self, cursor: Cursor) -> None:
         """A claim may have been committed whose answer was lost: nobody has its rows in hand."""
-        known = [fence.id for _, fence in self.hand.fences()]
-        if recover.release_all_but(cursor, worker=self.id, running=known):
+        known = [fence for _, fence in self.hand.fences()]
+        if recover.release_all_but(cursor, worker=self.id, running=[f.id for f in known]):
             self.fetcher.freed()
+        if self.backoffs.active:
+            claimers = {fence.claimed_by for fence in known}
+            queue_backoff.drop_probes_of(cursor, worker=self.id, but=claimers)
         self._in_doubt = False
 
     def _start(self) -> None:
@@ -224,7 +262,7 @@ class Process:
         deadline = Deadline(self.worker.drain_seconds)
         if self.listener:
             self.listener.stop()
-        self._release(self.hand.close())
+        self.intake.release(self.hand.close())
         self.runner.end(deadline.left())
         for executor in self.executors:
             executor.join(_a_little(deadline))
@@ -235,7 +273,8 @@ class Process:
         if done:
             self.keeper.finish_recovering(LAST_RECOVERY)
         self._giving_up.set()
-        self._release(self.hand.close())
+        self.intake.release(self.hand.close())
+        self._let_go()
         self.keeper.end()
         self.keeper.join(5.0)
         self.statements.close()
@@ -248,109 +287,56 @@ class Process:
         )
         return done
 
-    def _release(self, tasks: list[Task]) -> None:
-        fences = [task.delivery.fence for task in tasks]
-        fences += [Delivery(row).fence for row in self._unsorted]
-        self._unsorted.clear()
-        # First: a renewal that is under way has their rows locked for a moment, a later one not.
-        self.hand.settled([fence.id for fence in fences])
-        tries = RELEASE_TRIES
+    def _let_go(self) -> None:
+        """Give up the ordered queues, and write down the last that is known of backoffs."""
         try:
-            while fences and tries:
-                cursor = self.statements.cursor()
-                released = settle.release(cursor, fences)
-                left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
-                fences = [fence for fence in fences if fence.id in left]
-                tries -= 1
-                if fences:
-                    self.outage.wait_quietly()
+            cursor = self.statements.cursor()
+            if self.backoffs.active:
+                self.backoffs.write(cursor)
+            self.ownership.let_go(cursor)
         except LOST:
             self.statements.close()
-        if fences:
-            logger.warning("could not release %s message(s): their leases lapse", len(fences))
 
     # ---- what the parts ask of each other
 
     def _take(self, cursor: Cursor, rows: list[ClaimedRow], lapsed: bool) -> None:
-        self.hand.hold((row.queue, Delivery(row).fence) for row in rows)
         self.board.add_taken(len(rows))
         if self._left is not None:
             self._left = max(0, self._left - len(rows))
         self._taken += len(rows)
-        self._unsorted.extend(rows)
-        self._sort(cursor, first=lapsed)
+        self.intake.take(cursor, rows, first=lapsed)
         self.appetite.fed(len(rows))
 
-    def _sort(self, cursor: Cursor, *, first: bool = False) -> None:
-        """Give what was claimed to its handlers; the rest waits if the database is lost.
-
-        What is to be `first` goes before everything that is in hand.
-        """
-        tasks: list[Task] = []
-        others: list[int] = []
-        try:
-            while self._unsorted:
-                row = self._unsorted[0]
-                try:
-                    found = self.sorter.sort(cursor, [row])
-                except LOST:
-                    raise
-                except Exception:  # the lease lapses, and the attempt counts
-                    logger.exception(
-                        "message %s cannot be sorted", row.id, extra={"event": "sorting_failed"}
-                    )
-                    found = []
-                self._unsorted.popleft()
-                tasks += found
-                if not found:
-                    others.append(row.id)
-        finally:
-            if others:
-                self.hand.settled(others)
-                self.fetcher.freed()
-            self._hand_out(tasks, first)
-
-    def _hand_out(self, tasks: list[Task], first: bool) -> None:
-        coroutines = [
-            task for task in tasks if task.handler.is_async and not task.delivery._row.suspect
-        ]
-        if coroutines:
-            if not self.runner.is_alive():
-                self.runner.start()
-            self.runner.submit(coroutines)
-        started = {task.delivery.id for task in coroutines}
-        waiting = [task for task in tasks if task.delivery.id not in started]
-        if first:
-            self.hand.put_back(waiting)
-        else:
-            self.hand.put(waiting)
-
-    def _settled(self, ids: list[int], any_back: bool) -> None:
-        if any_back:
+    def _settled(self, ended: Sequence[Ended]) -> None:
+        """These are no longer in hand: from any thread, after their commit."""
+        moved = False
+        for each in ended:
+            row = each.delivery._row
+            if row.key is not None or row.ordered:
+                moved = True
+                if each.settled not in DONE and (line := line_of(row)):
+                    self.hand.break_line(line)
+        if self.backoffs.active and self.backoffs.note(ended):
+            for queue in {each.delivery.queue for each in ended if each.settled not in DONE}:
+                if queue in self.backoffs.queues:
+                    self.hand.shut(queue)
+            self.wakeup.poke()
+        self.hand.settled([each.delivery.id for each in ended])
+        if any_back(ended):
             self._freed()
-        self.hand.settled(ids)
+        elif moved:
+            self.fetcher.moved()
+            self.wakeup.poke()
 
     def _freed(self) -> None:
         self.fetcher.freed()
         self.wakeup.poke()
 
-    def _buried(self, rows: list[ClaimedRow]) -> None:
-        failure = Failure("WorkerVanished", "the lease lapsed")
-        for row in rows:
-            outcome = DeadLettered(EXHAUSTED, failure)
-            reporting.one_ended(Ended(Delivery(row), Settled.FAILED, outcome=outcome))
+    def _claimer(self) -> str:
+        return f"{self.id}:{next(self._claims)}"
 
-    def _lease(self, queue: str) -> float:
-        return self.settings.queue(queue).lease
-
-    def _terms(self, queue: str) -> Terms:
-        options = self.settings.queue(queue)
-        return Terms(
-            kind=_kind_of(queue, self.settings),
-            lease=options.lease,
-            batch_size=self.worker.batch_size or options.batch_size,
-            batch_bytes=options.batch_bytes,
-        )
+    def _probe_claimers(self) -> set[str]:
+        return {claimer for _, claimer in self.backoffs.probes()}
 
     def _room(self, kind: str) -> int:
         rooms = []
@@ -399,15 +385,3 @@ def _a_little(deadline: Deadline) -> float | None:
 
 def _named(queues: Sequence[str]) -> str:
     return "all queues" if "#" in queues else f"queues {', '.join(queues)}"
-
-
-def _kind_of(queue: str, settings: Any) -> str:
-    """Return what the handlers of `queue` need: `sync` (threads), `async` (slots) or `both`."""
-    kinds = {
-        each.is_async
-        for each in handlers.all_handlers()
-        if queue in handlers.allowed_queues(each, settings)
-    }
-    if kinds == {True}:
-        return "async"
-    return "both" if True in kinds else "sync"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django_mq.worker.ending import Ended
-    from django_mq.worker.hand import Task
+    from django_mq.worker.hand import Line, Task
 
 #: So often a delivery may fall victim to others before it counts as a failed attempt.
 MOST_CONFLICTS = 20
@@ -35,7 +35,9 @@ class Progress:
 
     `ran` and `ended` go together. `gone` says that the transaction ended under a handler: the
     `culprit`, unless that was a batch, whose messages are to run again one by one. `locked` are
-    still ours, but somebody has their rows. `announcing`: somebody wants to hear of starts.
+    still ours, but somebody has their rows. `halted` are lines in which something did not end
+    well: what comes after it in them does not start. `announcing`: somebody wants to hear of
+    starts.
     """
 
     started: float
@@ -45,6 +47,7 @@ class Progress:
     left: list[Task] = field(default_factory=list)
     again: list[Task] = field(default_factory=list)
     locked: list[Task] = field(default_factory=list)
+    halted: set[Line | None] = field(default_factory=set)
     hooks: list[Any] = field(default_factory=list)
     xid: str | None = None
     driver: Any = None

@@ -1,4 +1,4 @@
-"""What the worker says of each delivery: a signal and a line in the log."""
+"""What the worker says of each delivery: a count, a signal and a line in the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from django_mq import signals
 from django_mq.outcomes import DeadLettered, Retried, one_line
+from django_mq.worker import timings
 from django_mq.worker.ending import Settled
+from django_mq.worker.timings import queued_for
 
 if TYPE_CHECKING:
     from django_mq.messages import Delivery
@@ -20,19 +22,24 @@ logger = logging.getLogger("django_mq")
 
 def started(delivery: Delivery) -> None:
     """A handler is about to get `delivery`."""
-    signals.announce(signals.message_started, delivery, "started")
+    signals.announce(signals.message_started, delivery, "started", queued_for=queued_for(delivery))
 
 
 def all_ended(ended: Sequence[Ended]) -> None:
     """Several deliveries are settled, and that is committed."""
+    timings.count(ended)
     quiet = not signals.wanted(signals.message_acked)
     for each in ended:
         if not (quiet and each.settled is Settled.ACKED):
-            one_ended(each)
+            _say(each)
 
 
 def one_ended(ended: Ended) -> None:
     """A delivery is settled, and that is committed."""
+    all_ended([ended])
+
+
+def _say(ended: Ended) -> None:
     delivery, outcome = ended.delivery, ended.outcome
     if ended.settled in (Settled.ACKED, Settled.FINISHED):
         if signals.wanted(signals.message_acked):
@@ -41,6 +48,7 @@ def one_ended(ended: Ended) -> None:
                 delivery,
                 f"acked after {ended.seconds:.3f} s",
                 duration=ended.seconds,
+                queued_for=queued_for(delivery),
                 error=ended.error,
             )
     elif ended.settled is Settled.BURIED or isinstance(outcome, DeadLettered):
@@ -51,6 +59,7 @@ def one_ended(ended: Ended) -> None:
             delivery,
             f"is dead: {reason}{cause}",
             duration=ended.seconds,
+            queued_for=queued_for(delivery),
             error=ended.error,
             reason=reason,
         )
@@ -64,6 +73,7 @@ def one_ended(ended: Ended) -> None:
             delivery,
             f"failed ({outcome.failure.summary}); again {_when(outcome.after)}",
             duration=ended.seconds,
+            queued_for=queued_for(delivery),
             error=ended.error,
             after=outcome.after,
         )

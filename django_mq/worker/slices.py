@@ -21,7 +21,7 @@ from django_mq.store import settle
 from django_mq.worker import reporting
 from django_mq.worker.calling import argument_of, call, tidy_up
 from django_mq.worker.database import Outage
-from django_mq.worker.ending import Ended, Settled, any_back, end, settle_all
+from django_mq.worker.ending import Ended, Settled, end, settle_all
 from django_mq.worker.mending import Mender
 from django_mq.worker.progress import Conflicts, Gone, Lost, Progress, Remainder
 from django_mq.worker.savepoint import LazySavepoint, TransactionGone
@@ -62,7 +62,7 @@ class Slices:
         places: Places,
         outage: Outage,
         policy: Callable[[ClaimedRow], RetryPolicy],
-        settled: Callable[[list[int], bool], None],
+        settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
     ) -> None:
         self._session = Session(wrapper)
@@ -127,11 +127,13 @@ class Slices:
             row = locked.get(task.delivery.id)
             if row is None:
                 skipped.append(task)
+                progress.halted.add(task.line)
                 continue
             progress.xid = row.xid
             if row.expired:
                 progress.ran.append(task)
                 progress.ended.append(Ended(task.delivery, Settled.BURIED, reason="expired"))
+                progress.halted.add(task.line)
             else:
                 mine.append(task)
         if skipped:
@@ -168,7 +170,7 @@ class Slices:
                 progress.locked.append(task)  # a renewal has it for a moment: a later slice
             else:
                 reporting.lease_lost(task.delivery)
-                self._settled([task.delivery.id], False)
+                self._settled([Ended(task.delivery, Settled.LOST)])
 
     def _run_all(self, tasks: list[Task], progress: Progress) -> None:
         if tasks[0].handler.batch:
@@ -179,9 +181,13 @@ class Slices:
             if place and (
                 progress.stopped or progress.savepoints >= MOST_SAVEPOINTS or monotonic() >= until
             ):
-                progress.left[:0] = tasks[place:]
+                progress.left += tasks[place:]
                 return
+            if task.line is not None and task.line in progress.halted:
+                progress.left.append(task)
+                continue
             self._attempt([task], progress)
+            progress.stopped = progress.stopped or task.delivery._row.wants_result
 
     def _attempt(self, tasks: list[Task], progress: Progress) -> None:
         first, savepoint = tasks[0], self._session.savepoint
@@ -239,6 +245,7 @@ class Slices:
     def _failed(
         self, tasks: list[Task], error: BaseException, seconds: float, progress: Progress
     ) -> None:
+        progress.halted.update(task.line for task in tasks)
         if self._conflicts.may_repeat(tasks, error):
             progress.again.extend(tasks)
             progress.stopped = True
@@ -272,7 +279,7 @@ class Slices:
         if progress.hooks:
             run_hooks(progress.hooks)
             self._session.take_back()
-        self._settled([ended.delivery.id for ended in progress.ended], any_back(progress.ended))
+        self._settled(progress.ended)
         reporting.all_ended(progress.ended)
         self._conflicts.forget(progress.ended)
         tidy_up()

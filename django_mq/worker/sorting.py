@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from django_mq import handlers
 from django_mq.messages import ClaimedRow, Delivery
-from django_mq.store import Cursor
+from django_mq.store import Cursor, settle
 from django_mq.store import routing as store_routing
 from django_mq.worker import reporting
 from django_mq.worker.ending import Ended, Settled, settle_all
-from django_mq.worker.hand import Task
+from django_mq.worker.hand import Line, Task
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
@@ -43,7 +43,7 @@ class Sorter:
         return tasks
 
     def _task(self, row: ClaimedRow, handler: Handler) -> Task:
-        return Task(Delivery(row), handler, self._facts(handler)[1])
+        return Task(Delivery(row), handler, self._facts(handler)[1], line_of(row))
 
     def _queues(self, handler: Handler) -> tuple[str, ...]:
         return self._facts(handler)[0]
@@ -89,12 +89,19 @@ class Sorter:
 
     def _split(self, cursor: Cursor, row: ClaimedRow, ready: list[Handler]) -> Task | None:
         attempts = [
-            handlers.retry_of(each, row.queue, self._settings).max_attempts for each in ready
+            # A policy that the message carries goes before the handler's.
+            row.max_attempts
+            if row.retry is not None
+            else handlers.retry_of(each, row.queue, self._settings).max_attempts
+            for each in ready
         ]
         fence = Delivery(row).fence
         names = [each.name for each in ready]
         if not store_routing.split(cursor, fence, handlers=names, max_attempts=attempts):
             reporting.lease_lost(Delivery(row))
+            return None
+        if row.key is not None:  # it has come into the line of a handler: that has its own order
+            settle.release(cursor, [fence])
             return None
         return self._task(row._replace(handler=names[0], max_attempts=attempts[0]), ready[0])
 
@@ -117,3 +124,10 @@ class Sorter:
         elif row.held_for is None or too_long:
             reporting.one_ended(ended)
         return None
+
+
+def line_of(row: ClaimedRow) -> Line | None:
+    """Return what `row` is handled one after another with: its queue, its key, or nothing."""
+    if row.ordered:
+        return (row.queue,)
+    return None if row.key is None else (row.queue, row.handler, row.key)

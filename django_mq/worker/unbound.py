@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from django_mq.store import leases
 from django_mq.worker import reporting
 from django_mq.worker.calling import call, tidy_up
 from django_mq.worker.database import LOST, Outage, statement_cursor, taking_back
-from django_mq.worker.ending import Ended, Settled, any_back, end, settle_all
+from django_mq.worker.ending import Ended, Settled, end, ends_or_lost, settle_all
 from django_mq.worker.leased import LeasedDelivery
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Unbound:
         places: Places,
         outage: Outage,
         policy: Callable[[ClaimedRow], RetryPolicy],
-        settled: Callable[[list[int], bool], None],
+        settled: Callable[[Sequence[Ended]], None],
         lease: Callable[[str], float],
     ) -> None:
         self._wrapper = wrapper
@@ -62,7 +62,7 @@ class Unbound:
         self._outage.over()
         if not started:
             reporting.lease_lost(task.delivery)
-            self._settled([task.delivery.id], False)
+            self._settled([Ended(task.delivery, Settled.LOST)])
         elif started[task.delivery.id]:
             self.settle(Ended(task.delivery, Settled.BURIED, reason="expired"))
         else:
@@ -107,7 +107,7 @@ class Unbound:
                 self._wrapper.close()
                 if not isinstance(error, LOST):
                     reporting.refused([ended], error)
-                    self._settled([ended.delivery.id], False)
+                    self._settled([Ended(ended.delivery, Settled.LOST)])
                     return
                 self._outage.wait(error)
                 if self._outage.stopped():
@@ -117,7 +117,7 @@ class Unbound:
             reporting.lease_lost(ended.delivery)
         else:
             reporting.one_ended(ended)
-        self._settled([ended.delivery.id], any_back([ended]))
+        self._settled(ends_or_lost([ended], lost))
         tidy_up()
 
     def _left_transaction_open(self) -> bool:

@@ -10,6 +10,8 @@ class Wakeup:
     """A sleep that can be poked. Pokes are kept until seen, and many are as good as one."""
 
     def __init__(self) -> None:
+        #: How often it slept.
+        self.sleeps = 0
         self._poked = threading.Event()
         self._rung = False
 
@@ -24,6 +26,7 @@ class Wakeup:
 
     def sleep(self, seconds: float) -> None:
         """Return after `seconds`, or as soon as there was a poke or a ring."""
+        self.sleeps += 1
         self._poked.wait(max(0.0, seconds))
         self._poked.clear()
 

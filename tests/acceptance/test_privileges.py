@@ -6,14 +6,17 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
-from django_mq import cancel
+from django_mq import BroadcastBusy, broadcast, cancel, request
+from django_mq.messages import OnDuplicate
 from django_mq.models import QueuedMessage
+from django_mq.store import results
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import Worker
@@ -23,13 +26,28 @@ PRODUCER = """
 grant insert, select (id) on django_mq_queuedmessage to {role};
 grant usage on sequence django_mq_queuedmessage_id_seq to {role};
 """
+ASKER = """
+grant select (id, wants_result, dead_at, dead_reason, last_error) on django_mq_queuedmessage
+    to {role};
+grant select on django_mq_result to {role};
+"""
+UNIQUE_PRODUCER = """
+grant select, insert, update, delete on django_mq_uniquekey to {role};
+grant usage on sequence django_mq_uniquekey_id_seq to {role};
+grant select, update on django_mq_queuedmessage to {role};
+"""
+LIMITED_PRODUCER = """
+grant select (queue, leased_until, blocked_by, dead_at) on django_mq_queuedmessage to {role};
+"""
 WORKER = """
 grant select on django_migrations to {role};
 grant select, insert, update, delete on django_mq_queuedmessage to {role};
 grant select, insert, delete on django_mq_failedattempt to {role};
 grant select, insert, update on django_mq_queuestate to {role};
-grant select, insert, delete on django_mq_result to {role};
+grant select, insert, update, delete on django_mq_result to {role};
 grant select, insert, update, delete on django_mq_workerheartbeat to {role};
+grant select, insert, update, delete on django_mq_uniquekey to {role};
+grant usage on sequence django_mq_uniquekey_id_seq to {role};
 grant usage on sequence django_mq_queuedmessage_id_seq to {role};
 grant usage on sequence django_mq_failedattempt_id_seq to {role};
 """
@@ -76,6 +94,47 @@ def test_a_producer(role: Callable[[str, str], str], queue: Queue) -> None:
     assert QueuedMessage.objects.count() == 207
 
 
+def test_an_asker(role: Callable[[str, str], str], queue: Queue) -> None:
+    """It stores a request, and looks for its reply and for nothing else of it."""
+    name = role("asker", PRODUCER + ASKER)
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"set local role {name}")
+        pending = request("acceptance.echo", "secret")
+    with psycopg.connect(database_url(user=name, password="secret"), autocommit=True) as asker:
+        asker.execute(results.LISTEN)
+        [found] = results.look(asker.cursor(), [pending.id])
+        assert (found.answered, found.stored) == (False, True)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            asker.execute("select payload from django_mq_queuedmessage")
+
+
+def test_a_producer_with_unique_ids(role: Callable[[str, str], str]) -> None:
+    """It adds, updates, requeues and is refused; it may remove no message."""
+    name = role("unique", PRODUCER + UNIQUE_PRODUCER)
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"set local role {name}")
+        options: list[OnDuplicate] = ["skip", "update", "debounce", "requeue"]
+        receipts = [broadcast("a.b", unique_id="u", on_duplicate=each) for each in options]
+        told = [receipt.outcome for receipt in receipts]
+        QueuedMessage.objects.update(leased_until=Now(), claimed_by="w:1")
+        told.append(broadcast("a.b", unique_id="u", on_duplicate="requeue").outcome)
+    assert told == ["added", "updated", "debounced", "duplicate", "requeued"]
+
+
+def test_a_producer_with_a_limit(role: Callable[[str, str], str], settings: Any) -> None:
+    """It may count what waits, and read no more of it."""
+    settings.DJANGO_MQ = {"QUEUES": {"limited": {"max_backlog": 1}}}
+    name = role("limited", PRODUCER + LIMITED_PRODUCER)
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"set local role {name}")
+        broadcast("a.b", queue="limited")
+        with pytest.raises(BroadcastBusy):
+            broadcast("a.b", queue="limited")
+
+
 def test_a_worker(
     start: Callable[..., Worker],
     role: Callable[[str, str], str],
@@ -90,6 +149,7 @@ def test_a_worker(
     queue.send("acall", "acall", gate="open")
     queue.send("fail", "fail", until=2)
     queue.send("chain", "chain")
+    pending = request("acceptance.echo", "asked")
     queue.send("gate", "running", gate="later")
     [expired] = queue.send("write", "expired")
     QueuedMessage.objects.filter(pk=expired).update(expires_at=Now() - timedelta(seconds=1))
@@ -109,6 +169,7 @@ def test_a_worker(
     held = QueuedMessage.objects.get(type="acceptance.unknown")
     assert (held.held_since is not None, held.attempts) == (True, 0)
     assert queue.message(expired).dead_reason == "expired"
+    assert pending.result() == "asked"
     worker.tell(signal.SIGTERM)
     assert worker.ends() == 0
     assert "permission" not in worker.said()

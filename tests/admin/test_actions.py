@@ -213,6 +213,44 @@ def test_queues_are_paused_and_resumed_with_a_log(boss):
     assert "Resumed." in text(boss.get(url("queuestate", "history", "mail")))
 
 
+def test_queues_are_limited_with_a_log(boss):
+    add("mail")
+    address = url("queuestate", "limit")
+    response = boss.post(address, {"queue": "mail", "max_in_flight": "5", "page": "1"})
+    assert response.url == url("queuestate", "change", "mail")
+    assert "limited" in told(response)[0]
+    assert QueueState.objects.get().max_in_flight == 5
+    boss.post(address, {"queue": "mail", "max_in_flight": "0"})
+    assert QueueState.objects.get().max_in_flight == 0
+    response = boss.post(address, {"queue": "mail", "max_in_flight": ""})
+    assert "of the settings" in told(response)[-1]
+    assert QueueState.objects.get().max_in_flight is None
+    notes = LogEntry.objects.order_by("pk").values_list("change_message", flat=True)
+    assert list(notes) == ["Limited to 5 in flight.", "Limited to 0 in flight.", "Limit lifted."]
+    assert boss.get(address).url == url("queuestate")
+
+
+@pytest.mark.parametrize("most", ["x", "-1", "1.5", "\u0661", "9" * 10, "1" * 30, "1;drop"])
+def test_what_is_no_limit_is_refused(boss, most):
+    add("mail")
+    data = {"queue": "mail", "max_in_flight": most}
+    assert boss.post(url("queuestate", "limit"), data).status_code == 400
+    assert not QueueState.objects.exists()
+
+
+def test_a_backoff_is_ended_with_a_log(boss):
+    decide("mail", backoff_level=3, backoff=60, paused=-5)
+    address = url("queuestate", "end_backoff")
+    response = boss.post(address, {"queue": "mail"})
+    assert "does not back off" in told(response)[0]
+    state = QueueState.objects.get()
+    assert (state.backoff_level, state.backoff_until) == (0, None)
+    assert state.paused_at is not None
+    boss.post(address, {"queue": "mail"})
+    assert LogEntry.objects.get().change_message == "Backoff ended."
+    assert boss.get(address).url == url("queuestate")
+
+
 @pytest.mark.parametrize(
     ("data", "status"),
     [({"queue": "nowhere"}, 404), ({}, 404), ({"queue": "mail", "seconds": "7"}, 400)],

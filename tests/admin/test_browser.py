@@ -141,6 +141,24 @@ def test_a_queue_is_paused_and_resumed(visit):
     assert QueueState.objects.get().paused_until is not None
 
 
+def test_a_queue_is_limited_and_its_backoff_ended(visit):
+    add()
+    decide("mail", backoff_level=2, backoff=60)
+    page = visit(url("queuestate", "change", "mail"))
+    page.fill("input[name=max_in_flight]", "5")
+    page.get_by_role("button", name="Limit", exact=True).click()
+    says(page, ".messagelist", "is limited")
+    says(page, ".mq-facts", "decided while running")
+    page.get_by_role("button", name="Lift the limit").click()
+    says(page, ".messagelist", "has the limit of the settings")
+    says(page, ".mq-why", "backing off")
+    page.get_by_role("button", name="End the backoff").click()
+    says(page, ".messagelist", "does not back off any more")
+    sync_api.expect(page.get_by_role("button", name="End the backoff")).to_have_count(0)
+    state = QueueState.objects.get()
+    assert (state.max_in_flight, state.backoff_level) == (None, 0)
+
+
 def test_the_queues_refresh_while_somebody_looks(visit):
     add()
     page = visit(url("queuestate"))
@@ -158,12 +176,14 @@ def test_pages_fit_and_can_be_read(visit, scheme, width):
     """Nothing makes a page scroll sideways, and states have contrast enough in both themes."""
     message = add(dead=-5, payload={"text": "x" * 3000}, last_error="E" * 400, type="t" * 128)
     decide("paused", paused=-5)
+    decide("failing", backoff_level=3, backoff=600, max_in_flight=25)
     beat(running=[message.pk])
     for address in (
         LIST,
         url("queuedmessage", "change", message.pk),
         url("queuestate"),
         url("queuestate", "change", "mail"),
+        url("queuestate", "change", "failing"),
         url("workerheartbeat"),
     ):
         page = visit(address, color_scheme=scheme, viewport={"width": width, "height": 800})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -9,11 +11,13 @@ from django.test.utils import CaptureQueriesContext
 from django_mq import handlers, queues
 from django_mq.admin import page as message_page
 from django_mq.admin import texts
-from django_mq.models import FailedAttempt, QueuedMessage, Result
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
 from tests.admin.pages import LIST, MODELS, text, told, url
-from tests.rows import add, beat, decide
+from tests.rows import add, beat, decide, tally
 
 pytestmark = pytest.mark.django_db
+
+LATER = datetime(2999, 1, 1, tzinfo=UTC)
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7|add:7 }}"
 
@@ -252,6 +256,12 @@ class TestQueues:
             ({"paused": -5}, "until resumed"),
             ({"paused": -5, "until": 600}, "paused"),
             ({"backoff": 60, "backoff_level": 3}, "level 3"),
+            ({"backoff": -5, "backoff_level": 3}, "level 3, probe due"),
+            (
+                {"backoff": -5, "backoff_level": 3, "probe_by": "w:1", "probe_until": LATER},
+                "level 3, a message probes",
+            ),
+            ({"max_in_flight": 0}, "held back its limit is 0"),
             ({"paused": -60, "until": -5}, "no worker"),
         ],
     )
@@ -274,6 +284,50 @@ class TestQueues:
             assert words in page
         assert boss.get(url("queuestate", "history", "a/b:c_2F")).status_code == 200
 
+    def test_limits_and_what_the_settings_say(self, boss, settings):
+        """NSQ-23: a limit of zero is a limit."""
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 1200}, "post": {}}}
+        address = url("queuestate", "change", "mail")
+        assert "In flight at most 1200 Ordered" in text(boss.get(address))
+        decide("mail", max_in_flight=0)
+        page = text(boss.get(address))
+        assert "In flight at most 0 decided while running; the settings say: 1200" in page
+        assert "holds all messages" in page
+        assert "In flight at most no limit" in text(boss.get(url("queuestate", "change", "post")))
+        page = boss.get(url("queuestate"))
+        assert self.cell(page, "mail", "in_flight").most == "0"
+        assert self.cell(page, "post", "in_flight").most == ""
+
+    def test_owners_and_probes(self, boss, settings):
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True, "backoff": {}}}}
+        address = url("queuestate", "change", "mail")
+        assert "owned by no worker" in text(boss.get(address))
+        beat("w", host="box", pid=41)
+        state = decide("mail", owner="w", owned_until=LATER, backoff_level=2, backoff=-1)
+        state.probe_by, state.probe_until = "w:7", LATER
+        state.save()
+        page = text(boss.get(address))
+        assert "owned by box, process 41 until" in page
+        assert "on, level 2 , one message probes, of worker box, process 41" in page.replace(
+            "2, ", "2 , "
+        )
+        assert "owned by box, process 41" in text(boss.get(url("queuestate")))
+        QueueState.objects.update(owner="gone", owned_until=LATER, backoff_until=LATER)
+        page = text(boss.get(address))
+        assert "owned by gone until" in page
+        assert "nothing is taken until" in page
+
+    def test_what_its_handlers_did(self, boss):
+        """CAR-42."""
+        with handlers.isolated():
+            for name, queue in (("mine", "mail"), ("theirs", "post")):
+                handlers.handler("a", name=name, queue=queue)(lambda delivery: None)
+            beat("a1", timings={"mine": tally(acked=12), "theirs": tally(acked=34)})
+            page = text(boss.get(url("queuestate", "change", "mail")))
+            assert "mine 12 0 0 0 0" in page
+            assert "theirs" not in page
+            assert "theirs 34" in text(boss.get(url("queuestate", "change", "post")))
+
     def test_an_unknown_queue_is_not_found(self, boss):
         response = boss.get(url("queuestate", "change", "nowhere"))
         assert response.url == url("queuestate")
@@ -294,6 +348,21 @@ class TestQueues:
 
 
 class TestWorkers:
+    def test_what_their_handlers_did(self, boss):
+        """CAR-42: the fleet on the list, one worker on its page."""
+        assert "Handler" not in text(boss.get(url("workerheartbeat")))
+        timings = {"h": tally(acked=1200, failed=3, ran=[0.5]), "<b>": tally(dead=1)}
+        beat("a1", timings=timings, seen=-1)
+        beat("a2", timings={"h": tally(acked=34, waited=[2.0] * 9)})
+        page = boss.get(url("workerheartbeat"))
+        assert "h 1,234 3 0 0 0 2s 99 %: 2s 500ms 99 %: 500ms" in text(page)
+        numbers = "last 500ms, from 500ms to 500ms, mean 500ms, deviation 0ms"
+        assert numbers in page.content.decode()
+        page = boss.get(url("workerheartbeat", "change", "a1"))
+        assert "h 1,200 3 0 0 0 \N{EN DASH} 500ms" in text(page)
+        assert "<b>" not in page.content.decode()
+        assert "&lt;b&gt;" in page.content.decode()
+
     def test_what_they_do(self, boss):
         message = add(type="shop.orders.placed", leased=30)
         beat("a1", host="box-1", pid=4711, running=[message.pk, 10**6], queues=["mail", "x.*"])

@@ -20,6 +20,8 @@ RIGHTS = {
     "cancel": "cancel_message",
     "discard": "discard_message",
 }
+#: What can be decided about a queue.
+DECISIONS = ("pause", "resume", "limit", "end_backoff")
 #: The state that an action is for, and whether the message is gone after it.
 SUBJECTS = {
     "requeue": ({"dead": -5, "attempts": 20}, False),
@@ -50,7 +52,9 @@ def rows():
         traceback=CANARY,
     )
     value = Result.objects.create(message_id=message.pk, value={"answer": CANARY})
-    failed = Result.objects.create(message_id=1, error_class="KeyError", error_text=CANARY)
+    failed = Result.objects.create(
+        message_id=message.pk + 1, error_class="KeyError", error_text=CANARY
+    )
     beat()
     return {
         "queuedmessage": [message.pk],
@@ -199,16 +203,21 @@ def test_actions_take_a_token(boss, action):
     client.force_login(boss.user)
     assert act(client, action, [message.pk]).status_code == 403
     assert confirm(client, action, [message.pk]).status_code == 403
-    assert client.post(url("queuestate", "pause"), {"queue": "mail"}).status_code == 403
+    for page in DECISIONS:
+        assert client.post(url("queuestate", page), {"queue": "mail"}).status_code == 403
     assert client.get(url("queuedmessage", "operation", action)).status_code == 302
     assert not LogEntry.objects.exists()
 
 
-@pytest.mark.parametrize("page", ["pause", "resume"])
+@pytest.mark.parametrize("page", DECISIONS)
 def test_queues_are_changed_by_those_who_may(rows, login, viewer, page):
     for client in (viewer, login("change_queue", name="blind")):
-        assert client.post(url("queuestate", page), {"queue": "mail"}).status_code == 403
+        data = {"queue": "mail", "max_in_flight": "5"}
+        assert client.post(url("queuestate", page), data).status_code == 403
     assert "Pause" not in viewer.get(url("queuestate")).content.decode().replace("aused", "")
+    assert "<form" not in viewer.get(url("queuestate", "change", "mail")).content.decode().replace(
+        '<form id="logout-form"', ""
+    )
     assert not QueueState.objects.exists()
     keeper = login("view_queuestate", "change_queue", name="keeper")
     assert keeper.post(url("queuestate", page), {"queue": "mail"}).status_code == 302

@@ -19,7 +19,7 @@ from django_mq.admin import (
 )
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, WorkerHeartbeat
 from tests.admin.pages import MODELS, text, told
-from tests.rows import add, beat, decide
+from tests.rows import add, beat, decide, tally
 
 
 class Scoped(QueueScopeMixin):
@@ -144,10 +144,14 @@ def test_actions(mine, operation):
     assert [entry.object_id for entry in LogEntry.objects.all()] == [str(own.pk)]
 
 
-@pytest.mark.parametrize("page", ["pause", "resume"])
-def test_pausing(rows, mine, page):
-    assert mine.post(scoped("queuestate", page), {"queue": "theirs"}).status_code == 404
-    assert QueueState.objects.get(pk="theirs").paused_at is not None
+@pytest.mark.parametrize("page", ["pause", "resume", "limit", "end_backoff"])
+def test_what_is_decided_about_a_queue(rows, mine, page):
+    QueueState.objects.update(backoff_level=2)
+    before = QueueState.objects.filter(pk="theirs").values().get()
+    data = {"queue": "theirs", "max_in_flight": "5"}
+    assert mine.post(scoped("queuestate", page), data).status_code == 404
+    assert QueueState.objects.filter(pk="theirs").values().get() == before
+    assert mine.post(scoped("queuestate", page), {**data, "queue": "mine"}).status_code == 302
 
 
 def test_a_worker_of_several_queues_shows_what_is_ours(rows, mine):
@@ -159,6 +163,19 @@ def test_a_worker_of_several_queues_shows_what_is_ours(rows, mine):
         assert "runs.mine" in page
         assert "theirs" not in page
         assert f"#{next(each.pk for each in running if each.queue == 'theirs')}" not in page
+
+
+def test_a_worker_of_several_queues_tells_of_our_handlers(rows, mine):
+    with handlers.isolated():
+        for name in ("mine", "theirs"):
+            handlers.handler("a", name=f"handler-{name}", queue=name)(lambda delivery: None)
+        timings = {f"handler-{name}": tally(acked=12) for name in ("mine", "theirs", "unknown")}
+        beat("both", queues=["mine", "theirs"], timings=timings)
+        for address in (scoped("workerheartbeat"), scoped("workerheartbeat", "change", "both")):
+            page = text(mine.get(address))
+            assert "handler-mine 12" in page
+            assert "handler-theirs" not in page
+            assert "handler-unknown" not in page
 
 
 def test_results_know_no_queue_and_are_not_shown(mine):

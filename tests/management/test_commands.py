@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import timedelta
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.db.models.functions import Now
 
 from django_mq import handlers, queues
 from django_mq.models import QueuedMessage, QueueState
-from tests.rows import add, beat, decide
+from tests.rows import add, beat, decide, tally
 
 pytestmark = pytest.mark.django_db
 
@@ -22,6 +24,7 @@ COMMANDS = {
     "mq_peek": [],
     "mq_pause": ["mail"],
     "mq_resume": ["mail"],
+    "mq_limit": ["mail", "5"],
     "mq_requeue": ["--all", "--yes"],
     "mq_purge": ["--all", "--yes"],
 }
@@ -86,6 +89,12 @@ def test_each_takes_a_database(name):
     [
         ("mq_pause", ["no such name"]),
         ("mq_resume", ["no such name"]),
+        ("mq_resume", ["no such name", "--backoff"]),
+        ("mq_limit", ["no such name", "5"]),
+        ("mq_limit", ["mail", "few"]),
+        ("mq_limit", ["mail", "-1"]),
+        ("mq_limit", ["mail", "\u0661"]),
+        ("mq_limit", ["mail", "2147483648"]),
         ("mq_peek", ["no such name"]),
         ("mq_peek", ["--limit", "0"]),
         ("mq_purge", ["--queue", "no such name"]),
@@ -131,7 +140,37 @@ class TestStatus:
 
     def test_backing_off(self):
         decide(backoff=60, backoff_level=1)
-        assert rows(run("mq_status"))["mail"][1:4] == ["backs", "off", "until"]
+        found = rows(run("mq_status"))["mail"]
+        assert found[1:4] == ["backs", "off", "until"]
+        assert "level 1" in " ".join(found)
+        decide("probing", backoff=-1, backoff_level=3, probe_by="worker:1")
+        assert "backs off and probes, level 3" in " ".join(rows(run("mq_status"))["probing"])
+        found = {each["queue"]: each for each in run_json("mq_status")["queues"]}
+        assert (found["mail"]["backoff_level"], found["probing"]["backoff_level"]) == (1, 3)
+        assert found["mail"]["backoff_until"]
+
+    def test_limits_and_owners(self, settings):
+        """NSQ-27: in flight, and of how many."""
+        settings.DJANGO_MQ = {"QUEUES": {"configured": {"max_in_flight": 1200}}}
+        decide(max_in_flight=2)
+        decide("held", max_in_flight=0)
+        decide("line", owner="abcdef0123456789", owned_until=Now() + timedelta(seconds=9))
+        decide("orphan", owner="dead", owned_until=Now() - timedelta(seconds=9))
+        add(leased=60)
+        text = run("mq_status")
+        found = rows(text)
+        assert found["mail"][4] == "1/2"
+        assert " ".join(found["held"]).startswith("held held back by its limit 0 0 0/0 ")
+        assert found["configured"][4] == "0/1,200"
+        assert found["line"][1:5] == ["empty,", "owned", "by", "abcdef01"]
+        assert "dead" not in text.split("WORKER")[0].replace("DEAD", "")
+        queues = {each["queue"]: each for each in run_json("mq_status")["queues"]}
+        assert (queues["mail"]["max_in_flight"], queues["mail"]["limited"]) == (2, True)
+        assert (queues["configured"]["max_in_flight"], queues["configured"]["limited"]) == (
+            1200, False
+        )  # fmt: skip
+        assert queues["line"]["owner"] == "abcdef0123456789"
+        assert queues["orphan"]["owner"] is None
 
     def test_workers(self):
         beat("a" * 32, host="web1", pid=41, queues=["mail", "shop.*"], running=[1, 2])
@@ -143,6 +182,26 @@ class TestStatus:
         assert found["bbbbbbbb"][3:7] == ["draining", "all", "0", "degraded"]
         assert found["cccccccc"][3] == "gone"
         assert found["cccccccc"][-3:] == ["1m", "30s", "ago"]
+
+    def test_handlers(self):
+        """CAR-42: what they did, added up over the workers that live."""
+        beat("a", timings={"mail": tally(acked=1200, retried=2, waited=[0.5], ran=[0.002] * 3)})
+        beat("b", timings={"mail": tally(acked=34, failed=3, dead=1), "": tally(dead=4)})
+        beat("c", timings={"mail": tally(acked=5)}, seen=-90)
+        beat("d", timings={"mail": {"acked": "\x1b[2J"}, "\x1b[2J": tally(acked=9)})
+        text = run("mq_status")
+        assert "\x1b" not in text
+        found = rows(text)
+        header = ["HANDLER", "ACKED", "FAILED", "RETRIED", "DEAD", "WAITED", "P50", "P99", "RAN"]
+        assert found["HANDLER"] == [*header, "P50", "P99"]
+        assert found["mail"] == [
+            "mail", "1,234", "3", "2", "1", "500ms", "500ms", "2ms", "2ms",
+        ]  # fmt: skip
+        assert found["-"] == ["-", "0", "0", "0", "4", "-", "-", "-", "-"]
+        [none, _, mail] = run_json("mq_status")["handlers"]
+        assert (none["handler"], none["dead"], none["ran"]) == ("", 4, None)
+        assert (mail["handler"], mail["acked"], mail["ran"]["count"]) == ("mail", 1234, 3)
+        assert mail["waited"]["mean"] == 0.5
 
     def test_no_worker(self):
         assert "No worker has been heard of." in run("mq_status")
@@ -225,6 +284,97 @@ class TestPause:
     def test_until_a_moment(self):
         run("mq_pause", "mail", "--until", "2999-01-01T00:00Z")
         assert QueueState.objects.get().paused_until.isoformat() == "2999-01-01T00:00:00+00:00"
+
+    def test_json(self):
+        until = "2999-01-01T00:00:00+00:00"
+        told = {"queue": "mail", "paused": True, "until": until, "dry_run": False}
+        assert run_json("mq_pause", "mail", "--until", until) == told
+        told = {"queue": "mail", "what": "pause", "ended": True, "dry_run": False}
+        assert run_json("mq_resume", "mail") == told
+        assert run_json("mq_resume", "mail") == {**told, "ended": False}
+
+    def test_dry_run(self):
+        assert "would be paused until mq_resume" in run("mq_pause", "mail", "--dry-run")
+        assert run_json("mq_pause", "mail", "--dry-run")["dry_run"] is True
+        with pytest.raises(CommandError, match="past"):
+            run("mq_pause", "mail", "--until", "2020-01-01T00:00", "--dry-run")
+        assert not QueueState.objects.exists()
+        decide(paused=-1)
+        assert "would be resumed" in run("mq_resume", "mail", "--dry-run")
+        assert run_json("mq_resume", "mail", "--dry-run")["ended"] is True
+        assert queues.state("mail").paused
+
+
+class TestEndOfABackoff:
+    def test_by_hand(self):
+        decide(backoff_level=3, backoff=60, probe_by="worker:1", paused=-1)
+        assert "was not" not in run("mq_resume", "mail", "--backoff")
+        assert queues.state("mail").backoff_level == 0
+        assert queues.state("mail").paused
+        assert "did not back off" in run("mq_resume", "mail", "--backoff")
+
+    def test_a_resume_leaves_it(self):
+        decide(backoff_level=3, backoff=60, paused=-1)
+        run("mq_resume", "mail")
+        assert queues.state("mail").backoff_level == 3
+
+    def test_dry_run_and_json(self):
+        decide(backoff_level=3, backoff=60)
+        text = run("mq_resume", "mail", "--backoff", "--dry-run")
+        assert text == "Queue mail would be at its full rate again.\n"
+        told = {"queue": "mail", "what": "backoff", "ended": True, "dry_run": True}
+        assert run_json("mq_resume", "mail", "--backoff", "--dry-run") == told
+        assert queues.state("mail").backoff_level == 3
+
+
+class TestLimit:
+    """NSQ-23: changed while running."""
+
+    def test_a_number_and_none(self, settings):
+        assert "has at most 5 messages in flight" in run("mq_limit", "mail", 5)
+        assert queues.counts("mail").max_in_flight == 5
+        assert "at most 0 messages" in run("mq_limit", "mail", 0)
+        assert "no limit" in run("mq_limit", "mail", "none")
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 7}}}
+        assert "at most 7 messages" in run("mq_limit", "mail", "none")
+
+    def test_json_and_dry_run(self):
+        told = {"queue": "mail", "max_in_flight": 5, "dry_run": True}
+        assert run_json("mq_limit", "mail", 5, "--dry-run") == told
+        assert "would have at most 1 message in flight" in run("mq_limit", "mail", 1, "--dry-run")
+        assert not QueueState.objects.exists()
+        assert run_json("mq_limit", "mail", 5) == {**told, "dry_run": False}
+        assert QueueState.objects.get().max_in_flight == 5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("mq_pause", "mail"),
+        ("mq_resume", "stopped"),
+        ("mq_resume", "failing", "--backoff"),
+        ("mq_limit", "mail", "5"),
+    ],
+)
+def test_at_a_terminal_it_is_asked_what_a_script_is_not(terminal, arguments):
+    """It can be undone, so a script needs no --yes."""
+    decide("stopped", paused=-1)
+    decide("failing", backoff_level=1, backoff=60)
+    before = list(QueueState.objects.values())
+    questions = terminal("n", "y")
+    assert run(*arguments) == "Nothing was changed.\n"
+    assert list(QueueState.objects.values()) == before
+    run(*arguments)
+    assert len(questions) == 2
+    assert arguments[1] in questions[0]
+    assert list(QueueState.objects.values()) != before
+    QueueState.objects.all().delete()
+    decide("stopped", paused=-1)
+    decide("failing", backoff_level=1, backoff=60)
+    before = list(QueueState.objects.values())
+    run(*arguments, "--yes")
+    assert len(questions) == 2
+    assert list(QueueState.objects.values()) != before
 
 
 class TestRequeue:

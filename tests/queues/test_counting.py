@@ -98,6 +98,19 @@ def test_a_pause_is_said_and_hides_no_state():
     assert (counts.backoff_level, counts.backoff_until) == (4, decided.backoff_until)
 
 
+@pytest.mark.parametrize(("seconds", "lives"), [(9, True), (-9, False)])
+def test_a_probe_and_an_owner_count_while_they_live(seconds, lives):
+    until = Now() + timedelta(seconds=seconds)
+    decided = decide(
+        backoff=-1, backoff_level=4, probe_by="a:1", probe_until=until, owner="b", owned_until=until
+    )
+    counts = queues.counts("mail")
+    assert (counts.backoff_level, counts.backoff_until) == (4, None)
+    assert counts.probe_by == ("a:1" if lives else None)
+    assert counts.owner == ("b" if lives else None)
+    assert counts.owned_until == (decided.owned_until if lives else None)
+
+
 def test_an_unknown_queue_is_empty():
     assert found("nothing") == {}
     assert queues.counts("nothing").queue == "nothing"

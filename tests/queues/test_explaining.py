@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_mq import handlers, queues
-from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from tests.rows import add, beat, decide
 
 pytestmark = pytest.mark.django_db
@@ -161,6 +164,21 @@ def test_paused():
     state.delete()
     state = decide(backoff=60, backoff_level=4, paused=-9, until=-1)
     why(message, "paused", f"backs off until {shown(state.backoff_until)} (level 4)")
+
+
+def test_a_probe_of_its_queue():
+    """NSQ-7: the wait is over, and one message finds out whether the others may run."""
+    beat()
+    message = add()
+    state = decide(backoff=-1, backoff_level=4)
+    why(message, "processable", "backs off (level 4): the next message that is claimed probes")
+    soon = {"probe_until": Now() + timedelta(seconds=9), "probe_by": "worker:7"}
+    QueueState.objects.update(**soon)
+    why(message, "processable", "backs off (level 4): one message probes, of worker worker,")
+    QueueState.objects.update(probe_until=Now() - timedelta(seconds=9))
+    why(message, "processable", "the next message that is claimed probes")
+    state.delete()
+    why(message, "processable", "is the next to be taken")
 
 
 def test_expired():

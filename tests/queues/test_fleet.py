@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_mq import queues
-from tests.rows import beat
+from tests.rows import beat, tally
 
 pytestmark = pytest.mark.django_db
 
@@ -21,6 +21,34 @@ def test_workers_last_seen_first():
     assert (old.id, old.queues, old.running, old.alive) == ("old", ("mail",), (4, 5), False)
     assert (old.draining, old.wakeup) == (True, "degraded")
     assert timedelta(seconds=31) <= old.silent < timedelta(seconds=60)
+
+
+def test_timings_of_live_workers_add_up():
+    """CAR-42, NSQ-34: percentiles too, since buckets add up."""
+    beat("old", seen=-20, timings={"h": tally(acked=90, ran=[0.010] * 90)})
+    beat("new", timings={"h": tally(acked=9, failed=1, dead=1, ran=[2.0] * 10)})
+    beat("gone", seen=-31, timings={"h": tally(acked=7), "i": tally(acked=1)})
+    found = queues.timings()
+    assert list(found) == ["h"]
+    h = found["h"]
+    assert (h.handler, h.acked, h.failed, h.retried, h.snoozed, h.dead) == ("h", 99, 1, 0, 0, 1)
+    assert (h.waited, h.last_at) == (None, None)
+    assert (h.ran.count, h.ran.last, h.ran.min, h.ran.max) == (100, 2.0, 0.010, 2.0)
+    assert h.ran.mean == pytest.approx(0.209)
+    assert h.ran.p50 == pytest.approx(0.010, rel=0.13)
+    assert h.ran.p99 == pytest.approx(2.0, rel=0.13)
+    assert queues.timings(worker="gone")["i"].acked == 1
+
+
+def test_what_no_worker_wrote_is_left_out():
+    good = tally(acked=1)
+    bad = ({}, None, 7, [], {**good, "acked": -1}, {**good, "last_at": "soon"}, {**good, "ran": 1})
+    for number, each in enumerate((*bad, {**good, "last_at": "2026-01-01T00:00"})):
+        beat(f"w{number}", timings={"h": each})
+    beat("list", timings=[good])
+    assert queues.timings() == {}
+    beat("good", timings={"h": good})
+    assert queues.timings()["h"].acked == 1
 
 
 @pytest.mark.parametrize(

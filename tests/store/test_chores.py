@@ -97,3 +97,55 @@ def test_dead_letters_are_forgotten_queue_by_queue(
 def test_no_queue_has_dead_letters(cursor: Cursor) -> None:
     add()
     assert chores.dead_queues(cursor) == []
+
+
+# ---- a queue that grows too deep
+
+
+def test_waiting_messages_are_counted_up_to_a_limit(cursor: Cursor) -> None:
+    """CAR-38: what no worker holds and is not dead, over all priorities."""
+    add(priority=-5)
+    add(after=60)
+    add(held=-1)
+    add(key="k", dead=-1)
+    add(key="k", blocked_by=1)
+    add(leased=60, attempts=1)
+    add(dead=-1)
+    add("post")
+    with cursor.connection.transaction():
+        assert chores.count_waiting(cursor, {"mail": 100, "post": 1, "none": 5}) == {
+            "mail": 4,
+            "post": 1,
+            "none": 0,
+        }
+        assert chores.count_waiting(cursor, {"mail": 1}) == {"mail": 1}
+
+
+def test_counting_walks_its_indexes_and_stops(cursor: Cursor) -> None:
+    """CAR-38: it is done every 10 s, with millions of rows."""
+    cursor.execute(
+        "insert into django_mq_queuedmessage (queue, type, payload)"
+        " select 'mail', 't', '{}' from generate_series(1, 3000)"
+    )
+    cursor.execute("analyze django_mq_queuedmessage")
+    cursor.execute(
+        "explain (analyze, buffers off, timing off, costs off, summary off) " + chores.WAITING,
+        {"queues": ["mail"], "limits": [1001]},
+    )
+    plan = "\n".join(line for (line,) in cursor.fetchall())
+    assert "using mq_claim" in plan
+    assert "Seq Scan" not in plan
+    assert "rows=3000" not in plan
+
+
+def test_one_of_the_fleet_warns_once_in_a_while(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """CAR-38."""
+    assert chores.take_warning(cursor, queue="mail", every=60.0) is True
+    assert chores.take_warning(other.cursor(), queue="mail", every=60.0) is False
+    assert chores.take_warning(other.cursor(), queue="post", every=60.0) is True
+    other.rollback()
+    QueueState.objects.update(warned_at=columns({"created": -61})["created_at"])
+    assert chores.take_warning(cursor, queue="mail", every=60.0) is True
+    assert chores.take_warning(cursor, queue="mail", every=60.0) is False

@@ -12,17 +12,9 @@ import pytest
 from django.utils import timezone
 
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.store.claim import (
-    BEGINNING,
-    CLAIM,
-    CLAIM_LAPSED,
-    Claim,
-    Lane,
-    Lapsed,
-    claim,
-    claim_lapsed,
-    look,
-)
+from django_mq.store.claim import BEGINNING, CLAIM, Claim, Lane, claim
+from django_mq.store.lapsed import CLAIM_LAPSED, Lapsed, claim_lapsed
+from django_mq.store.looking import look
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add, decide, stored
@@ -61,14 +53,14 @@ def ids(claimed: Claim) -> list[int]:
 
 def test_a_claim_is_a_lease_for_one_attempt(cursor: Cursor) -> None:
     """CAR-15: until now + lease, by the database's clock; the first delivery has attempt 1."""
-    message = add(handler="h", payload={"a": 1}, metadata={"b": 2}, key="k", held=-5)
+    message = add(handler="h", payload={"a": 1}, metadata={"b": 2}, held=-5)
     (row,) = take(cursor).rows
     assert (row.id, row.queue, row.type, row.handler) == (
         message.pk, "mail", "shop.orders.placed", "h"
     )  # fmt: skip
     assert (json.loads(row.payload), json.loads(row.metadata)) == ({"a": 1}, {"b": 2})
     assert (row.attempts, row.max_attempts, row.claimed_by) == (1, 20, "me:7")
-    assert (row.key, row.priority, row.retry, row.suspect) == ("k", 0, None, False)
+    assert (row.key, row.priority, row.retry, row.suspect) == (None, 0, None, False)
     assert row.held_for is not None
     assert row.held_for >= 5
     stored(message)
@@ -105,7 +97,7 @@ def test_what_is_due_in_each_state(cursor: Cursor, state: str) -> None:
 
 
 def test_order(cursor: Cursor) -> None:
-    """PMQ-41: due time, then id; lanes one after another."""
+    """CAR-17, PMQ-41: due time, then id; lanes one after another."""
     late = add(after=-10)
     early = add(after=-50)
     twins = [add(after=-30), add(after=-30)]
@@ -161,7 +153,7 @@ def test_a_mark_is_where_the_scan_begins(cursor: Cursor) -> None:
 def test_bytes_are_limited_but_one_message_is_always_taken(
     cursor: Cursor, sizes: list[int], expected: int
 ) -> None:
-    """Guarantee 15: of `octet_length(payload::text)`; so also of what is compressed."""
+    """KAF-15, guarantee 15: of `octet_length(payload::text)`; so also of what is compressed."""
     for n, size in enumerate(sizes):
         add(payload="x" * (size - 2), after=-60 + n)
     assert len(take(cursor, max_bytes=200).rows) == expected
@@ -188,6 +180,7 @@ def test_locked_rows_are_skipped(cursor: Cursor, other: psycopg.Connection[Any])
 def test_claims_side_by_side_take_different_rows(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
+    """CAR-37 as changed: who comes at the same moment is in nobody's way."""
     messages = {add().pk for _ in range(6)}
     mine = ids(take(cursor, limit=3))
     theirs = ids(take(other.cursor(), limit=10))
@@ -209,7 +202,7 @@ def test_a_paused_queue_gives_nothing(cursor: Cursor, pause: str) -> None:
     decide("mail", **given)
     due, lapsed = add(), add(leased=-1, attempts=1)
     other = add("post")
-    assert {seen.queue: seen.due for seen in look(cursor) if not seen.leased} == {
+    assert {seen.queue: seen.due for seen in look(cursor) if seen.kind == "lane"} == {
         "mail": not paused,
         "post": True,
     }
@@ -293,6 +286,7 @@ def generic_plan(cursor: Cursor, statement: str, **params: Any) -> str:
     numbered = numbered.replace("%%", "%")
     cursor.execute("set plan_cache_mode = force_generic_plan")
     kinds = {"limit": "bigint", "bytes": "bigint", "lease": "float8", "claimer": "text"}
+    kinds["admitted"] = "bool"
     types = ", ".join(kinds.get(name, "unknown") for name in names)
     cursor.execute(f"prepare it ({types}) as {numbered}")
     with second_connection() as quoting:
@@ -314,6 +308,7 @@ def test_the_plan_of_a_claim_names_its_index(crowd: Cursor, explain: Callable[..
         lease=30.0,
         limit=100,
         bytes=1 << 20,
+        admitted=False,
     )
     assert "Index Scan using mq_claim" in text or "Bitmap Index Scan on mq_claim" in text
     assert "Seq Scan on django_mq_queuedmessage" not in text
@@ -352,7 +347,10 @@ def test_a_lapsed_row_is_taken_over_and_its_attempt_written_down(cursor: Cursor)
 
 
 def test_a_row_whose_last_attempt_vanished_is_dead(cursor: Cursor) -> None:
-    """Guarantee 3: dead after max_attempts, also when each attempt kills its process."""
+    """Guarantee 3: dead after max_attempts, also when each attempt kills its process.
+
+    KAF-6: so a message with one attempt is handled at most once.
+    """
     message = add(leased=-1, attempts=20)
     lapsed = take_lapsed(cursor)
     assert lapsed.taken == []
@@ -401,7 +399,7 @@ def test_look_sees_lanes_and_the_next_due_time(cursor: Cursor) -> None:
     add("d", leased=5)
     add("e", leased=-5)
     add("f", blocked_by=1)
-    lanes = {(s.queue, s.priority): s for s in look(cursor) if not s.leased}
+    lanes = {(s.queue, s.priority): s for s in look(cursor) if s.kind == "lane"}
     assert set(lanes) == {("b", 0), ("b", 9), ("a", -100)}
     assert [lanes[lane].due for lane in (("b", 0), ("b", 9), ("a", -100))] == [True, False, False]
     assert [round(lanes[lane].next_in or 0, -1) for lane in (("b", 0), ("b", 9), ("a", -100))] == [
@@ -409,7 +407,7 @@ def test_look_sees_lanes_and_the_next_due_time(cursor: Cursor) -> None:
         600,
         30,
     ]
-    assert [s.queue for s in look(cursor) if s.leased] == ["d", "e"]
+    assert [s.queue for s in look(cursor) if s.kind == "leased"] == ["d", "e"]
 
 
 def test_look_sees_nothing_in_an_empty_table(cursor: Cursor) -> None:

@@ -96,7 +96,7 @@ def test_what_is_left_out_has_its_default(way: Insert) -> None:
 
 
 def test_seconds_count_from_the_databases_clock(way: Insert) -> None:
-    """PMQ-8, guarantee 9."""
+    """RMQ-13, PMQ-8, guarantee 9."""
     with connection.cursor() as cursor:
         (id,) = way(cursor, [PLAIN._replace(delay=90.5, lifetime=3600.0)])
     message = QueuedMessage.objects.get(pk=id)

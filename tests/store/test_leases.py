@@ -71,13 +71,16 @@ def test_start_tells_of_expiry(cursor: Cursor) -> None:
 def test_a_heartbeat_is_written_once_and_then_moved(cursor: Cursor) -> None:
     given: dict[str, Any] = {
         "worker": "w", "queues": ["a", "b.*"], "host": "h", "pid": 7, "version": "1",
-        "wakeup": "notify", "draining": False, "running": [1, 2],
+        "wakeup": "notify", "draining": False, "running": [1, 2], "timings": {"h": {"acked": 1}},
     }  # fmt: skip
     leases.beat(cursor, **given)
     first = WorkerHeartbeat.objects.get()
     assert (first.queues, first.running, first.pid) == (["a", "b.*"], [1, 2], 7)
-    leases.beat(cursor, **{**given, "running": [], "draining": True, "wakeup": "degraded"})
+    assert first.timings == {"h": {"acked": 1}}
+    changed = {"running": [], "draining": True, "wakeup": "degraded", "timings": {"i": {}}}
+    leases.beat(cursor, **{**given, **changed})
     second = WorkerHeartbeat.objects.get()
+    assert second.timings == {"i": {}}
     assert (second.running, second.draining, second.wakeup) == ([], True, "degraded")
     assert second.started_at == first.started_at
     assert second.last_seen - first.last_seen > timedelta(0)

@@ -71,6 +71,32 @@ def test_the_owner_changes_the_row(cursor: Cursor, change: str) -> None:
     assert changed(do(cursor, fence_of(message)))
 
 
+class Counting:
+    """A cursor that counts its statements."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self.count = 0
+
+    def execute(self, *args: Any) -> Any:
+        self.count += 1
+        return self._cursor.execute(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+@pytest.mark.parametrize("change", ["ack", "fail", "snooze", "hold", "bury", "release"])
+def test_the_lease_ends_with_what_follows_in_one_statement(cursor: Cursor, change: str) -> None:
+    """CAR-29: nobody ever sees the one without the other."""
+    message = add(leased=30, attempts=3, claimed_by="me:1")
+    counting: Any = Counting(cursor)
+    CHANGES[change][0](counting, fence_of(message))
+    assert counting.count == 1
+    left = list(QueuedMessage.objects.values_list("leased_until", "claimed_by"))
+    assert left == ([] if change == "ack" else [(None, None)])
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_lapsed_lease_is_still_the_owners_until_taken(cursor: Cursor, change: str) -> None:
     do, changed = CHANGES[change]
@@ -135,7 +161,7 @@ def test_ack_removes_the_row(cursor: Cursor) -> None:
 
 @pytest.mark.parametrize("at", [None, AT])
 def test_fail_retries_at_a_time_or_after_a_delay(cursor: Cursor, at: datetime | None) -> None:
-    """PMQ-50: the same row, the same id; the attempt is kept."""
+    """RMQ-14, PMQ-50: the same row, the same id; the attempt is kept."""
     message = add(leased=30, attempts=2, handler="h", held=-5, suspect=True)
     settle.fail(cursor, [failed(fence_of(message), at=at, delay=90.0)])
     stored(message)

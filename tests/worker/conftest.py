@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import Any
@@ -20,9 +20,11 @@ from django_mq.store.claim import Lane
 from django_mq.worker import Worker
 from django_mq.worker.board import Board, Places
 from django_mq.worker.database import Outage, plain_connection
+from django_mq.worker.ending import Ended, any_back
 from django_mq.worker.hand import Task
 from django_mq.worker.policies import policies
 from django_mq.worker.slices import Slices
+from django_mq.worker.sorting import line_of
 from testproject.shop.models import Product
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
@@ -142,9 +144,9 @@ class Bench:
         )
         self._claims = 0
 
-    def _settled(self, ids: list[int], any_back: bool) -> None:
-        self.settled.extend(ids)
-        self.back.append(any_back)
+    def _settled(self, ended: Sequence[Ended]) -> None:
+        self.settled.extend(each.delivery.id for each in ended)
+        self.back.append(any_back(ended))
 
     def claim(self, queue: str = "mail", *, limit: int = 1000) -> list[Task]:
         """Claim what is due in `queue`, from a connection of its own."""
@@ -163,7 +165,8 @@ class Bench:
     def task(self, row: Any) -> Task:
         handler = handlers.get(row.handler)
         assert handler is not None
-        return Task(Delivery(row), handler, handlers.timeout_of(handler, get_settings()))
+        timeout = handlers.timeout_of(handler, get_settings())
+        return Task(Delivery(row), handler, timeout, line_of(row))
 
     def run(self, tasks: list[Task]) -> Any:
         self.runs.append([task.delivery.id for task in tasks])

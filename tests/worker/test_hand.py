@@ -156,9 +156,11 @@ def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
 
 
 def test_a_slice_has_no_more_than_a_batch(told: Told) -> None:
+    """KAF-3: what waits comes together, up to the limit."""
     hand = Hand(batch=3, most=3, on_room=told)
     put(hand, *["batch"] * 5)
     assert take(hand) == [1, 2, 3]
+    assert take(hand) == [4, 5]
 
 
 def test_what_did_not_start_comes_first_again(hand: Hand) -> None:
@@ -195,7 +197,7 @@ def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(hand: Han
     assert slice_ is not None
     assert [each.delivery.id for each in slice_.tasks] == [2]
     hand.done(slice_)
-    hand.leave()
+    hand.leave(None)
     assert take(hand) == [1]
 
 
@@ -210,7 +212,7 @@ def test_a_suspect_that_waited_long_stops_the_others(
     thread.start()
     thread.join(0.05)
     assert got == []
-    hand.leave()
+    hand.leave(None)
     thread.join(10)
     assert got == [1]
 
@@ -258,6 +260,7 @@ def test_fences_are_held_until_settled(hand: Hand, told: Told) -> None:
 
 
 def test_tells_when_few_are_left(hand: Hand, told: Told) -> None:
+    """NSQ-24: before the hand is empty, and not for each message."""
     put(hand, *["unbound"] * 4)
     hand.tell_below(2)
     counts = []

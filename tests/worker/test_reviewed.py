@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.core.checks import run_checks
 from django.db import DataError, IntegrityError, connection, transaction
 from django.utils import timezone
 
@@ -162,14 +161,6 @@ def test_expiry_is_returned_for_the_signal() -> None:
     message = add(expires=-1)
     with connection.cursor() as cursor:
         assert [row.id for row in chores.expire(cursor, limit=10)] == [message.pk]
-
-
-def test_announced_options_are_no_silent_ones(settings: Any) -> None:
-    """E010: what would do nothing yet is an error, not a surprise."""
-    settings.DJANGO_MQ = {"QUEUES": {"q": {"max_in_flight": 0}}}
-    assert "django_mq.E010" in {each.id for each in run_checks(tags=["django_mq"])}
-    settings.DJANGO_MQ = {"QUEUES": {"q": {"lease": 10}}}
-    assert "django_mq.E010" not in {each.id for each in run_checks(tags=["django_mq"])}
 
 
 def test_a_stream_of_many_types_is_not_remembered() -> None:

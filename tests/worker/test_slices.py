@@ -68,7 +68,7 @@ def test_writes_broadcasts_and_acks_commit_together(bench: Bench) -> None:
 
 
 def test_a_failure_takes_its_own_writes_and_broadcasts_alone(bench: Bench) -> None:
-    """PMQ-55, 58 as changed: its neighbours are acked. PMQ-46: however it fails."""
+    """PMQ-36; PMQ-55, 58 as changed: its neighbours are acked. PMQ-46: however it fails."""
 
     @handler("shop.orders.*", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(7)))
     def h(delivery: Delivery) -> None:
@@ -1064,7 +1064,10 @@ def test_killed_while_a_handler_runs_that_touches_nothing_more(bench: Bench) -> 
 def test_a_failure_that_the_database_refuses_to_write_down_stops_nobody(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guarantee 11: the attempt counts all the same (the lease lapses), and others go on."""
+    """Guarantee 11: the attempt counts all the same (the lease lapses), and others go on.
+
+    PMQ-56 as changed.
+    """
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -1159,7 +1162,7 @@ def test_expired_messages_do_not_start(bench: Bench, said: Said) -> None:
 
 
 def test_retry_snooze_reject(bench: Bench, said: Said) -> None:
-    """CAR-25 as changed, NSQ-12..14, RMQ-9."""
+    """CAR-22, CAR-25 as changed, NSQ-12..14, RMQ-9."""
     at = timezone.now() + timedelta(hours=2)
     raised = {
         "policy": Retry(),
@@ -1394,7 +1397,7 @@ def test_a_failed_handlers_writes_through_the_driver_are_undone(bench: Bench) ->
 
 
 def test_signals_are_sent_once_and_robustly(bench: Bench, said: Said) -> None:
-    """After the commit that made them true, also when a receiver raises."""
+    """NSQ-33: After the commit that made them true, also when a receiver raises."""
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(9)))
     def h(delivery: Delivery) -> None:

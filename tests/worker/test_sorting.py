@@ -95,6 +95,7 @@ def test_a_handler_does_not_run_in_a_queue_it_did_not_allow() -> None:
 
 
 def test_an_unrouted_row_goes_to_the_one_handler_that_matches() -> None:
+    """RMQ-8 as changed: queue and type say which."""
     subscribe("a.*", "h", queue="mail", retry=RetryPolicy(max_attempts=3))
     subscribe("a.*", "elsewhere", queue="post")
     message = add(type="a.b", max_attempts=20)

@@ -17,7 +17,7 @@ from django_mq import RetryPolicy, broadcast, fixed, handler
 from django_mq.messages import Delivery, Fence
 from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
 from django_mq.signals import message_acked
-from django_mq.store import claim as store_claim
+from django_mq.store import looking as store_looking
 from django_mq.worker import DeadWorker, Worker
 from tests.database import second_connection
 from tests.rows import add, decide, stored
@@ -113,7 +113,7 @@ def test_an_empty_queue_ends_at_once(start: Start) -> None:
 
 
 def test_stop_and_start_again(start: Start, said: Said) -> None:
-    """CAR-35: a worker can be started again after a stop; its next run has another id."""
+    """KAF-11, CAR-35: a worker can be started again after a stop; its next run has another id."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -136,7 +136,7 @@ def test_stop_and_start_again(start: Start, said: Said) -> None:
 
 
 def test_a_running_worker_is_not_run_twice(start: Start, said: Said) -> None:
-    """CAR-35."""
+    """PMQ-35, CAR-35."""
     running = start()
     said.wait("worker_started")
     with pytest.raises(RuntimeError, match="runs already"):
@@ -232,7 +232,7 @@ def test_a_slow_message_does_not_hold_up_the_others(
 
 
 def test_two_workers_share_a_queue(start: Start, said: Said) -> None:
-    """PMQ-22, 59: each message once."""
+    """RMQ-7, PMQ-22, 59: each message once."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -435,6 +435,8 @@ def test_log_lines_have_events_and_no_payload(
 
 
 def test_receivers_that_raise_change_nothing(start: Start, said: Said) -> None:
+    """KAF-4: what listens cannot bring the worker down."""
+
     def rude(sender: str, **data: Any) -> None:
         raise RuntimeError
 
@@ -604,7 +606,7 @@ def test_an_error_in_the_loop_is_logged_and_survived(
     start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """CAR-36: the loop never dies; but a worker that never worked says so at once."""
-    look = store_claim.look
+    look = store_looking.look
     failures = [RuntimeError("one"), RuntimeError("two")]
     worked = threading.Event()
 
@@ -613,7 +615,7 @@ def test_an_error_in_the_loop_is_logged_and_survived(
             raise failures.pop()
         return look(cursor)
 
-    monkeypatch.setattr(store_claim, "look", failing)
+    monkeypatch.setattr(store_looking, "look", failing)
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -637,7 +639,7 @@ def test_tables_that_are_missing_end_the_worker(
     def failing(cursor: Any) -> Any:
         raise psycopg.errors.UndefinedTable("no such table")
 
-    monkeypatch.setattr(store_claim, "look", failing)
+    monkeypatch.setattr(store_looking, "look", failing)
     running = start()
     with pytest.raises(psycopg.errors.UndefinedTable):
         running.join()
@@ -653,7 +655,7 @@ def patient(settings: Any) -> None:
 
 
 def test_woken_by_notify(start: Start, said: Said, patient: None) -> None:
-    """Nothing but the ring tells it: guarantee 7 from its other side."""
+    """CAR-14, CAR-32: Nothing but the ring tells it: guarantee 7 from its other side."""
 
     @handler("a", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.management.base import OperatorCommand, duration, moment
+from django_mq.management.base import OperatorCommand, add_deed, duration, moment
+from django_mq.management.output import as_json
 from django_mq.queues.obstacles import shown
 
 
@@ -16,13 +18,30 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("queue", metavar="QUEUE")
+        add_deed(parser)
         end = parser.add_mutually_exclusive_group()
         end.add_argument("--until", type=moment, metavar="MOMENT", help="such as 2026-12-24T18:00")
         end.add_argument("--for", type=duration, dest="seconds", metavar="DURATION", help="15m, 2h")
 
     def operate(self, *, database: str | None, **options: Any) -> None:
-        queue, until, seconds = options["queue"], options["until"], options["seconds"]
-        end = queues.pause(queue, until=seconds if until is None else until, using=database)
-        words = "until mq_resume" if end is None else f"until {shown(end)}"
-        self.stdout.write(f"Queue {queue} is paused {words}. What is claimed already still runs.")
+        queue, dry_run = options["queue"], options["dry_run"]
+        until = options["seconds"] if options["until"] is None else options["until"]
+        end = queues.pause(queue, until=until, dry_run=True, using=database)
+        if not dry_run:
+            question = f"Pause queue {queue} {_words(end)}?"
+            if not self.agreed(question, yes=options["yes"], as_json=options["json"]):
+                self.stdout.write("Nothing was changed.")
+                return
+            end = queues.pause(queue, until=until, using=database)
+        if options["json"]:
+            told = {"queue": queue, "paused": True, "until": end, "dry_run": dry_run}
+            self.stdout.write(as_json(told))
+        elif dry_run:
+            self.stdout.write(f"Queue {queue} would be paused {_words(end)}.")
+        else:
+            text = f"Queue {queue} is paused {_words(end)}. What is claimed already still runs."
+            self.stdout.write(text)
+
+
+def _words(end: datetime | None) -> str:
+    return "until mq_resume" if end is None else f"until {shown(end)}"

@@ -10,12 +10,14 @@ from django_mq import queues
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, span, table
 from django_mq.queues.obstacles import shown
+from django_mq.spread import Durations, brief
 
+COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "dead")
 COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "blocked", "dead")
 
 
 class Command(OperatorCommand):
-    help = "Show queues, workers, and who keeps the database from clearing up."
+    help = "Show queues, workers, handlers, and who keeps the database from clearing up."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -24,14 +26,15 @@ class Command(OperatorCommand):
     def operate(self, *, database: str | None, **options: Any) -> None:
         counted = queues.counts(using=database)
         workers = queues.workers(using=database)
+        timings = queues.timings(using=database).values()
         holders = queues.horizon(using=database)
         if options["json"]:
             found = {"queues": list(counted.values()), "workers": workers, "horizon": holders}
-            self.stdout.write(as_json(found))
+            self.stdout.write(as_json({**found, "handlers": list(timings)}))
             return
         headers = ("queue", "state", *(name.replace("_", " ") for name in COUNTED), "oldest")
         rows = [
-            (each.queue, _state(each), *map(each.shown, COUNTED), span(each.oldest))
+            (each.queue, _stand(each), *(_count(each, name) for name in COUNTED), span(each.oldest))
             for each in counted.values()
         ]
         self.stdout.write(table(headers, rows) + "\n")
@@ -39,20 +42,36 @@ class Command(OperatorCommand):
         self.stdout.write(
             table(headers, map(_worker, workers)) if workers else "No worker has been heard of."
         )
+        if timings:
+            headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
+            self.stdout.write("\n" + table(headers, map(_handler, timings)))
         if holders:
             self.stdout.write("\nThese hold old rows back from vacuum, so claims become slower:")
             headers = ("what", "which", "login", "application", "state", "since")
             self.stdout.write(table(headers, map(_holder, holders)))
 
 
+def _stand(queue: queues.QueueCounts) -> str:
+    owner = f", owned by {queue.owner[:8]}" if queue.owner else ""
+    return f"{_state(queue)}{owner}"
+
+
 def _state(queue: queues.QueueCounts) -> str:
     if queue.paused:
         return f"paused until {shown(queue.paused_until)}" if queue.paused_until else "paused"
-    if queue.backoff_until:
-        return f"backs off until {shown(queue.backoff_until)}"
+    if queue.backoff_level:
+        now = f"until {shown(queue.backoff_until)}" if queue.backoff_until else "and probes"
+        return f"backs off {now}, level {queue.backoff_level}"
+    if queue.max_in_flight == 0:
+        return "held back by its limit"
     if queue.processable:
         return "processable"
     return "waiting" if queue.depth else "empty"
+
+
+def _count(queue: queues.QueueCounts, name: str) -> str:
+    limited = name == "in_flight" and queue.max_in_flight is not None
+    return f"{queue.shown(name)}/{queue.max_in_flight:,}" if limited else queue.shown(name)
 
 
 def _worker(worker: queues.Worker) -> tuple[object, ...]:
@@ -67,6 +86,15 @@ def _worker(worker: queues.Worker) -> tuple[object, ...]:
         worker.wakeup,
         f"{span(worker.silent)} ago",
     )
+
+
+def _handler(handler: queues.HandlerTimings) -> tuple[object, ...]:
+    counts = (f"{getattr(handler, name):,}" for name in COUNTED_OF_HANDLERS)
+    return (handler.handler or "-", *counts, *_spread(handler.waited), *_spread(handler.ran))
+
+
+def _spread(durations: Durations | None) -> tuple[str, str]:
+    return (brief(durations.p50), brief(durations.p99)) if durations else ("-", "-")
 
 
 def _holder(holder: queues.HorizonHolder) -> tuple[object, ...]:

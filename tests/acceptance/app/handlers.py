@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -119,6 +120,12 @@ def chain(delivery: Any) -> None:
     broadcast("acceptance.write", {"name": payload["name"] + ".next"})
 
 
+@handler("acceptance.echo", queue="answers")
+def echo(delivery: Any) -> Any:
+    """Answer with what was asked."""
+    return delivery.payload
+
+
 @handler("acceptance.twin", queue="work", retry=SOON)
 def first_twin(delivery: Any) -> None:
     effect(delivery)
@@ -152,3 +159,27 @@ async def acall(delivery: Any) -> None:
     begin(delivery)
     await asyncio.to_thread(witness().wait_at, gate_of(delivery))
     await delivery.afinish(effect, delivery)
+
+
+@handler(
+    "acceptance.line",
+    queue="line",
+    queues=("keyed",),
+    retry=RetryPolicy(max_attempts=1000, backoff=fixed(0.02)),
+)
+def line(delivery: Any) -> None:
+    """Write, unless another of its line does so at the same time; fail `share` of the attempts.
+
+    `line` in the payload is what must be handled one after another.
+    """
+    payload = delivery.payload
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select pg_try_advisory_xact_lock(hashtextextended(%s, 99))", [payload["line"]]
+        )
+        if not cursor.fetchone()[0]:
+            witness().saw(f"overlap-{payload['line']}", delivery.attempt)
+    effect(delivery)
+    if random.random() < payload.get("share", 0):
+        raise ValueError("as asked for")
+    time.sleep(payload.get("pause", 0))

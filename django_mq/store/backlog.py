@@ -1,0 +1,39 @@
+"""How much waits in a queue, and the lines that are joined in the order of commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# By mq_claim, and no further than asked for.
+COUNT_WAITING = """
+select count(*)
+  from (select
+          from django_mq_queuedmessage
+         where queue = %(queue)s
+           and leased_until is null and blocked_by is null and dead_at is null
+         limit %(limit)s) waiting
+"""
+
+
+def count_waiting(cursor: Cursor, *, queue: str, limit: int) -> int:
+    """Return how many messages wait in `queue`, due or not; no more than `limit`."""
+    cursor.execute(COUNT_WAITING, {"queue": queue, "limit": limit})
+    return cursor.fetchone()[0]  # type: ignore[no-any-return]
+
+
+# In the order of the locks' own numbers, so that no two calls wait for each other.
+LOCK_LINES = """
+select pg_advisory_xact_lock(line.number)
+  from (select distinct hashtextextended(name, 7105) as number
+          from unnest(%(names)s::text[]) as name
+         order by number) line
+"""
+
+
+def lock_lines(cursor: Cursor, names: Iterable[str]) -> None:
+    """Have these lines alone until the transaction ends: whoever else wants one waits."""
+    cursor.execute(LOCK_LINES, {"names": list(names)})

@@ -1,0 +1,103 @@
+"""Rows into the caller's transaction: is there room, whose turn is it, what rings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_mq import bell, deduping
+from django_mq.addressing import Addresser
+from django_mq.backlog import admit
+from django_mq.conf import Settings
+from django_mq.drafting import Wanted
+from django_mq.messages import CopyReceipt
+from django_mq.store.backlog import lock_lines
+from django_mq.store.insert import FEW, NewRow, insert
+
+#: A chunk of a large broadcast ends at so many rows, or so many characters of JSON.
+CHUNK_ROWS = 2_000
+CHUNK_SIZE = 4 * 1024 * 1024
+R = TypeVar("R", bound=NewRow | Wanted)
+
+
+class Storer:
+    """Stores the rows of one call; what their queues ask for was met by `addresser`."""
+
+    def __init__(
+        self, connection: BaseDatabaseWrapper, settings: Settings, addresser: Addresser
+    ) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._limits = addresser.limits
+        self._in_commit_order = addresser.in_commit_order
+
+    def insert(self, rows: list[NewRow]) -> list[int]:
+        """Insert rows without unique ids, all or none; return their ids, in order."""
+        if len(rows) <= FEW:
+            # One statement is all or none by itself, and nothing is left that it could refuse.
+            return self.insert_chunk(rows)
+        with transaction.atomic(using=self._connection.alias):
+            return [id for chunk in chunks(rows) for id in self.insert_chunk(chunk)]
+
+    def insert_chunk(self, rows: list[NewRow]) -> list[int]:
+        """Insert rows as `insert()` does; the caller sees to all or none."""
+        if not rows:
+            return []
+        if self._limits:
+            admit(self._connection, self._limits, rows)
+        if self._in_commit_order:
+            self._join_lines(rows)
+        with self._connection.cursor() as cursor, self._connection.wrap_database_errors:
+            ids = insert(cursor, rows)
+        self._ring(rows)
+        return ids
+
+    def dedupe(self, wanted: Sequence[Wanted]) -> list[CopyReceipt]:
+        """Store rows of which some have unique ids, all or none; say what became of each."""
+        if self._in_commit_order:
+            self._join_lines([each.row for each in wanted])
+        stored = deduping.store(
+            self._connection, wanted, partial(admit, self._connection, self._limits)
+        )
+        self._ring(stored.rows)
+        return stored.copies
+
+    def _join_lines(self, rows: Sequence[NewRow]) -> None:
+        """Wait for the lines whose ids are to rise in the order of commits: no id is drawn yet."""
+        names: set[str] = set()
+        for row in rows:
+            whole_queue = self._in_commit_order.get(row.queue)
+            if whole_queue:
+                names.add(row.queue)
+            elif whole_queue is not None and row.key is not None:
+                names.add(f"{row.queue} {row.handler} {row.key}")  # no name has a space in it
+        if names:
+            with self._connection.cursor() as cursor:
+                lock_lines(cursor, names)
+
+    def _ring(self, rows: Sequence[NewRow]) -> None:
+        # A worker looks at least each poll interval, so it meets by itself what is due later. How
+        # far away an absolute moment is only the database knows.
+        if self._settings.wakeup != "poll" and any(
+            row.due is not None or row.delay <= self._settings.poll_interval for row in rows
+        ):
+            bell.ring_after_commit(self._connection)
+
+
+def chunks(rows: Iterable[R]) -> Iterator[list[R]]:
+    """Cut rows into chunks, each complete before it is sent: what makes the rows may query."""
+    chunk: list[R] = []
+    size = 0
+    for each in rows:
+        row = each.row if isinstance(each, Wanted) else each
+        chunk.append(each)
+        size += len(row.payload) + len(row.metadata)
+        if len(chunk) >= CHUNK_ROWS or size >= CHUNK_SIZE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

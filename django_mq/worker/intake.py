@@ -1,0 +1,137 @@
+"""From claimed rows to whoever runs them, and back to their queues what is not to run here."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django_mq.messages import ClaimedRow, Delivery
+from django_mq.store import settle
+from django_mq.worker.database import LOST, Outage, Statements
+
+if TYPE_CHECKING:
+    from django_mq.messages import Fence
+    from django_mq.store import Cursor
+    from django_mq.worker.aio import AsyncRunner
+    from django_mq.worker.hand import Hand, Task
+    from django_mq.worker.queue_backoff import QueueBackoffs
+    from django_mq.worker.sorting import Sorter
+
+logger = logging.getLogger("django_mq")
+
+#: How often we try to release a row that somebody has locked for a moment.
+RELEASE_TRIES = 4
+
+
+class Intake:
+    """Sorts what was claimed and hands it out: tasks to the hand, coroutines to the runner.
+
+    Used by the thread that claims. `freed` is called when rows went back to their queues.
+    """
+
+    def __init__(
+        self,
+        *,
+        sorter: Sorter,
+        hand: Hand,
+        runner: AsyncRunner,
+        backoffs: QueueBackoffs,
+        statements: Statements,
+        outage: Outage,
+        freed: Callable[[], None],
+    ) -> None:
+        self._sorter = sorter
+        self._hand = hand
+        self._runner = runner
+        self._backoffs = backoffs
+        self._statements = statements
+        self._outage = outage
+        self._freed = freed
+        self._unsorted: deque[ClaimedRow] = deque()
+
+    def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool) -> None:
+        """Take rows that were claimed just now; those to be `first` go before what is in hand."""
+        self._hand.hold((row.queue, Delivery(row).fence) for row in rows)
+        self._unsorted.extend(rows)
+        self.sort(cursor, first=first)
+
+    def sort(self, cursor: Cursor, *, first: bool = False) -> None:
+        """Give what was claimed to its handlers; the rest waits if the database is lost."""
+        tasks: list[Task] = []
+        others: list[int] = []
+        try:
+            while self._unsorted:
+                row = self._unsorted[0]
+                try:
+                    found = self._sorter.sort(cursor, [row])
+                except LOST:
+                    raise
+                except Exception:  # the lease lapses, and the attempt counts
+                    logger.exception(
+                        "message %s cannot be sorted", row.id, extra={"event": "sorting_failed"}
+                    )
+                    found = []
+                self._unsorted.popleft()
+                tasks += found
+                if not found:
+                    others.append(row.id)
+        finally:
+            if others:
+                self._hand.settled(others)
+                self._freed()
+            self._hand_out(tasks, first)
+
+    def go_on(self) -> None:
+        """Start the coroutines whose turn it is in their lines."""
+        if coroutines := self._hand.take_coroutines():
+            self._start(coroutines)
+
+    def release(self, tasks: list[Task]) -> None:
+        """Give back `tasks`, which did not start, and what was not sorted; attempts refunded."""
+        fences = [task.delivery.fence for task in tasks]
+        fences += [Delivery(row).fence for row in self._unsorted]
+        self._unsorted.clear()
+        # First: a renewal that is under way has their rows locked for a moment, a later one not.
+        self._hand.settled([fence.id for fence in fences])
+        tries = RELEASE_TRIES
+        try:
+            while fences and tries:
+                cursor = self._statements.cursor()
+                self._cancel_probes(cursor, fences)
+                released = settle.release(cursor, fences)
+                left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
+                fences = [fence for fence in fences if fence.id in left]
+                tries -= 1
+                if fences:
+                    self._outage.wait_quietly()
+        except LOST:
+            self._statements.close()
+        if fences:
+            logger.warning("could not release %s message(s): their leases lapse", len(fences))
+
+    def _hand_out(self, tasks: list[Task], first: bool) -> None:
+        coroutines, waiting = [], []
+        for task in tasks:
+            if task.handler.is_async and not task.delivery._row.suspect:
+                if self._hand.admit(task):
+                    coroutines.append(task)
+            else:
+                waiting.append(task)
+        if coroutines:
+            self._start(coroutines)
+        if first:
+            self._hand.put_back(waiting)
+        else:
+            self._hand.put(waiting)
+
+    def _start(self, coroutines: list[Task]) -> None:
+        if not self._runner.is_alive():
+            self._runner.start()
+        self._runner.submit(coroutines)
+
+    def _cancel_probes(self, cursor: Cursor, fences: list[Fence]) -> None:
+        for queue, claimer in self._backoffs.probes():
+            if any(fence.claimed_by == claimer for fence in fences):
+                self._backoffs.cancel_probe(cursor, queue, claimer)

@@ -1,0 +1,199 @@
+"""What this process knows of queues that back off: what its handlers did, and its probes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq import signals
+from django_mq.outcomes import Acked
+from django_mq.queue_backoff import Step, jittered_waits, step_of, top_level
+from django_mq.store import Cursor
+from django_mq.store import queue_backoff as store
+from django_mq.worker.ending import Ended, Settled
+
+if TYPE_CHECKING:
+    from django_mq.backoff import Random
+    from django_mq.conf import QueueBackoff, Settings
+
+
+class _Probed(NamedTuple):
+    """A probe that ended, and what its end says."""
+
+    claimer: str
+    step: Step
+
+
+class QueueBackoffs:
+    """Notes what the ends of deliveries say about their queues, and writes it down.
+
+    Ends are noted by any thread. The loop writes them, since each is a short transaction of its
+    own: the row of a queue must not be locked for as long as a slice runs. Queues whose settings
+    have no `backoff`, or a maximum of zero, are none of its business, save one that backs off
+    since settings were different: its first probe ends that, however it ends.
+    """
+
+    def __init__(self, settings: Settings, *, random: Random = random.random) -> None:
+        self._options = {
+            name: options.backoff
+            for name, options in settings.queues.items()
+            if options.backoff is not None
+            and top_level(multiplier=options.backoff.multiplier, maximum=options.backoff.maximum)
+        }
+        self._random = random
+        self._lock = threading.Lock()
+        self._failed: dict[str, datetime] = {}
+        self._probed: dict[str, _Probed] = {}
+        self._probes: dict[str, str] = {}
+        self._changed: dict[str, datetime] = {}
+
+    @property
+    def active(self) -> bool:
+        """Say whether any queue may back off, or does: if not, nothing here is needed."""
+        return bool(self._options or self._probes)
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The queues that may back off."""
+        return frozenset(self._options)
+
+    def note(self, ended: Sequence[Ended]) -> bool:
+        """Note deliveries that ended, and that is committed; say whether to `write()` soon.
+
+        Of a queue at full rate only failures are noted; of one that backs off, its probe.
+        """
+        if not self.active:
+            return False
+        noted = False
+        for each in ended:
+            row = each.delivery._row
+            probes = self._probes.get(row.queue) == row.claimed_by
+            if not probes and row.queue not in self._options:
+                continue
+            step = _step(each)
+            if not probes and step is not Step.UP:
+                continue
+            with self._lock:
+                if probes:
+                    self._probed[row.queue] = _Probed(row.claimed_by, step)
+                elif _is_newer(row.claimed_at, self._changed.get(row.queue)):
+                    latest = self._failed.get(row.queue, row.claimed_at)
+                    self._failed[row.queue] = max(latest, row.claimed_at)
+                else:
+                    continue
+            noted = True
+        return noted
+
+    def write(self, cursor: Cursor) -> set[str]:
+        """Write down what was noted, and announce what that changed.
+
+        Returns those of the queues that back off now, whoever let them: what waits in hand of
+        them is to be given back. What cannot be written, since the row of the queue is locked or
+        the database is lost, is kept for the next call.
+        """
+        with self._lock:
+            failed, self._failed = self._failed, {}
+            probed, self._probed = self._probed, {}
+        if not failed and not probed:
+            return set()
+        try:
+            for queue, probe in probed.items():
+                waits = self._waits(queue)
+                moved = store.end_probe(
+                    cursor, queue=queue, claimer=probe.claimer, step=probe.step, waits=waits
+                )
+                _announce(queue, moved)
+            for queue, claimed_at in failed.items():
+                waits = self._waits(queue)
+                moved = store.raise_level(cursor, queue=queue, claimed_at=claimed_at, waits=waits)
+                _announce(queue, moved)
+            found = store.standings(cursor, {*failed, *probed})
+        except BaseException:
+            self._keep(failed, probed)
+            raise
+        stands = {queue: found.get(queue, store.Standing()) for queue in (*failed, *probed)}
+        self._learn(stands)
+        self._keep(
+            {q: at for q, at in failed.items() if _is_open(stands[q], at)},
+            {q: probe for q, probe in probed.items() if stands[q].probe_by == probe.claimer},
+        )
+        return {queue for queue, stand in stands.items() if stand.level}
+
+    def probe_started(self, queue: str, claimer: str) -> None:
+        """`claimer` claimed a message as the probe of `queue`: its end moves the level.
+
+        Say so before the message is handed out.
+        """
+        with self._lock:
+            self._probes[queue] = claimer
+
+    def cancel_probe(self, cursor: Cursor, queue: str, claimer: str) -> None:
+        """Give up a probe that claimed nothing, or whose message is given back without a run."""
+        with self._lock:
+            if self._probes.get(queue) == claimer:
+                del self._probes[queue]
+        store.cancel_probe(cursor, queue=queue, claimer=claimer)
+
+    def probes(self) -> list[tuple[str, str]]:
+        """Return queue and claimer of the probes that run here: from any thread."""
+        with self._lock:
+            return list(self._probes.items())
+
+    def _waits(self, queue: str) -> list[float]:
+        options: QueueBackoff | None = self._options.get(queue)
+        if options is None:
+            return []  # no level above zero
+        return jittered_waits(
+            multiplier=options.multiplier,
+            maximum=options.maximum,
+            jitter=options.jitter,
+            random=self._random,
+        )
+
+    def _learn(self, stands: dict[str, store.Standing]) -> None:
+        """Failures of messages that were claimed before the last change need no statement."""
+        with self._lock:
+            for queue, stand in stands.items():
+                if stand.changed_at is not None:
+                    self._changed[queue] = stand.changed_at
+                if self._probes.get(queue) != stand.probe_by:
+                    self._probes.pop(queue, None)
+
+    def _keep(self, failed: dict[str, datetime], probed: dict[str, _Probed]) -> None:
+        """Have it written next time, unless something newer was noted meanwhile."""
+        with self._lock:
+            for queue, claimed_at in failed.items():
+                self._failed[queue] = max(claimed_at, self._failed.get(queue, claimed_at))
+            for queue, probe in probed.items():
+                self._probed.setdefault(queue, probe)
+
+
+def _step(ended: Ended) -> Step:
+    if ended.settled in (Settled.ACKED, Settled.FINISHED):
+        return step_of(Acked(), None)
+    return step_of(ended.outcome, ended.error)
+
+
+def _is_newer(claimed_at: datetime, changed_at: datetime | None) -> bool:
+    return changed_at is None or claimed_at > changed_at
+
+
+def _is_open(stand: store.Standing, claimed_at: datetime) -> bool:
+    """Say whether a failure still has to be written: its queue was locked."""
+    return stand.level == 0 and _is_newer(claimed_at, stand.changed_at)
+
+
+def _announce(queue: str, moved: store.Moved | None) -> None:
+    if moved is None or moved.before == moved.level:
+        return
+    before, level, until = moved
+    if level == 0:
+        signal, text = signals.backoff_ended, "does not back off any more"
+    elif before == 0:
+        signal, text = signals.backoff_started, f"backs off until {until}, level {level}"
+    else:
+        signal, text = signals.backoff_changed, f"backs off until {until}, level {level}"
+    signals.announce_queue(signal, queue, text, level=level, until=until)

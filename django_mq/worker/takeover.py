@@ -1,0 +1,46 @@
+"""Take over what lapsed, and bury those whose last attempt vanished with its worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from django_mq.messages import Delivery
+from django_mq.outcomes import EXHAUSTED, DeadLettered, Failure
+from django_mq.store import lapsed
+from django_mq.worker import consequences, reporting
+from django_mq.worker.ending import Ended, Settled, within_transaction
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+    from django_mq.store.lapsed import Lapsed
+
+VANISHED = DeadLettered(EXHAUSTED, Failure("WorkerVanished", "the lease lapsed"))
+
+
+def take_over(
+    cursor: Cursor,
+    *,
+    queues: Sequence[str],
+    claimer: str,
+    lease: float,
+    limit: int,
+    max_bytes: int,
+) -> Lapsed:
+    """Claim lapsed messages as `lapsed.claim_lapsed()` does; say which are dead by it."""
+    with within_transaction(cursor):
+        found = lapsed.claim_lapsed(
+            cursor,
+            queues=queues,
+            claimer=claimer,
+            lease=lease,
+            limit=limit,
+            max_bytes=max_bytes,
+        )
+        dead = [Ended(Delivery(row), Settled.FAILED, outcome=VANISHED) for row in found.dead]
+        consequences.follow(
+            cursor, [each for each in dead if consequences.has_any(each.delivery._row)]
+        )
+    for each in dead:
+        reporting.one_ended(each)
+    return found

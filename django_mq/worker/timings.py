@@ -1,0 +1,137 @@
+"""What the handlers of this process did: counted once a slice, said with every heartbeat."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from django_mq import handlers
+from django_mq.outcomes import DeadLettered, Retried
+from django_mq.timing import Tally
+from django_mq.worker.ending import Settled
+
+if TYPE_CHECKING:
+    from django_mq.messages import Delivery
+    from django_mq.worker.ending import Ended
+
+#: Handlers that a heartbeat tells of: those that ended most messages.
+MOST = 100
+
+
+def queued_for(delivery: Delivery) -> float | None:
+    """Return how many seconds a message waited, by the database's clock, until it was claimed.
+
+    From its broadcast, so with its delay. Only of a first attempt, else None: a later one waits
+    for the backoff of its policy.
+    """
+    row = delivery._row
+    if row.attempts != 1:
+        return None
+    return max(0.0, (row.claimed_at - row.created_at).total_seconds())
+
+
+class Timings:
+    """What the handlers of one worker did, each in constant memory. From any thread."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+        self._lock = threading.Lock()
+
+    def add(self, ended: Sequence[Ended]) -> None:
+        """Count deliveries that are settled."""
+        together: dict[str, list[Ended]] = {}
+        for each in ended:
+            name = each.delivery._row.handler
+            if name in together:
+                together[name].append(each)
+            else:
+                together[name] = [each]
+        for name, those in together.items():
+            with self._lock:
+                _count(self._tally(name), those)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what the heartbeat says: of 100 handlers at most, who ended most first."""
+        with self._lock:
+            most = sorted(self._tallies.items(), key=lambda item: -item[1].total)[:MOST]
+        told = {}
+        for name, tally in most:
+            with self._lock:
+                told[name] = tally.as_json()
+        return told
+
+    def read(self) -> dict[str, Tally]:
+        """Return the same as tallies."""
+        return {name: Tally.from_json(told) for name, told in self.snapshot().items()}
+
+    def _tally(self, name: str) -> Tally:
+        """Return the tally of a handler by any of its names; what only a row knows is none."""
+        tally = self._tallies.get(name)
+        if tally is None:
+            known = handlers.get(name)
+            tally = self._tallies.setdefault(known.name if known else "", Tally())
+        return tally
+
+
+def _count(tally: Tally, ended: list[Ended]) -> None:
+    acked = 0
+    ran: list[float] = []
+    waited: list[float] = []
+    for each in ended:
+        settled, seconds = each.settled, each.seconds
+        if settled is Settled.ACKED or settled is Settled.FINISHED:
+            acked += 1
+        elif settled is Settled.HELD:
+            continue  # it was no attempt
+        elif settled is Settled.SNOOZED:
+            tally.snoozed += 1
+        elif isinstance(each.outcome, Retried):
+            tally.failed += 1
+            tally.retried += 1
+        else:
+            tally.failed += isinstance(each.outcome, DeadLettered)
+            tally.dead += 1
+        if seconds:  # else it did not run here
+            ran.append(seconds)
+            row = each.delivery._row
+            if row.attempts == 1:
+                waited.append((row.claimed_at - row.created_at).total_seconds())
+    tally.acked += acked
+    tally.ran.add(ran)
+    tally.waited.add(waited)
+    claimed_at = ended[-1].delivery._row.claimed_at
+    tally.last_at = claimed_at if tally.last_at is None else max(tally.last_at, claimed_at)
+
+
+#: The timings of each worker that runs in this process, by its id.
+_of: dict[str, Timings] = {}
+
+
+def begin(worker: str) -> Timings:
+    """Start counting for `worker`."""
+    timings = _of[worker] = Timings()
+    return timings
+
+
+def end(worker: str) -> None:
+    """Stop counting for `worker`."""
+    _of.pop(worker, None)
+
+
+def of(worker: str) -> Timings | None:
+    """Return what is counted for `worker`, if it runs in this process."""
+    return _of.get(worker)
+
+
+def count(ended: Sequence[Ended]) -> None:
+    """Count deliveries that are settled, all by one worker: the one that claimed them.
+
+    What nobody here claimed (it expired, or its worker died) is for any worker of this process;
+    there is one, unless somebody runs several in threads.
+    """
+    if not ended:
+        return
+    worker = ended[0].delivery._row.claimed_by.partition(":")[0]
+    for timings in [_of[worker]] if worker in _of else list(_of.values())[:1]:
+        timings.add(ended)

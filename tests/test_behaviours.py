@@ -1,0 +1,125 @@
+"""docs/behaviours.md names a test for each behaviour, and that test names the behaviour."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+PAGE = TESTS.parent / "docs/behaviours.md"
+
+#: How many behaviours each of the five systems has.
+COUNTS = {"PMQ": 69, "CAR": 42, "NSQ": 36, "KAF": 19, "RMQ": 22}
+EVERY = [f"{system}-{n}" for system, count in COUNTS.items() for n in range(1, count + 1)]
+#: Those whose tests are still to come; the page says so too. An empty list is the goal.
+OPEN: frozenset[str] = frozenset(
+    {
+        "PMQ-37",
+        "PMQ-38",
+        "PMQ-39",
+        "PMQ-40",
+        "PMQ-42",
+        "PMQ-44",
+        "CAR-6",
+        "NSQ-25",
+        "NSQ-26",
+        "KAF-1",
+        "KAF-5",
+        "KAF-9",
+        "KAF-12",
+    }
+)
+#: How a line begins that names no test, because there can be none.
+WITHOUT = ("not wanted: ", "cannot apply: ")
+
+
+def lines() -> list[tuple[str, str, str]]:
+    """Return id, words and last column of each line of the tables."""
+    found = re.findall(r"^\| ([A-Z]{3}-\d+) \| (.*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    return [(id, words, shown) for id, words, shown in found]
+
+
+LINES = {id: (words, shown) for id, words, shown in lines()}
+
+
+def mentioned(text: str) -> set[str]:
+    """Return the ids in a text."""
+    found: set[str] = set()
+    for system, first, more in re.findall(r"\b([A-Z]{3})-(\d+)((?:(?:, | to |\.\.)\d+)*)", text):
+        last = int(first)
+        found.add(f"{system}-{last}")
+        for joint, number in re.findall(r"(, | to |\.\.)(\d+)", more):
+            begin = int(number) if joint == ", " else last + 1
+            found.update(f"{system}-{n}" for n in range(begin, int(number) + 1))
+            last = int(number)
+    return found
+
+
+@cache
+def found_in(path: str) -> dict[str, str]:
+    """Return the source of each test of a file, with its decorators, by its name."""
+    source = (TESTS / path).read_text()
+    every = source.splitlines()
+    found = {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}::")
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                start = min(each.lineno for each in (node, *node.decorator_list))
+                found[prefix + node.name] = "\n".join(every[start - 1 : node.end_lineno])
+
+    visit(ast.parse(source).body, "")
+    return found
+
+
+def named() -> list[tuple[str, str, str]]:
+    """Return id, file and test of everything that the page names."""
+    return [
+        (id, *test.split("::", 1))
+        for id, (_, shown) in LINES.items()
+        for test in re.findall(r"`([^`]*)`", "" if shown.startswith(WITHOUT) else shown)
+    ]
+
+
+def test_ids_are_found_however_they_are_written() -> None:
+    assert mentioned("PMQ-7, 10: and NSQ-12..14 (KAF-1 to 3), RMQ-4; 5 rows") == {
+        "PMQ-7", "PMQ-10", "NSQ-12", "NSQ-13", "NSQ-14", "KAF-1", "KAF-2", "KAF-3", "RMQ-4",
+    }  # fmt: skip
+
+
+def test_every_behaviour_has_one_line() -> None:
+    assert Counter(id for id, _, _ in lines()) == Counter(EVERY)
+    assert list(LINES) == EVERY
+
+
+@pytest.mark.parametrize("id", EVERY)
+def test_a_line_names_a_test_or_says_why_not(id: str) -> None:
+    words, shown = LINES[id]
+    assert words
+    if id in OPEN:
+        assert shown == "to come"
+    elif not shown.startswith(WITHOUT):
+        assert re.fullmatch(r"`[\w/]+\.py::[\w:]+`(, `[\w/]+\.py::[\w:]+`)*", shown)
+
+
+@pytest.mark.parametrize(("id", "path", "test"), named())
+def test_a_named_test_is_there_and_names_the_behaviour(id: str, path: str, test: str) -> None:
+    assert (TESTS / path).is_file(), path
+    assert test in found_in(path)
+    assert test.rpartition("::")[2].startswith("test_")
+    assert id in mentioned(found_in(path)[test])
+
+
+def test_ids_in_tests_are_ids_of_the_page() -> None:
+    texts = "\n".join(
+        path.read_text() for path in TESTS.rglob("test_*.py") if path != Path(__file__)
+    )
+    found = {id for id in mentioned(texts) if id[:3] in COUNTS}
+    assert found <= set(EVERY)
