@@ -48,7 +48,8 @@ class Addresser:
         self._table = handlers.table()
         self._trace = trace(settings.max_hops)
         self._wants_result = wants_result
-        self._plain: dict[tuple[str, str | None], list[NewRow]] = {}
+        #: By type and queue: what comes before the payload and after it, for each subscriber.
+        self._plain: dict[tuple[str, str | None], list[tuple[Any, Any]]] = {}
         #: Of the queues met so far, those with `max_backlog`, and those with
         #: `key_order="commit"`: is their whole queue one line? Most calls meet none.
         self.limits: dict[str, int] = {}
@@ -63,15 +64,15 @@ class Addresser:
             return self._checked_rows(message)
         # Of many messages most differ in the payload alone: the rest is checked and routed once.
         address = message.type, message.queue
-        known = self._plain.get(address)
-        if known is None:
+        around = self._plain.get(address)
+        if around is None:
             if len(self._plain) >= MOST_ADDRESSES:
                 self._plain.clear()
             known = self._checked_rows(message)
-            self._plain[address] = [row._replace(payload="") for row in known]
+            self._plain[address] = [(row[:2], row[3:]) for row in known]
             return known
-        payload = self._encode_payload(message.payload)
-        return [NewRow._make((*row[:2], payload, *row[3:])) for row in known]
+        payload = (self._encode_payload(message.payload),)
+        return [NewRow._make(before + payload + after) for before, after in around]
 
     def _checked_rows(self, message: Message) -> list[NewRow]:
         settings = self._settings

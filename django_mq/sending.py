@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import Any
 
@@ -138,8 +138,17 @@ def _wanting(message: Message) -> Callable[[NewRow], Wanted]:
 
 
 def _receipt(connection: BaseDatabaseWrapper, rows: list[NewRow], ids: Iterable[int]) -> Receipt:
-    capturing.tell(connection, rows)
+    if capturing.observers:
+        capturing.tell(connection, rows)
+    if len(rows) == 1:
+        return Receipt.of_added(_only(rows[0].handler, rows[0].queue), tuple(ids))
     return Receipt.of_added(tuple((row.handler, row.queue) for row in rows), tuple(ids))
+
+
+@lru_cache(maxsize=1024)
+def _only(handler: str, queue: str) -> tuple[tuple[str, str]]:
+    """Return the route of one copy: the same object for all receipts that have it."""
+    return ((handler, queue),)
 
 
 def _deduped(

@@ -15,6 +15,7 @@ from django_mq.backlog import admit
 from django_mq.conf import Settings
 from django_mq.drafting import Wanted
 from django_mq.messages import CopyReceipt
+from django_mq.preparing import inserting_cursor
 from django_mq.store.backlog import lock_lines
 from django_mq.store.insert import FEW, NewRow, insert
 
@@ -41,7 +42,7 @@ class Storer:
             # One statement is all or none by itself, and nothing is left that it could refuse.
             return self.insert_chunk(rows)
         with transaction.atomic(using=self._connection.alias):
-            return [id for chunk in chunks(rows) for id in self.insert_chunk(chunk)]
+            return self.insert_chunk(rows)  # they are all here: one COPY, while its lines are made
 
     def insert_chunk(self, rows: list[NewRow]) -> list[int]:
         """Insert rows as `insert()` does; the caller sees to all or none."""
@@ -51,7 +52,7 @@ class Storer:
             admit(self._connection, self._limits, rows)
         if self._in_commit_order:
             self._join_lines(rows)
-        with self._connection.cursor() as cursor, self._connection.wrap_database_errors:
+        with inserting_cursor(self._connection) as cursor, self._connection.wrap_database_errors:
             ids = insert(cursor, rows)
         self._ring(rows)
         return ids

@@ -17,6 +17,8 @@ from django.db.utils import InterfaceError, OperationalError
 from psycopg import sql
 from psycopg.pq import Format
 
+from django_mq.preparing import THRESHOLD, may_prepare
+
 logger = logging.getLogger("django_mq")
 
 #: What an unreachable or lost server raises, through Django and through the driver; one that is
@@ -108,9 +110,9 @@ def prepare_statements(wrapper: BaseDatabaseWrapper) -> bool:
 
     Returns whether it is: not through a transaction pooler.
     """
-    safe = not wrapper.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+    safe = may_prepare(wrapper)
     if safe:
-        wrapper.connection.prepare_threshold = 2
+        wrapper.connection.prepare_threshold = THRESHOLD
     return safe
 
 

@@ -168,7 +168,7 @@ def test_a_stream_of_many_types_is_not_remembered() -> None:
     for n in range(MOST_ADDRESSES + 10):
         addresser.rows(Message(f"t.{n}", {"large": "x" * 100}))
     assert len(addresser._plain) <= MOST_ADDRESSES
-    assert all(row.payload == "" for rows in addresser._plain.values() for row in rows)
+    assert "x" * 100 not in repr(addresser._plain)
 
 
 def test_the_same_address_with_another_payload() -> None:
