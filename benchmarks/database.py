@@ -18,15 +18,26 @@ from benchmarks.bare import PAYLOAD_TEXT, TABLE
 
 FILL = """
 insert into django_mq_queuedmessage
-       (queue, type, handler, payload, priority, processable_after, attempts, dead_at, dead_reason)
+       (queue, type, handler, payload, priority, processable_after, attempts, dead_at, dead_reason,
+        key, ordered, unique_id)
 select %(queue)s, %(type)s, %(type)s,
        %(payload)s::jsonb
            || jsonb_build_object('number', n, 'counter', 1 + (n::bigint * 7919) %% 500),
        %(priority)s, statement_timestamp() + %(after)s * interval '1 second',
        case when %(dead)s then 20 else 0 end,
        case when %(dead)s then statement_timestamp() end,
-       case when %(dead)s then 'exhausted' else '' end
+       case when %(dead)s then 'exhausted' else '' end,
+       'key' || n %% nullif(%(keys)s, 0), %(ordered)s,
+       case when %(unique)s then 'id' || n end
   from generate_series(1, %(count)s) n
+"""
+
+
+TAKE_IDS = """
+insert into django_mq_uniquekey (queue, handler, type, unique_id, message_id)
+select queue, handler, type, unique_id, id
+  from django_mq_queuedmessage
+ where unique_id is not null
 """
 
 
@@ -66,20 +77,28 @@ class Database:
 
     def fill(
         self, count: int, type: str = "bench.noop", *, priority: int = 0, after: float = 0.0,
-        dead: bool = False, queue: str = QUEUE,
+        dead: bool = False, queue: str = QUEUE, keys: int = 0, ordered: bool = False,
+        unique: bool = False,
     ) -> None:  # fmt: skip
-        """Store `count` messages as a broadcast would, due in `after` seconds; or dead."""
+        """Store `count` messages as a broadcast would, due in `after` seconds; or dead.
+
+        With so many `keys` in turn, in one line, or each with a unique id of its own.
+        """
         params = {
             "count": count, "queue": queue, "type": type, "payload": PAYLOAD_TEXT,
-            "priority": priority, "after": after, "dead": dead,
+            "priority": priority, "after": after, "dead": dead, "keys": keys, "ordered": ordered,
+            "unique": unique,
         }  # fmt: skip
         self.execute(FILL, params)
+        if unique:
+            self.execute(TAKE_IDS)
 
     def clear(self) -> None:
         """Empty every table that a workload fills."""
         self.execute(
             f"truncate django_mq_queuedmessage, django_mq_failedattempt, {TABLE}, bench_order,"
-            " bench_counter, django_mq_workerheartbeat, django_mq_queuestate restart identity"
+            " bench_counter, django_mq_workerheartbeat, django_mq_queuestate, django_mq_uniquekey"
+            " restart identity"
         )
 
     def settle(self) -> None:

@@ -11,6 +11,7 @@ from benchmarks.database import Database
 #: In the order in which they run: what disturbs least comes first.
 NAMES = (
     "drain",
+    "lines",
     "broadcast",
     "bulk",
     "latency",
