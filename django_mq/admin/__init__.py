@@ -19,9 +19,17 @@ from django_mq.admin.base import QueueScopeMixin, ReadOnlyAdmin
 from django_mq.admin.messages import QueuedMessageAdmin
 from django_mq.admin.queues import QueueStateAdmin
 from django_mq.admin.results import ResultAdmin
+from django_mq.admin.unique import UniqueKeyAdmin
 from django_mq.admin.workers import WorkerHeartbeatAdmin
 from django_mq.conf import get_settings
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, WorkerHeartbeat
+from django_mq.models import (
+    FailedAttempt,
+    QueuedMessage,
+    QueueState,
+    Result,
+    UniqueKey,
+    WorkerHeartbeat,
+)
 
 __all__ = [
     "FailedAttemptAdmin",
@@ -30,6 +38,7 @@ __all__ = [
     "QueuedMessageAdmin",
     "ReadOnlyAdmin",
     "ResultAdmin",
+    "UniqueKeyAdmin",
     "WorkerHeartbeatAdmin",
 ]
 
@@ -46,4 +55,5 @@ if _is_wanted():
     admin.site.register(FailedAttempt, FailedAttemptAdmin)
     admin.site.register(QueueState, QueueStateAdmin)
     admin.site.register(Result, ResultAdmin)
+    admin.site.register(UniqueKey, UniqueKeyAdmin)
     admin.site.register(WorkerHeartbeat, WorkerHeartbeatAdmin)

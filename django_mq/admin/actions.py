@@ -19,26 +19,27 @@ from django.db import OperationalError
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.operations import CANCEL, DISCARD, OPERATIONS, REQUEUE, RUN_NOW, Operation
-from django_mq.models import QueuedMessage
+from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.acting import LARGEST_ID
 from django_mq.queues.connecting import writing
+from django_mq.queues.standing import standings
 from django_mq.states import MessageState
 
 #: Messages that one action may touch.
 MOST = 1000
 
 
-class MessageActionsAdmin(ReadOnlyAdmin):
+class MessageActionsAdmin(HeadsAdmin):
     """The actions of the list, and the same for one message from its page."""
 
-    actions = ("requeue", "run_now", "cancel", "discard")
+    actions = ("requeue", "run_now", "cancel", "discard", "requeue_heads", "discard_heads")
 
     @admin.action(permissions=["requeue"], description=_("Requeue the selected dead letters"))
     def requeue(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
@@ -56,6 +57,14 @@ class MessageActionsAdmin(ReadOnlyAdmin):
     def discard(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         return self._from_list(request, DISCARD, queryset)
 
+    @admin.action(permissions=["requeue"], description=_("Requeue what they wait behind"))
+    def requeue_heads(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+        return self._from_list(request, REQUEUE, queryset, heads=True)
+
+    @admin.action(permissions=["discard"], description=_("Discard what they wait behind…"))
+    def discard_heads(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+        return self._from_list(request, DISCARD, queryset, heads=True)
+
     def has_requeue_permission(self, request: HttpRequest) -> bool:
         return self.may(request, REQUEUE)
 
@@ -68,16 +77,13 @@ class MessageActionsAdmin(ReadOnlyAdmin):
     def has_discard_permission(self, request: HttpRequest) -> bool:
         return self.may(request, DISCARD)
 
-    def may(self, request: HttpRequest, operation: Operation) -> bool:
-        """Return whether the user may see messages and do this to them."""
-        return self.has_view_permission(request) and self._has_right(request, operation.permission)
-
     def check_posted_actions(self, request: HttpRequest) -> None:
         """Refuse a posted action that the user may not take: hiding it is not enough."""
         if request.method != "POST":
             return
         for name in request.POST.getlist("action"):
-            if name in OPERATIONS and not self.may(request, OPERATIONS[name]):
+            operation = OPERATIONS.get(name.removesuffix("_heads"))
+            if operation is not None and not self.may(request, operation):
                 raise PermissionDenied
         _numbers(request.POST.getlist(ACTION_CHECKBOX_NAME))
 
@@ -86,10 +92,6 @@ class MessageActionsAdmin(ReadOnlyAdmin):
         view = self.admin_site.admin_view(self.operation_view)
         name = "django_mq_queuedmessage_operation"
         return [path("operations/<str:name>/", view, name=name), *super().get_urls()]
-
-    def operation_url(self, operation: Operation) -> str:
-        name = f"{self.admin_site.name}:django_mq_queuedmessage_operation"
-        return reverse(name, args=[operation.name])
 
     def operation_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Do what `name` says to the messages of `ids`: posted, and confirmed if it removes."""
@@ -111,13 +113,27 @@ class MessageActionsAdmin(ReadOnlyAdmin):
             if not ran_out(error):
                 raise
             return self.give_up(request)
-        if "page" in request.POST and not operation.removes:
-            return HttpResponseRedirect(self.url(self.model, "change", *ids[:1]))
-        return HttpResponseRedirect(self._list_url(request.POST.get("filters", "")))
+        return HttpResponseRedirect(self._way_back(request, ids if operation.removes else ()))
+
+    def _way_back(self, request: HttpRequest, removed: Sequence[int] = ()) -> str:
+        """Return the page of the message or of the queue that was posted from, or the list."""
+        if queue := request.POST.get("queue"):
+            return self.url(QueueState, "change", queue)
+        if page := request.POST.get("page"):
+            (id,) = _numbers([page])
+            if id not in removed:
+                return self.url(self.model, "change", id)
+        return self._list_url(request.POST.get("filters", ""))
 
     def _from_list(
-        self, request: HttpRequest, operation: Operation, queryset: QuerySet[Any]
+        self,
+        request: HttpRequest,
+        operation: Operation,
+        queryset: QuerySet[Any],
+        *,
+        heads: bool = False,
     ) -> HttpResponse:
+        """Do it to the selected messages; with `heads` to the first of the line of each."""
         if not self.may(request, operation):
             raise PermissionDenied
         with impatient(self.alias):
@@ -129,6 +145,9 @@ class MessageActionsAdmin(ReadOnlyAdmin):
                 " it for the rest."
             )
             self.message_user(request, text % {"most": f"{MOST:,}"}, notices.WARNING)
+        if heads:
+            found = standings(ids, most=1, using=self.alias)
+            ids = sorted({found[id].head or id if id in found else id for id in ids})
         if operation.removes:
             return self._confirm(request, operation, ids)
         self._perform(request, operation, ids)
@@ -140,19 +159,22 @@ class MessageActionsAdmin(ReadOnlyAdmin):
         """Ask, with counts. What is done then is decided then: states may change meanwhile."""
         found: Counter[tuple[str, str]] = Counter()
         others: Counter[str] = Counter()
-        columns = ("queue", "type", "state", "leased_until")
+        going: list[int] = []
+        columns = ("pk", "queue", "type", "state", "leased_until")
         with impatient(self.alias):
             rows = list(self.get_queryset(request).filter(pk__in=ids).values_list(*columns))
-        for queue, type, state, leased_until in rows:
+        for id, queue, type, state, leased_until in rows:
             if leased_until is not None:
                 others[gettext("in flight")] += 1
             elif state in operation.states:
                 found[queue, type] += 1
+                going.append(id)
             else:
                 others[str(MessageState(state).label)] += 1
         if missing := len(ids) - len(rows):
             others[gettext("gone")] += missing
         filters = request.POST.get("filters", request.GET.urlencode())
+        way = {name: request.POST[name] for name in ("page", "queue") if request.POST.get(name)}
         context = self.page_context(
             request,
             str(operation.question),
@@ -161,13 +183,22 @@ class MessageActionsAdmin(ReadOnlyAdmin):
             url=self.operation_url(operation),
             ids=",".join(map(str, ids)),
             filters=filters,
-            back=self._list_url(filters),
+            behind=self._behind(going),
+            way=way.items(),
+            back=self._way_back(request) if way else self._list_url(filters),
             found=[(*names, count) for names, count in sorted(found.items())],
             count=sum(found.values()),
             others=sorted(others.items()),
             skipped=sum(others.values()),
         )
         return TemplateResponse(request, "admin/django_mq/confirmation.html", context)
+
+    def _behind(self, ids: Sequence[int]) -> str:
+        """Return how many wait behind the first messages of lines among `ids`; empty: nobody."""
+        found = standings(ids, most=MOST, using=self.alias).values()
+        count = sum(each.behind for each in found if each.head is None)
+        more = any(each.behind == MOST for each in found)
+        return f"{count:,}{'+' if more else ''}" if count else ""
 
     def _perform(self, request: HttpRequest, operation: Operation, ids: Sequence[int]) -> None:
         """Do it to those of `ids` that the user may see, log it, and tell."""

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.filters import ErrorFilter, HandlerFilter, QueueFilter
-from django_mq.admin.texts import block, excerpt, full, link, took, when
+from django_mq.admin.texts import block, breakable, excerpt, full, link, took, when
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues.acting import LARGEST_ID
 
@@ -81,10 +81,10 @@ class FailedAttemptAdmin(ReadOnlyAdmin):
     @admin.display(description=_("message"))
     def what(self, attempt: FailedAttempt) -> Any:
         return format_html(
-            '{} {}<span class="mq-under">{}</span>',
+            '<span class="mq-type">{} {}<span class="mq-under">{}</span></span>',
             self.message(attempt),
-            attempt.type,
-            attempt.handler,
+            breakable(attempt.type),
+            breakable(attempt.handler),
         )
 
     @admin.display(description=_("message"))

@@ -10,12 +10,14 @@ from django.db.models import TextField
 from django.db.models.functions import Cast
 from django.http import HttpRequest
 from django.utils.html import format_html
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.texts import excerpt, full, link, plain
-from django_mq.models import QueuedMessage, QueueState
+from django_mq.admin.heads import HeadsAdmin
+from django_mq.admin.texts import excerpt, full, link, plain, span
+from django_mq.models import QueuedMessage, QueueState, Result, UniqueKey
 from django_mq.queues.explaining import OWN_REASONS
+from django_mq.queues.standing import shown_count
 from django_mq.states import MessageState
 
 #: States whose reason names the last error already.
@@ -23,7 +25,17 @@ EXPLAINED = (MessageState.DEAD, MessageState.HELD, MessageState.RETRYING)
 FIELDS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         None,
-        ("type", "queue_link", "handler_name", "priority", "key_link", "unique_id", "created"),
+        (
+            "type",
+            "queue_link",
+            "handler_name",
+            "priority",
+            "key_link",
+            "in_line",
+            "followers",
+            "unique",
+            "created",
+        ),
     ),
     (
         _("Delivery"),
@@ -45,10 +57,10 @@ FIELDS: tuple[tuple[Any, tuple[str, ...]], ...] = (
 #: Fields that are left out while their column is empty.
 COLUMNS = {
     "key_link": "key",
-    "unique_id": "unique_id",
+    "in_line": "ordered",
+    "unique": "unique_id",
     "leased": "leased_until",
     "expires": "expires_at",
-    "blocker": "blocked_by",
     "held": "held_since",
     "suspicion": "suspect",
     "result_link": "wants_result",
@@ -57,7 +69,7 @@ COLUMNS = {
 }
 
 
-class MessageFieldsAdmin(ReadOnlyAdmin):
+class MessageFieldsAdmin(HeadsAdmin):
     """What a message's columns mean, in words."""
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -65,6 +77,11 @@ class MessageFieldsAdmin(ReadOnlyAdmin):
         if obj is None:  # nothing is added here
             return []
         empty = {name for name, column in COLUMNS.items() if not getattr(obj, column)}
+        standing = getattr(obj, "standing", None)
+        if standing is None or standing.waits_for is None or obj.dead_at or obj.leased_until:
+            empty.add("blocker")
+        if standing is None or not standing.behind:
+            empty.add("followers")
         if not self.may_see_payloads(request) or obj.state in EXPLAINED:
             empty.add("error_line")
         return [
@@ -87,9 +104,40 @@ class MessageFieldsAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("order key"))
     def key_link(self, message: QueuedMessage) -> Any:
-        query = {"key": message.key, "queue": message.queue, "handler": message.handler}
-        query = {name: value for name, value in query.items() if value}
-        return link(self.url(QueuedMessage, "changelist", **query), message.key)
+        return link(self.line_url(message.queue, message.handler, message.key), message.key)
+
+    @admin.display(description=_("ordered"))
+    def in_line(self, message: QueuedMessage) -> Any:
+        return _("in the line of its queue: one message at a time")
+
+    @admin.display(description=_("behind it"))
+    def followers(self, message: QueuedMessage) -> Any:
+        count = shown_count(message.standing.behind)  # type: ignore[attr-defined]
+        words = _("%(count)s of its key") if message.key else _("%(count)s of its queue")
+        key = None if message.ordered else message.key
+        return link(self.line_url(message.queue, message.handler, key), words % {"count": count})
+
+    @admin.display(description=_("unique id"))
+    def unique(self, message: QueuedMessage) -> Any:
+        """Show who has it, and for how long after a success."""
+        taken = UniqueKey.objects.using(self.alias).filter(
+            queue=message.queue,
+            handler__in=("", message.handler),
+            type=message.type,
+            unique_id=message.unique_id,
+            put_aside__isnull=True,
+        )
+        row = taken.values_list("pk", "message_id").first()
+        text = link(self.url(UniqueKey, "change", row[0]) if row else "", message.unique_id)
+        notes = []
+        if row is None or row[1] != message.pk:
+            notes.append(gettext("not taken by this message any more"))
+        if message.unique_for:
+            notes.append(
+                gettext("stays taken for %(span)s after a success")
+                % {"span": span(message.unique_for)}
+            )
+        return format_html('{} <span class="mq-quiet">{}</span>', text, "; ".join(notes))
 
     @admin.display(description=_("created"))
     def created(self, message: QueuedMessage) -> Any:
@@ -126,9 +174,16 @@ class MessageFieldsAdmin(ReadOnlyAdmin):
     def expires(self, message: QueuedMessage) -> Any:
         return _moment(message, message.expires_at)
 
-    @admin.display(description=_("blocked by"))
+    @admin.display(description=_("waits behind"))
     def blocker(self, message: QueuedMessage) -> Any:
-        return link(self.url(QueuedMessage, "change", message.blocked_by), f"#{message.blocked_by}")
+        standing = message.standing  # type: ignore[attr-defined]
+        first = link(
+            self.url(QueuedMessage, "change", standing.waits_for), f"#{standing.waits_for}"
+        )
+        if standing.ahead < 2:
+            return first
+        others = gettext("the first of %(count)s") % {"count": shown_count(standing.ahead)}
+        return format_html('{} <span class="mq-quiet">{}</span>', first, others)
 
     @admin.display(description=_("held since"))
     def held(self, message: QueuedMessage) -> Any:
@@ -140,7 +195,9 @@ class MessageFieldsAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("result"))
     def result_link(self, message: QueuedMessage) -> Any:
-        return _("somebody waits for it")
+        if not Result.objects.using(self.alias).filter(pk=message.pk).exists():
+            return _("somebody asked for it; there is none yet")
+        return link(self.url(Result, "change", message.pk), _("stored"))
 
     @admin.display(description=_("dead"))
     def died(self, message: QueuedMessage) -> Any:

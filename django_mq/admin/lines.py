@@ -13,8 +13,8 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.filters import IN_FLIGHT
+from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.texts import badge, moment, span
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.states import MessageState
@@ -54,6 +54,15 @@ class Line:
     url: str
     cells: Sequence[Cell]
     workers: Sequence[queues.Worker]
+    #: The page of the message that others wait behind.
+    head_url: str = ""
+
+    @property
+    def stands(self) -> bool:
+        """Return whether nothing of an ordered queue goes on: its first message does not."""
+        counts = self.counts
+        held = counts.paused or counts.backoff_level or counts.max_in_flight == 0
+        return counts.ordered and counts.head is not None and not held
 
     @property
     def badge(self) -> Any:
@@ -64,6 +73,8 @@ class Line:
             return badge(MessageState.RETRYING, gettext("backing off"))
         if self.counts.max_in_flight == 0:
             return badge(MessageState.PAUSED, gettext("held back"))
+        if self.stands:
+            return badge(MessageState.BLOCKED)
         if not self.counts.depth:
             return badge("idle", gettext("empty"))
         if not self.workers:
@@ -85,6 +96,8 @@ class Line:
             return note % {"at": _clock(counts.backoff_until), "level": counts.backoff_level}
         if counts.max_in_flight == 0:
             return gettext("its limit is 0")
+        if self.stands:
+            return gettext("behind #%d") % counts.head
         count = len(self.workers)
         return ngettext("%(count)d worker", "%(count)d workers", count) % {"count": count}
 
@@ -113,7 +126,7 @@ class Line:
         return "" if self.counts.oldest is None else span(self.counts.oldest)
 
 
-class QueueLinesAdmin(ReadOnlyAdmin):
+class QueueLinesAdmin(HeadsAdmin):
     """Lines, with links to what the user may see."""
 
     def lines(self, request: HttpRequest, found: Iterable[queues.QueueCounts]) -> list[Line]:
@@ -125,6 +138,7 @@ class QueueLinesAdmin(ReadOnlyAdmin):
                 self.url(QueueState, "change", counts.queue),
                 [self._cell(counts, name, label, linked) for name, label in COLUMNS],
                 [worker for worker in alive if worker.serves(counts.queue)],
+                self.message_url(request, counts.head) if counts.head is not None else "",
             )
             for counts in found
         ]

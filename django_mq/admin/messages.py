@@ -6,23 +6,29 @@ from typing import Any, cast
 
 from django.contrib import admin
 from django.contrib import messages as notices
+from django.contrib.admin.views.main import ChangeList
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
+from django_mq.admin.bounds import impatient
 from django_mq.admin.filters import HandlerFilter, QueueFilter, StateFilter
 from django_mq.admin.page import MessagePageAdmin
-from django_mq.admin.texts import badge, excerpt, link, when
+from django_mq.admin.texts import badge, breakable, excerpt, link, when
 from django_mq.exceptions import InvalidName
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.queues.acting import LARGEST_ID
 from django_mq.queues.explaining import GONE, OWN_REASONS
+from django_mq.queues.standing import shown_count, standings
 from django_mq.routing import check_name
 from django_mq.states import MessageQuerySet, MessageState
+
+#: Counting who waits behind a message of the list stops here.
+MOST_BEHIND = 100
 
 
 class QueuedMessageAdmin(MessagePageAdmin):
@@ -40,6 +46,17 @@ class QueuedMessageAdmin(MessagePageAdmin):
         """Return the messages with their states; what may be large or private is not read."""
         found = cast(MessageQuerySet, super().get_queryset(request)).with_state()
         return found.annotate(now=Now()).defer("payload", "metadata", "retry")
+
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        """Return the list; each message knows where it stands in its line."""
+        found = super().get_changelist_instance(request)
+        if request.method == "GET":
+            rows = list(found.result_list)
+            with impatient(self.alias):
+                known = standings([row.pk for row in rows], most=MOST_BEHIND, using=self.alias)
+            for row in rows:
+                row.standing = known.get(row.pk)
+        return found
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -90,28 +107,30 @@ class QueuedMessageAdmin(MessagePageAdmin):
 
     @admin.display(description=_("message"))
     def what(self, message: QueuedMessage) -> Any:
-        return format_html(
-            '<span class="mq-type">{}</span><span class="mq-under">{}</span>',
-            message.type,
-            message.handler or gettext("routed at delivery"),
+        notes = [breakable(message.handler) if message.handler else gettext("routed at delivery")]
+        if message.key:
+            notes.append(format_html("{} {}", gettext("key"), breakable(message.key)))
+        under = format_html_join(
+            "", '<span class="mq-under">{}</span>', ((each,) for each in notes)
         )
+        return format_html('<span class="mq-type">{}{}</span>', breakable(message.type), under)
 
     @admin.display(description=_("queue"))
     def where(self, message: QueuedMessage) -> Any:
-        if message.key is None:
-            return message.queue
-        return format_html(
-            '{}<span class="mq-under">{}</span>',
-            message.queue,
-            gettext("key %(key)s") % {"key": message.key},
-        )
+        return format_html('<span class="mq-name">{}</span>', breakable(message.queue))
 
     @admin.display(description=_("state"))
     def condition(self, message: QueuedMessage) -> Any:
         """Show the state; since or until when, by whom, or behind which."""
-        return format_html(
-            '{}<span class="mq-under">{}</span>', badge(message.state), self._detail(message)
+        notes = [self._detail(message)]
+        standing = getattr(message, "standing", None)
+        if standing is not None and standing.head is None and standing.behind:
+            count = shown_count(standing.behind, MOST_BEHIND)
+            notes.append(gettext("%(count)s behind it") % {"count": count})
+        under = format_html_join(
+            "", '<span class="mq-under">{}</span>', ((each,) for each in notes)
         )
+        return format_html("{}{}", badge(message.state), under)
 
     def _detail(self, message: QueuedMessage) -> Any:
         now = message.now  # type: ignore[attr-defined]  # annotated
@@ -124,9 +143,13 @@ class QueuedMessageAdmin(MessagePageAdmin):
             if message.leased_until <= now:
                 lease = when(message.leased_until, now, gettext("lease lapsed {}"))
             return format_html("{}<br><code>{}</code>", lease, message.claimed_by)
-        if state == MessageState.BLOCKED and message.blocked_by is not None:
-            address = self.url(QueuedMessage, "change", message.blocked_by)
-            return format_html("{} {}", gettext("behind"), link(address, f"#{message.blocked_by}"))
+        standing = getattr(message, "standing", None)
+        behind = standing.waits_for if standing is not None else None
+        if behind is not None and state in (MessageState.BLOCKED, MessageState.PROCESSABLE):
+            address = self.url(QueuedMessage, "change", behind)
+            return format_html("{} {}", gettext("behind"), link(address, f"#{behind}"))
+        if state == MessageState.BLOCKED:
+            return gettext("first of its key: is freed soon")
         if state == MessageState.HELD and message.held_since is not None:
             return when(message.held_since, now)
         if state == MessageState.EXPIRED and message.expires_at is not None:

@@ -13,9 +13,10 @@ from django.utils.translation import gettext_lazy as _
 from django_mq import queues
 from django_mq.admin.actions import MessageActionsAdmin
 from django_mq.admin.fields import MessageFieldsAdmin
-from django_mq.admin.operations import OPERATIONS, Operation
+from django_mq.admin.heads import Offered
 from django_mq.admin.texts import badge, excerpt, full, plain, pretty, took
 from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.queues.standing import standings
 
 #: Failed attempts that the page shows; the list of attempts has all.
 RECENT = 25
@@ -42,6 +43,13 @@ class MessagePageAdmin(MessageFieldsAdmin, MessageActionsAdmin):
             request, object_id, form_url, {**context, **(extra_context or {})}
         )
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the message, and where it stands in its line."""
+        found = super().get_object(request, object_id, from_field)
+        if found is not None:
+            found.standing = standings([found.pk], using=self.alias).get(found.pk)
+        return found
+
     def _around(self, request: HttpRequest, message: QueuedMessage) -> dict[str, Any]:
         private = self.may_see_payloads(request)
         why = queues.why(message.pk, using=self.alias)
@@ -52,11 +60,8 @@ class MessagePageAdmin(MessageFieldsAdmin, MessageActionsAdmin):
             "why": why,
             "badge": badge(message.state),
             "why_error": plain(why.error) if private else "",
-            "operations": [
-                (each, self.operation_url(each))
-                for each in OPERATIONS.values()
-                if self._offers(request, each, message)
-            ],
+            "operations": self._offers(request, message),
+            "head": self._head(request, why.behind),
             "private": private,
             "documents": self._documents(message) if private else (),
             "attempts": attempts[:RECENT],
@@ -65,12 +70,21 @@ class MessagePageAdmin(MessageFieldsAdmin, MessageActionsAdmin):
             else "",
         }
 
-    def _offers(self, request: HttpRequest, operation: Operation, message: QueuedMessage) -> bool:
-        return (
-            self.may(request, operation)
-            and message.leased_until is None
-            and message.state in operation.states
-        )
+    def _offers(self, request: HttpRequest, message: QueuedMessage) -> Offered:
+        in_flight = message.leased_until is not None
+        return [] if in_flight else self.offered(request, message.state)
+
+    def _head(self, request: HttpRequest, id: int | None) -> dict[str, Any] | None:
+        """Return the message that must go before this one, and what can be done to it."""
+        found = None if id is None else self.get_queryset(request).filter(pk=id).first()
+        if found is None:
+            return None
+        return {
+            "row": found,
+            "badge": badge(found.state),
+            "url": self.url(QueuedMessage, "change", found.pk),
+            "operations": self._offers(request, found),
+        }
 
     def _documents(self, message: QueuedMessage) -> list[tuple[Any, str]]:
         """Return payload and metadata as text; the driver would decode what is not decodable."""

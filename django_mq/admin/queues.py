@@ -20,6 +20,9 @@ from django_mq.admin.timings import timing_lines
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
 
+#: Lines that wait for their first message; the page of a queue shows no more.
+MOST_HEADS = 50
+
 
 class QueueStateAdmin(QueueDecisionsAdmin):
     """All queues that are known here, with or without a row."""
@@ -65,11 +68,14 @@ class QueueStateAdmin(QueueDecisionsAdmin):
             return HttpResponseRedirect(self.url(QueueState, "changelist"))
         (line,) = self.lines(request, [queues.counts(queue, using=self.alias)])
         settings = get_settings()
+        heads = queues.heads(queue, limit=MOST_HEADS + 1, using=self.alias)
         context = self.page_context(
             request,
             queue,
             list_crumb=True,
             line=line,
+            heads=self.head_lines(request, heads[:MOST_HEADS]),
+            more_heads=len(heads) > MOST_HEADS,
             state=queues.state(queue, using=self.alias),
             options=settings.queue(queue),
             handlers=[

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.utils import timezone
 from django.utils.formats import date_format
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -27,6 +27,8 @@ EXCERPT = 120
 # leaves them alone, and they would let a text look like another.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
+
+_JOINTS = re.compile("[._:/-]+")
 
 # Seconds and name of a unit, and of the one that is next smaller.
 _UNITS = (
@@ -137,6 +139,16 @@ def badge(state: str, text: Any = None) -> SafeString:
 def link(url: str, text: object) -> SafeString | str:
     """Return a link, or the bare text where there is nowhere to go."""
     return format_html('<a href="{}">{}</a>', url, text) if url else str(text)
+
+
+def breakable(name: str) -> SafeString:
+    """Return a name that may be broken into lines behind its dots, slashes and the like.
+
+    >>> breakable("shop.orders/<1>")
+    'shop.<wbr>orders/<wbr>&lt;1&gt;'
+    """
+    parts = _JOINTS.sub("\\g<0>\n", name).split("\n")
+    return format_html_join(SafeString("<wbr>"), "{}", ((part,) for part in parts if part))
 
 
 def block(text: str) -> SafeString:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from django.utils.dateparse import parse_datetime
 
 from django_mq.exceptions import MQError
 from django_mq.failures import one_line
+from django_mq.management.output import as_json
 from django_mq.queues import Changed
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -48,11 +50,14 @@ class OperatorCommand(BaseCommand):
         """Do what the options say."""
         raise NotImplementedError
 
-    def confirm(self, question: str, *, yes: bool) -> bool:
-        """Ask before a deed that cannot be undone; without a terminal only `--yes` will do."""
+    def confirm(self, question: str, *, yes: bool, json: bool = False, **options: Any) -> bool:
+        """Ask before a deed that cannot be undone.
+
+        Without a terminal, and where the answer is to be JSON, only `--yes` will do.
+        """
         if yes:
             return True
-        if not sys.stdin.isatty():
+        if json or not sys.stdin.isatty():
             raise CommandError(f"{question} Say --yes to do it.")
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
@@ -62,10 +67,23 @@ class OperatorCommand(BaseCommand):
             return True
         return self.confirm(question, yes=False)
 
-    def report(self, deed: str, changed: Changed) -> None:
-        """Print how many messages were changed and how many were skipped."""
+    def report(
+        self, deed: str, changed: Changed, *, json: bool, dry_run: bool, **options: Any
+    ) -> None:
+        """Print how many messages were changed and how many were skipped; in JSON, which."""
+        if json:
+            told = {"ids": changed.ids, "skipped": changed.skipped, "dry_run": dry_run}
+            self.stdout.write(as_json(told))
+            return
         skipped = f", skipped {changed.skipped:,} (in flight or changed)" if changed.skipped else ""
         self.stdout.write(f"{deed} {count(len(changed.ids))}{skipped}.")
+
+    def nothing(self, text: str, found: Changed, *, json: bool, **options: Any) -> None:
+        """Print that nothing was changed."""
+        if json:
+            self.report("", Changed((), found.skipped), json=True, **options)
+        else:
+            self.stdout.write(text)
 
 
 def count(n: int) -> str:
@@ -85,22 +103,29 @@ def add_deed(parser: CommandParser) -> None:
     parser.add_argument("--json", action="store_true", help="say it in JSON; nothing is asked")
 
 
+#: The options of `add_selection` that choose by what the messages have in common.
+SELECTION = ("queue", "type", "handler", "key")
+
+
 def add_selection(parser: CommandParser) -> None:
     """Add the options that say which dead letters are meant."""
     parser.add_argument("--queue", metavar="NAME", help="those of this queue")
     parser.add_argument("--type", metavar="TYPE", help="those of exactly this type")
+    parser.add_argument("--handler", metavar="NAME", help="those of this handler")
+    parser.add_argument("--key", metavar="KEY", help="those of this order key")
     parser.add_argument("--all", action="store_true", help="those of every queue and type")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N, longest dead first")
     parser.add_argument("--dry-run", action="store_true", help="only say how many there are")
     parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="say it in JSON, with the ids")
 
 
-def check_selection(queue: str | None, type: str | None, everything: bool, *others: object) -> None:
+def check_selection(chosen: Iterable[object], everything: bool) -> None:
     """Raise CommandError unless it was said which messages are meant, in one way."""
-    chosen = queue is not None or type is not None or any(others)
-    if not chosen and not everything:
+    some = any(each is not None for each in chosen)
+    if not some and not everything:
         raise CommandError("say which: by --queue, --type or another option, or --all")
-    if chosen and everything:
+    if some and everything:
         raise CommandError("--all goes with no other choice")
 
 

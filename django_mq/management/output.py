@@ -9,6 +9,8 @@ from datetime import date, timedelta
 from typing import Any
 
 from django_mq.failures import one_line
+from django_mq.queues import Head
+from django_mq.queues.obstacles import shown
 
 #: A cell of a table is cut here: a name has at most 128 characters.
 WIDEST = 200
@@ -58,6 +60,28 @@ def span(duration: timedelta | None) -> str:
         if count or parts or unit == "s":
             parts.append(f"{count}{unit}")
     return " ".join(parts[:2])
+
+
+def heads_table(heads: Iterable[Head]) -> str:
+    """Return the lines that wait for their first message, one in a line."""
+    headers = ("first", "queue", "key", "handler", "type", "state", "attempts", "at", "behind")
+    return table(
+        headers,
+        (
+            (
+                head.id,
+                head.queue,
+                head.key or "(the whole queue)",
+                head.handler or "-",
+                head.type,
+                head.state,
+                f"{head.attempts}/{head.max_attempts}",
+                shown(head.at),
+                head.shown_behind,
+            )
+            for head in heads
+        ),
+    )
 
 
 def _is_number(cell: str) -> bool:

@@ -19,12 +19,14 @@ from django_mq.queues.explaining import Why, why
 from django_mq.queues.fleet import HorizonHolder, Worker, horizon, workers
 from django_mq.queues.looking import State, peek, state
 from django_mq.queues.redacting import redacted
+from django_mq.queues.standing import Head, heads
 from django_mq.queues.timing import timings
 from django_mq.timing import HandlerTimings
 
 __all__ = [
     "Changed",
     "HandlerTimings",
+    "Head",
     "HorizonHolder",
     "QueueCounts",
     "State",
@@ -34,6 +36,7 @@ __all__ = [
     "counts",
     "discard",
     "end_backoff",
+    "heads",
     "horizon",
     "limit",
     "names",

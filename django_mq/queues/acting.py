@@ -15,6 +15,7 @@ from django.db import OperationalError
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.backoff import as_seconds
+from django_mq.conf import get_settings
 from django_mq.queues.connecting import alias_of, reading, wake, writing
 from django_mq.routing import check_name
 from django_mq.store import freeing, operate
@@ -81,6 +82,8 @@ def requeue(
     *,
     queue: str | None = None,
     type: str | None = None,
+    handler: str | None = None,
+    key: str | None = None,
     attempts: int = 1,
     limit: int | None = None,
     dry_run: bool = False,
@@ -88,11 +91,11 @@ def requeue(
 ) -> Changed:
     """Give dead letters at least `attempts` more attempts, due now.
 
-    Either those of `ids`; or those of `queue` and of `type` (None: any), at most `limit`, longest
-    dead first. `max_attempts` is raised, and the numbers of the attempts go on. An expiry that
-    has passed is taken off. One whose unique id has been taken since is skipped, also in the
-    quiet time after a success; of several with one id the last is requeued. `dry_run` changes
-    nothing and returns what would be tried.
+    Either those of `ids`; or those of `queue`, `type`, `handler` and order `key` (None: any), at
+    most `limit`, longest dead first. `max_attempts` is raised, and the numbers of the attempts go
+    on. An expiry that has passed is taken off. One whose unique id has been taken since is
+    skipped, also in the quiet time after a success; of several with one id the last is requeued.
+    `dry_run` changes nothing and returns what would be tried.
     """
     if not isinstance(attempts, int) or not 1 <= attempts <= MOST_ATTEMPTS:
         raise ValueError(f"attempts is a number from 1 to {MOST_ATTEMPTS:,}, not {attempts!r}")
@@ -103,8 +106,8 @@ def requeue(
 
     alias = alias_of(using)
     if ids is None:
-        wanted = _find(alias, queue=queue, type=type, limit=limit)
-    elif queue is None and type is None and limit is None:
+        wanted = _find(alias, queue=queue, type=type, handler=handler, key=key, limit=limit)
+    elif (queue, type, handler, key, limit) == (None,) * 5:
         wanted = _checked(ids)
     else:
         raise ValueError("give ids, or what the dead letters have in common, not both")
@@ -121,26 +124,45 @@ def purge(
     queue: str | None = None,
     *,
     type: str | None = None,
+    handler: str | None = None,
+    key: str | None = None,
     older_than: float | timedelta | None = None,
     waiting: bool = False,
+    ids: Ids | None = None,
     limit: int | None = None,
     dry_run: bool = False,
     using: str | None = None,
 ) -> Changed:
-    """Remove the dead letters of `queue` and of `type` (None: any), longest dead first.
+    """Remove the dead letters of `queue`, `type`, `handler` and order `key` (None: any), longest
+    dead first; or those of `ids`.
 
     Only those that died more than `older_than` (seconds or timedelta) ago, and at most `limit`.
     `waiting` removes as well what never ran to its end: due, delayed, retrying, held, blocked
-    (its age counts from the broadcast); messages in flight are skipped all the same. `dry_run`
-    changes nothing and returns what would be tried.
+    (its age counts from the broadcast); messages in flight are skipped all the same. What waits
+    behind them in their keys goes on. `dry_run` changes nothing and returns what would be tried.
     """
     seconds = None if older_than is None else as_seconds(older_than)
     if older_than is not None and seconds is None:
         raise ValueError(f"older_than is seconds or a timedelta, not {older_than!r}")
     alias = alias_of(using)
-    wanted = _find(alias, queue=queue, type=type, older_than=seconds, waiting=waiting, limit=limit)
+    if ids is None:
+        wanted = _find(
+            alias,
+            queue=queue,
+            type=type,
+            handler=handler,
+            key=key,
+            older_than=seconds,
+            waiting=waiting,
+            limit=limit,
+        )
+    elif (queue, type, handler, key, older_than, limit) == (None,) * 6:
+        wanted = _checked(ids)
+    else:
+        raise ValueError("give ids, or what the messages have in common, not both")
     if dry_run:
-        return Changed(tuple(wanted))
+        found = wanted if ids is None else _find(alias, ids=wanted, waiting=waiting)
+        return Changed(tuple(found), len(wanted) - len(found))
     remove = partial(_remove, waiting=waiting, dead=True, reason="purged")
     return _change("messages_purged", remove, wanted, alias)
 
@@ -182,6 +204,9 @@ def _remove(
     gone = operate.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
     operate.free_followers(cursor, gone)
     freeing.end_removed(cursor, gone)
+    settings = get_settings()
+    if any(row.key is not None or settings.queue(row.queue).ordered for row in gone):
+        wake(cursor.db.alias)  # what was behind them may be due
     return [row.id for row in gone]
 
 
@@ -191,14 +216,15 @@ def _find(
     ids: Sequence[int] | None = None,
     queue: str | None = None,
     type: str | None = None,
+    handler: str | None = None,
+    key: str | None = None,
     limit: int | None = None,
     older_than: float | None = None,
     waiting: bool = False,
 ) -> list[int]:
-    if queue is not None:
-        check_name(queue, "queue")
-    if type is not None:
-        check_name(type, "type")
+    for what, name in (("queue", queue), ("type", type), ("handler", handler), ("key", key)):
+        if name is not None:
+            check_name(name, what)
     if limit is not None and limit < 1:
         raise ValueError(f"limit is a number of messages, not {limit!r}")
     with reading(alias) as cursor:
@@ -207,6 +233,8 @@ def _find(
             ids=ids,
             queue=queue,
             type=type,
+            handler=handler,
+            key=key,
             older_than=older_than,
             waiting=waiting,
             limit=limit,

@@ -10,6 +10,7 @@ from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.queues.connecting import alias_of, reading
 from django_mq.queues.deciding import effective_limit
+from django_mq.queues.standing import ordered_queues, skipping_queues
 from django_mq.routing import check_name
 from django_mq.states import GONE_AFTER
 from django_mq.store import census
@@ -31,6 +32,11 @@ class QueueCounts:
     when none does). `max_in_flight` is the limit that holds, None for none; it is `limited` when
     an operator decided that. `owner` is the worker process that has an ordered queue, until
     `owned_until` at least.
+
+    `blocked_key` is the order key of the oldest blocked message (of those that were counted), and
+    `head` the message that must go before it; in an `ordered` queue `head` is its first message
+    while that one is dead, delayed or retrying, so that nothing of the queue goes on. `heads()`
+    returns all such lines.
     """
 
     queue: str
@@ -43,6 +49,8 @@ class QueueCounts:
     blocked: int
     expired: int
     dead: int
+    blocked_key: str | None
+    head: int | None
     oldest: timedelta | None
     paused: bool
     paused_until: datetime | None
@@ -51,6 +59,7 @@ class QueueCounts:
     probe_by: str | None
     max_in_flight: int | None
     limited: bool
+    ordered: bool
     owner: str | None
     owned_until: datetime | None
     capped: frozenset[str]
@@ -97,7 +106,12 @@ def counts(
     asked = [check_name(queue, "queue")] if queue is not None else names(using=alias)
     with reading(alias) as cursor:
         found = census.counts(
-            cursor, queues=asked, limit=MOST + 1, gone_after=GONE_AFTER.total_seconds()
+            cursor,
+            queues=asked,
+            ordered=ordered_queues(),
+            skipping=skipping_queues(),
+            limit=MOST + 1,
+            gone_after=GONE_AFTER.total_seconds(),
         )
     by_name = {row.queue: _counts(row) for row in found}
     return by_name[queue] if queue is not None else {name: by_name[name] for name in asked}
@@ -129,6 +143,8 @@ def _counts(row: census.Census) -> QueueCounts:
     return QueueCounts(
         queue=row.queue,
         **{each: min(n, MOST) if each in capped else n for each, n in found.items()},
+        blocked_key=row.blocked_key,
+        head=row.head,
         oldest=row.oldest,
         paused=row.paused,
         paused_until=row.paused_until,
@@ -137,6 +153,7 @@ def _counts(row: census.Census) -> QueueCounts:
         probe_by=row.probe_by,
         max_in_flight=effective_limit(row.queue, row.max_in_flight),
         limited=row.max_in_flight is not None,
+        ordered=get_settings().queue(row.queue).ordered,
         owner=row.owner,
         owned_until=row.owned_until,
         capped=capped,

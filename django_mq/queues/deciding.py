@@ -29,7 +29,7 @@ def pause(
     queue: str, *, until: When | None = None, dry_run: bool = False, using: str | None = None
 ) -> datetime | None:
     """Let no worker claim from `queue` until then: seconds, a timedelta, an aware datetime, or
-    None for good. What is claimed already runs. Returns until when, or None.
+    None for good. What runs already goes on. Returns until when, or None.
 
     Raises ValueError for a time that is past; OperationalError when the queue's row stays locked
     for a second.
@@ -72,8 +72,8 @@ def limit(
 ) -> int | None:
     """Let the fleet have at most so many messages of `queue` in flight, from now on.
 
-    0 holds all; None: what the settings say. What is claimed already runs. Workers obey within
-    a second. Returns the limit that holds then, None for none.
+    0 holds all; None: what the settings say. What runs already goes on. Workers obey within a
+    second. Returns the limit that holds then, None for none.
 
     Raises ValueError for what is no whole number from 0 on; OperationalError when the queue's
     row stays locked for a second.

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from django.db.models.functions import Now
 
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState
+from django_mq.conf import get_settings
+from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.connecting import alias_of
 from django_mq.queues.fleet import Worker, workers
+from django_mq.queues.gone import last_known
 from django_mq.queues.obstacles import in_line, obstacle, shown, worker_of
+from django_mq.queues.standing import shown_count, standings
 from django_mq.states import MessageState
+from django_mq.store.heads import Standing
 
 #: Not a state of a message, but of an id: nothing has it.
 GONE = "gone"
@@ -29,13 +34,15 @@ class Why:
     """The state of message `id` and the reason for it; `str()` is the whole answer.
 
     `state` is one of MessageState, or "gone". `text` holds names, times and numbers only;
-    `error` is what a handler said or raised, which may be as private as the payload.
+    `error` is what a handler said or raised, which may be as private as the payload. `behind` is
+    the message of its key, or of its ordered queue, that must go before this one: the first.
     """
 
     id: int
     state: str
     text: str
     error: str = ""
+    behind: int | None = None
 
     def __str__(self) -> str:
         return f"{self.text} Last error: {self.error}" if self.error else self.text
@@ -44,14 +51,21 @@ class Why:
 def why(id: int, *, using: str | None = None) -> Why:
     """Say why message `id` does not run now, or that it would be next, or that it is gone."""
     alias = alias_of(using)
-    messages = QueuedMessage.objects.using(alias).with_state().annotate(now=Now())
-    message = messages.defer("payload", "metadata").filter(pk=id).first()
+    message = _read(id, alias)
     if message is None:
-        return _gone(id, alias)
-    state = message.state
-    text, error = _REASONS[state](_Case(message, alias))
+        return Why(id, GONE, *last_known(id, alias))
+    case = _Case(message, alias)
+    text, error = _REASONS[message.state](case)
+    if message.state in _LATER and (line := _behind(case)):
+        text += f". Then it {line}"
     text = f"Message {id} ({message.type}, queue {message.queue}) {text}."
-    return Why(id, state.value, text, error)
+    standing = case.standing
+    return Why(id, message.state.value, text, error, standing.waits_for if standing else None)
+
+
+def _read(id: int, alias: str) -> QueuedMessage | None:
+    messages = QueuedMessage.objects.using(alias).with_state().annotate(now=Now())
+    return messages.defer("payload", "metadata").filter(pk=id).first()
 
 
 class _Case:
@@ -61,6 +75,15 @@ class _Case:
         self.message = message
         self.alias = alias
         self.now: datetime = message.now  # type: ignore[attr-defined]  # annotated
+        self.ordered = get_settings().queue(message.queue).ordered
+
+    @cached_property
+    def standing(self) -> Standing | None:
+        """Where a message that waits stands in its line; None when it is in none."""
+        waits = self.message.leased_until is None and self.message.dead_at is None
+        if not waits or (self.message.key is None and not self.ordered):
+            return None
+        return standings([self.message.pk], using=self.alias).get(self.message.pk)
 
     def workers(self) -> list[Worker]:
         return workers(using=self.alias)
@@ -78,33 +101,19 @@ class _Case:
 Reason = tuple[str, str]
 
 
-def _gone(id: int, alias: str) -> Why:
-    text = f"Message {id} is not stored: it was acked, cancelled or purged, or never existed."
-    last = (
-        FailedAttempt.objects.using(alias).filter(message_id=id).order_by("-attempt", "-pk").first()
-    )
-    if last is None:
-        return Why(id, GONE, text)
-    handler = f" in handler {last.handler}" if last.handler else ""
-    return Why(
-        id,
-        GONE,
-        f"{text} Its last failed attempt was number {last.attempt} of {last.type}, queue"
-        f" {last.queue},{handler} at {shown(last.ended_at)}.",
-        f"{last.error_class}: {last.error_text}".strip(": "),
-    )
-
-
 def _dead(case: _Case) -> Reason:
     message = case.message
+    text = f"{_died(message)}. Requeue it to try again, or discard it"
     reason = message.dead_reason
-    own = OWN_REASONS.get(reason.partition(":")[0])
-    text = (
-        f"is dead since {shown(message.dead_at)}: {own or 'no more attempts will be made'}"
-        f" ({message.attempts} of {message.max_attempts} attempts used). Requeue it to try again,"
-        " or discard it"
-    )
     return text, message.last_error if reason in OWN_REASONS else reason
+
+
+def _died(message: QueuedMessage) -> str:
+    own = OWN_REASONS.get(message.dead_reason.partition(":")[0])
+    return (
+        f"is dead since {shown(message.dead_at)}: {own or 'no more attempts will be made'}"
+        f" ({message.attempts} of {message.max_attempts} attempts used)"
+    )
 
 
 def _running(case: _Case) -> Reason:
@@ -125,15 +134,33 @@ def _leased(case: _Case) -> Reason:
 
 
 def _blocked(case: _Case) -> Reason:
-    message = case.message
-    messages = QueuedMessage.objects.using(case.alias).with_state().defer("payload", "metadata")
-    ahead = messages.filter(pk=message.blocked_by or 0).first()
-    text = f"waits behind message {message.blocked_by} of its key {message.key}"
-    if ahead is None:
-        return f"{text}, which is gone: a worker frees it with its next chores", ""
-    if ahead.state == MessageState.DEAD:
-        return f"{text}, which is dead: requeue or discard that one", ""
-    return f"{text}, which is {ahead.state.label}", ""
+    if line := _behind(case):
+        return line, ""
+    before = case.message.blocked_by
+    return (
+        f"is the first of its key {case.message.key} now: message {before}, which it waited"
+        " behind, is gone or does not count any more. A worker frees it with its next chores",
+        "",
+    )
+
+
+def _behind(case: _Case) -> str:
+    """Say what a message waits behind in its line, and how that one stands; empty: nothing."""
+    standing = case.standing
+    if standing is None or standing.waits_for is None:
+        return ""
+    first = _read(standing.waits_for, case.alias)
+    whose = "its ordered queue" if case.ordered else f"its key {case.message.key}"
+    if first is None:  # acked while we looked
+        return f"waited behind message {standing.waits_for} of {whose}, which is gone by now"
+    if first.state == MessageState.DEAD:
+        stands = f"{_died(first)}. Requeue or discard that one, and the others go on"
+    else:
+        stands = _REASONS[first.state](_Case(first, case.alias))[0]
+    if standing.ahead > 1:
+        n = shown_count(standing.ahead)
+        return f"waits behind {n} others of {whose}; the first, message {first.pk}, {stands}"
+    return f"waits behind message {first.pk} of {whose}, which {stands}"
 
 
 def _held(case: _Case) -> Reason:
@@ -188,11 +215,15 @@ def _processable(case: _Case) -> Reason:
             f"is due: the lease of worker {worker_of(message)} lapsed at"
             f" {shown(message.leased_until)}, and the next worker that looks takes it over"
         )
-    else:
-        text = f"is due since {shown(message.processable_after)}"
+        return f"{text}, {in_line(message, case.workers(), case.alias)}", ""
+    text = f"is due since {shown(message.processable_after)}"
+    if line := _behind(case):
+        return f"{text}, but {line}", ""
     return f"{text}, {in_line(message, case.workers(), case.alias)}", ""
 
 
+#: A message in one of these states waits for something of its own first, then in its line.
+_LATER = (MessageState.HELD, MessageState.PAUSED, MessageState.RETRYING, MessageState.DELAYED)
 _REASONS: dict[MessageState, Callable[[_Case], Reason]] = {
     MessageState.DEAD: _dead,
     MessageState.RUNNING: _running,

@@ -45,9 +45,9 @@ def obstacle(message: QueuedMessage) -> str:
 
 
 def in_line(message: QueuedMessage, workers: Sequence[Worker], alias: str) -> str:
-    """Say what a due message waits for.
+    """Say what a due message waits for that is the first of its line, or in none.
 
-    A worker, the backoff or the limit of its queue, its key, those ahead.
+    A worker, the backoff or the limit of its queue, the owner of its ordered queue, those ahead.
     """
     serving = [worker for worker in workers if worker.alive and worker.serves(message.queue)]
     if not serving:
@@ -63,13 +63,8 @@ def in_line(message: QueuedMessage, workers: Sequence[Worker], alias: str) -> st
         leased = neighbours.filter(leased_until__isnull=False).values_list("pk")
         if len(leased[:limit]) == limit:
             return f"but its queue has as many messages in flight as it may: {limit:,}"
-    if message.key is not None:
-        same_key = neighbours.filter(handler=message.handler, key=message.key)
-        first = same_key.exclude(pk=message.pk).filter(
-            Q(pk__lt=message.pk) | Q(leased_until__isnull=False)
-        )
-        if (ahead := first.order_by("pk").values_list("pk", flat=True).first()) is not None:
-            return f"but message {ahead} of its key {message.key} comes first"
+    if get_settings().queue(message.queue).ordered and message.leased_until is None:
+        return _owned(message, decided, workers)
     n = _count_ahead(message, alias)
     if n == 0:
         return "and is the next to be taken"
@@ -97,6 +92,28 @@ def _backing_off(queue: QueueState) -> str:
         worker = queue.probe_by.partition(":")[0]
         return f"{text}: one message probes, of worker {worker}, and the others wait for its end"
     return f"{text}: the next message that is claimed probes, and the others wait for its end"
+
+
+def _owned(message: QueuedMessage, decided: QueueState | None, workers: Sequence[Worker]) -> str:
+    """Say who takes the first of an ordered queue."""
+    now: datetime | None = decided.now if decided else None  # type: ignore[attr-defined]
+    owner, until = (decided.owner, decided.owned_until) if decided else (None, None)
+    if owner is None or until is None or now is None or until <= now:
+        return "but no worker owns its ordered queue just now: one of them takes it in a moment"
+    if not message.ordered:
+        return (
+            f"but is not in line yet: worker {owner}, the owner of its ordered queue, puts it there"
+        )
+    for worker in workers:
+        if worker.id == owner and worker.alive:
+            return (
+                f"and is the next to be taken by worker {owner} (host {worker.host}, process"
+                f" {worker.pid}), which owns its ordered queue"
+            )
+    return (
+        f"but worker {owner} owns its ordered queue until {shown(until)}, and is not heard of:"
+        " another one takes it over then"
+    )
 
 
 def _count_ahead(message: QueuedMessage, alias: str) -> int:

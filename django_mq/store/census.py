@@ -5,7 +5,7 @@ Loose index scans find names and priorities; every count ends at a limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -133,7 +133,7 @@ select named.queue,
        due.n, due.held, due.expired,
        later.n, later.held, later.expired, later.retrying,
        leased.n, leased.running, leased.lapsed, leased.held, leased.expired,
-       keyed.n, keyed.blocked,
+       keyed.n, keyed.blocked, keyed.key, coalesce(head.id, first.id),
        dead.n,
        statement_timestamp() - oldest.at,
        coalesce(s.paused_at is not null
@@ -210,16 +210,38 @@ select named.queue,
  ) leased
  cross join lateral (
     select count(*) as n,
-           count(*) filter (where m.blocked_by is not null
-                              and m.leased_until is null and m.dead_at is null) as blocked
+           count(*) filter (where m.parked) as blocked,
+           (array_agg(m.handler order by m.id) filter (where m.parked))[1] as handler,
+           (array_agg(m.key order by m.id) filter (where m.parked))[1] as key
       from (
-        select m.blocked_by, m.leased_until, m.dead_at
+        select m.id, m.handler, m.key,
+               m.blocked_by is not null and m.leased_until is null and m.dead_at is null as parked
           from django_mq_queuedmessage m
          where m.queue = named.queue and m.key is not null
          order by m.handler, m.key, m.id
          limit %(limit)s
       ) m
  ) keyed
+  left join lateral (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.queue = named.queue and m.handler = keyed.handler
+       and m.key >= keyed.key and m.key <= keyed.key
+       and (m.dead_at is null or named.queue <> all(%(skipping)s::text[]))
+     order by m.key, m.id
+     limit 1
+ ) head on true
+  left join lateral (
+    select m.id, m.leased_until is null
+                 and (m.dead_at is not null
+                      or m.processable_after > statement_timestamp()) as waits
+      from django_mq_queuedmessage m
+     where m.queue >= named.queue and m.queue <= named.queue and m.ordered
+       and named.queue = any(%(ordered)s::text[])
+       and (m.dead_at is null or named.queue <> all(%(skipping)s::text[]))
+     order by m.queue, m.id
+     limit 1
+ ) first on first.waits
  cross join lateral (
     select count(*) as n
       from (
@@ -254,7 +276,9 @@ class Census(NamedTuple):
     """One queue, counted.
 
     due: all, held, expired; later: all, held, expired, retrying; leased: all, running, lapsed,
-    and of the lapsed: held, expired; keyed: all, blocked.
+    and of the lapsed: held, expired; keyed: all, blocked. `blocked_key` is that of the oldest
+    blocked one of those that were counted, `head` the first of that key, or the first of an
+    ordered queue that is dead, delayed or retrying.
     """
 
     queue: str
@@ -262,6 +286,8 @@ class Census(NamedTuple):
     later: tuple[int, int, int, int]
     leased: tuple[int, int, int, int, int]
     keyed: tuple[int, int]
+    blocked_key: str | None
+    head: int | None
     dead: int
     oldest: timedelta | None
     paused: bool
@@ -274,14 +300,33 @@ class Census(NamedTuple):
     owned_until: datetime | None
 
 
-def counts(cursor: Cursor, *, queues: Iterable[str], limit: int, gone_after: float) -> list[Census]:
+def counts(
+    cursor: Cursor,
+    *,
+    queues: Iterable[str],
+    ordered: Sequence[str],
+    skipping: Sequence[str],
+    limit: int,
+    gone_after: float,
+) -> list[Census]:
     """Count the rows of `queues`, each kind up to `limit`.
+
+    Of them `ordered` are one line, and in those of `skipping` a dead head does not count.
 
     A worker that was silent for `gone_after` seconds runs nothing. Call it in a transaction: it
     sets what holds for that one.
     """
     cursor.execute(NO_JIT)
-    cursor.execute(COUNTS, {"queues": list(queues), "limit": limit, "gone_after": gone_after})
+    cursor.execute(
+        COUNTS,
+        {
+            "queues": list(queues),
+            "ordered": list(ordered),
+            "skipping": list(skipping),
+            "limit": limit,
+            "gone_after": gone_after,
+        },
+    )
     return [
         Census(row[0], row[1:4], row[4:8], row[8:13], row[13:15], *row[15:])
         for row in cursor.fetchall()

@@ -9,7 +9,14 @@ from django.contrib.admin.utils import quote
 from django.contrib.messages import get_messages
 from django.urls import reverse
 
-MODELS = ("queuedmessage", "failedattempt", "queuestate", "result", "workerheartbeat")
+MODELS = (
+    "queuedmessage",
+    "failedattempt",
+    "queuestate",
+    "result",
+    "uniquekey",
+    "workerheartbeat",
+)
 
 
 def url(model, page="changelist", *args):
@@ -35,7 +42,8 @@ def confirm(client, operation, ids, **more):
 
 def text(response):
     """Return what a page says, without tags."""
-    found = re.sub(r"<script.*?</script>|<[^>]+>", " ", response.content.decode(), flags=re.DOTALL)
+    page = response.content.decode().replace("<wbr>", "")
+    found = re.sub(r"<script.*?</script>|<[^>]+>", " ", page, flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(found))
 
 

@@ -82,7 +82,7 @@ def test_the_rest_is_done_at_once_from_the_list(boss, action):
 def test_the_page_of_a_message_comes_back(boss):
     message = add(**EVERY["dead"])
     response = boss.post(
-        url("queuedmessage", "operation", "requeue"), {"ids": message.pk, "page": "1"}
+        url("queuedmessage", "operation", "requeue"), {"ids": message.pk, "page": message.pk}
     )
     assert response.url == url("queuedmessage", "change", message.pk)
     assert boss.get(url("queuedmessage", "operation", "requeue")).url == LIST
@@ -267,3 +267,105 @@ def test_what_runs_is_offered_no_action(boss):
     page = boss.get(url("queuedmessage", "change", message.pk))
     assert page.context["operations"] == []
     assert "runs now" in text(page)
+
+
+class TestHeads:
+    """What blocked messages wait behind, requeued or skipped; with the log of any other action."""
+
+    @pytest.fixture
+    def lines(self):
+        """Two keys with a dead head each, one with a retrying head; by key."""
+        found = {}
+        for key, columns in {"a": EVERY["dead"], "b": EVERY["dead"], "c": {"after": 60}}.items():
+            head = add(key=key, **columns)
+            found[key] = [head, *(add(key=key, blocked_by=head.pk) for _ in range(2))]
+        return found
+
+    def test_requeued_from_the_list(self, boss, lines):
+        blocked = QueuedMessage.objects.filter(blocked_by__isnull=False)
+        ids = [each.pk for each in blocked]
+        response = act(boss, "requeue_heads", ids, query="?state=blocked")
+        assert response.url == LIST + "?state=blocked"
+        assert ["2 messages" in told(response)[0], "1 message " in told(response)[1]] == [True] * 2
+        assert QueuedMessage.objects.count() == 9
+        states = {key: line[0].pk for key, line in lines.items()}
+        assert {k: QueuedMessage.objects.get(pk=pk).state for k, pk in states.items()} == {
+            "a": "processable",
+            "b": "processable",
+            "c": "delayed",
+        }
+        logged = {int(each.object_id) for each in LogEntry.objects.all()}
+        assert logged == {lines["a"][0].pk, lines["b"][0].pk}
+
+    def test_discarded_after_a_question(self, boss, lines):
+        head, second, third = lines["a"]
+        page = act(boss, "discard_heads", [second.pk, third.pk])
+        assert (page.context["count"], page.context["behind"]) == (1, "2")
+        assert "wait 2 messages of the same order keys" in text(page)
+        assert QueuedMessage.objects.filter(pk=head.pk).exists()
+        boss.post(page.context["url"], {"ids": page.context["ids"], "confirmed": "yes"})
+        assert not QueuedMessage.objects.filter(pk=head.pk).exists()
+        second.refresh_from_db()
+        assert second.state == "processable"
+        entry = LogEntry.objects.get()
+        assert (int(entry.object_id), entry.action_flag) == (head.pk, DELETION)
+
+    def test_who_wait_behind_what_stays_are_not_counted(self, boss, lines):
+        page = act(boss, "discard_heads", [line[1].pk for line in lines.values()])
+        assert (page.context["count"], page.context["behind"]) == (2, "4")
+        assert page.context["others"] == [("delayed", 1)]
+
+    def test_one_that_waits_for_nobody_is_its_own_head(self, boss, lines):
+        act(boss, "requeue_heads", [lines["a"][0].pk, add(dead=-1).pk])
+        assert QueuedMessage.objects.dead().get().key == "b"
+
+    def test_from_the_page_of_a_follower_and_back(self, boss, lines):
+        head, second, _ = lines["a"]
+        page = boss.get(url("queuedmessage", "change", second.pk))
+        assert page.context["head"]["row"] == head
+        assert f'href="{url("queuedmessage", "change", head.pk)}"' in page.content.decode()
+        address = url("queuedmessage", "operation", "discard")
+        asked = boss.post(address, {"ids": head.pk, "page": second.pk})
+        here = url("queuedmessage", "change", second.pk)
+        assert asked.context["back"] == here
+        assert f'name="page" value="{second.pk}"' in asked.content.decode()
+        assert confirm(boss, "discard", [head.pk], page=second.pk).url == here
+
+    def test_a_waiting_head_is_cancelled_and_the_next_goes_on(self, boss, lines):
+        head, second, third = lines["c"]
+        page = boss.get(url("queuedmessage", "change", third.pk))
+        assert [each.name for each, _ in page.context["head"]["operations"]] == [
+            "run_now",
+            "cancel",
+        ]
+        confirm(boss, "cancel", [head.pk], page=third.pk)
+        page = boss.get(url("queuedmessage", "change", third.pk))
+        assert page.context["head"]["row"] == second
+
+    def test_from_the_page_of_the_queue_and_back(self, boss, lines):
+        here = url("queuestate", "change", "mail")
+        page = boss.get(here)
+        assert [each.head.id for each in page.context["heads"]] == [
+            line[0].pk for line in lines.values()
+        ]
+        head = lines["b"][0].pk
+        address = url("queuedmessage", "operation", "requeue")
+        assert boss.post(address, {"ids": head, "queue": "mail"}).url == here
+        asked = boss.post(
+            url("queuedmessage", "operation", "cancel"), {"ids": head, "queue": "a b"}
+        )
+        assert asked.context["back"] == url("queuestate", "change", "a b")
+        assert boss.get(asked.context["back"]).status_code == 302
+
+    @pytest.mark.parametrize("page", ["x", "-1", "1,2", "0"])
+    def test_no_way_back_to_what_is_no_message(self, boss, lines, page):
+        data = {"ids": lines["a"][0].pk, "page": page}
+        address = url("queuedmessage", "operation", "discard")
+        assert boss.post(address, data).status_code == 400
+        assert QueuedMessage.objects.count() == 9
+
+    def test_what_is_in_flight_is_offered_nothing(self, boss):
+        head = add(key="k", leased=60)
+        message = add(key="k", blocked_by=head.pk)
+        page = boss.get(url("queuedmessage", "change", message.pk))
+        assert page.context["head"]["operations"] == []

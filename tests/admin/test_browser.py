@@ -159,6 +159,42 @@ def test_a_queue_is_limited_and_its_backoff_ended(visit):
     assert (state.max_in_flight, state.backoff_level) == (None, 0)
 
 
+def test_a_dead_head_is_discarded_and_its_followers_go_on(visit):
+    head = add(key="k", dead=-5)
+    message = add(key="k", blocked_by=head.pk)
+    page = visit(url("queuedmessage", "change", message.pk))
+    says(page, ".mq-why", f"waits behind message {head.pk} of its key k")
+    page.get_by_role("button", name=f"Discard #{head.pk}").click()
+    says(page, "#content-main", "wait 1 messages of the same order keys")
+    page.get_by_role("button", name="Discard", exact=True).click()
+    says(page, ".messagelist", "Discard: 1 message.")
+    says(page, ".mq-why", "is due since")
+    assert QueuedMessage.objects.get() == message
+
+
+def test_a_dead_head_is_requeued_from_the_page_of_its_queue(visit):
+    head = add(key="k", dead=-5)
+    add(key="k", blocked_by=head.pk)
+    page = visit(url("queuestate", "change", "mail"))
+    page.get_by_role("button", name=f"Requeue #{head.pk}").click()
+    says(page, ".messagelist", "Requeue: 1 message.")
+    says(page, ".mq-heads", "processable")
+    assert not QueuedMessage.objects.dead().exists()
+
+
+def test_the_list_of_messages_needs_no_scrolling_at_1280(visit):
+    """Handler names, types and keys are broken into lines."""
+    names = {"type": "shop.orders.invoices.reminder.third.sent", "key": "tenant/" + "x" * 100}
+    names["handler"] = "shop.billing.handlers.send_invoice_to_customer_by_mail_and_post"
+    head = add(dead=-5, last_error="smtplib.SMTPServerDisconnected: no", attempts=20, **names)
+    add(blocked_by=head.pk, **names), add(leased=60, **names)
+    page = visit(LIST, viewport={"width": 1280, "height": 800})
+    excess = page.evaluate(
+        "(list => list.scrollWidth - list.clientWidth)(document.querySelector('.results'))"
+    )
+    assert excess <= 0
+
+
 def test_the_queues_refresh_while_somebody_looks(visit):
     add()
     page = visit(url("queuestate"))
@@ -175,12 +211,17 @@ def test_the_queues_refresh_while_somebody_looks(visit):
 def test_pages_fit_and_can_be_read(visit, scheme, width):
     """Nothing makes a page scroll sideways, and states have contrast enough in both themes."""
     message = add(dead=-5, payload={"text": "x" * 3000}, last_error="E" * 400, type="t" * 128)
+    names = {"key": "k" * 128, "handler": "h" * 128, "type": "t" * 128}
+    head = add(dead=-5, **names)
+    blocked = add(blocked_by=head.pk, unique_id="u" * 128, **names)
     decide("paused", paused=-5)
     decide("failing", backoff_level=3, backoff=600, max_in_flight=25)
     beat(running=[message.pk])
     for address in (
         LIST,
         url("queuedmessage", "change", message.pk),
+        url("queuedmessage", "change", blocked.pk),
+        url("uniquekey"),
         url("queuestate"),
         url("queuestate", "change", "mail"),
         url("queuestate", "change", "failing"),

@@ -225,3 +225,39 @@ def test_a_search_that_takes_too_long_is_given_up(boss, monkeypatch):
     response = boss.get(LIST, {"q": "x"})
     assert response.url == LIST
     assert "given up" in told(response)[0]
+
+
+def test_a_line_says_who_waits_behind_whom(boss, settings):
+    """The first of the key, whatever a row was parked behind; and of an ordered queue."""
+    settings.DJANGO_MQ = {"QUEUES": {"line": {"ordered": True}}}
+    head = add(key="k", dead=-5)
+    for _ in range(3):
+        add(key="k", blocked_by=10**6)
+    last = add(key="k")
+    first = add("line", ordered=True, after=60)
+    add("line", ordered=True)
+    add(key="stranded", blocked_by=10**6)
+    page = boss.get(LIST)
+    assert text(page).count(f"behind #{head.pk}") == 4
+    assert f'href="{url("queuedmessage", "change", head.pk)}">#{head.pk}' in page.content.decode()
+    assert f"behind #{first.pk}" in text(page)
+    assert f"behind #{10**6}" not in text(page)
+    assert "4 behind it" in text(page)
+    assert "1 behind it" in text(page)
+    assert "first of its key: is freed soon" in text(page)
+    assert listed(boss.get(LIST, {"state": "blocked"}))[1:] == [last.pk - n for n in (1, 2, 3)]
+
+
+def test_where_messages_stand_is_asked_once(boss):
+    def count():
+        with CaptureQueriesContext(
+            connection,
+        ) as queries:
+            boss.get(LIST)
+        return len(queries)
+
+    add(key="k"), add(key="k")
+    few = count()
+    for n in range(20):
+        add(key=f"k{n % 5}", blocked_by=1)
+    assert count() == few

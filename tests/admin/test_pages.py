@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_mq import handlers, queues
 from django_mq.admin import page as message_page
+from django_mq.admin import queues as queues_page
 from django_mq.admin import texts
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, UniqueKey
 from tests.admin.pages import LIST, MODELS, text, told, url
 from tests.rows import add, beat, decide, tally
 
@@ -167,11 +169,15 @@ class TestOnlyText:
             "<w>", host=EVIL, queues=[EVIL], version="<v>", wakeup="<p>", running=[message.pk]
         )
         leased = add(leased=30, claimed_by="<c>:1")
+        unique = UniqueKey.objects.create(
+            queue="mail", type="t", unique_id="u", put_aside={EVIL: EVIL}
+        )
         return {
             "queuedmessage": [message.pk, leased.pk],
             "failedattempt": [attempt.pk],
             "queuestate": ["mail"],
             "result": [result.pk, failed.pk],
+            "uniquekey": [unique.pk],
             "workerheartbeat": [worker.pk],
         }
 
@@ -412,3 +418,125 @@ def test_times_are_told_by_the_clock_of_the_database(boss, monkeypatch):
     message = add(after=600)
     assert "due in 10 min" in text(boss.get(LIST)) or "due in 9 min" in text(boss.get(LIST))
     assert QueuedMessage.objects.get() == message
+
+
+class TestLines:
+    """What waits behind what, and what came of unique ids and questions."""
+
+    def fields(self, client, message):
+        page = client.get(url("queuedmessage", "change", message.pk))
+        return text(page), page.content.decode()
+
+    def test_a_head_says_who_waits_behind_it(self, boss):
+        head = add(key="k", handler="h", dead=-5)
+        add(key="k", handler="h", blocked_by=head.pk)
+        last = add(key="k", handler="h", blocked_by=head.pk)
+        words, html = self.fields(boss, head)
+        assert "Behind it: 2 of its key" in words
+        assert "Waits behind" not in words
+        assert f"{LIST}?queue=mail&amp;handler=h&amp;key=k" in html
+        words, html = self.fields(boss, last)
+        assert f"Waits behind: #{head.pk} the first of 2" in words
+        assert f"It waits behind dead #{head.pk}" in words
+        assert "Behind it" not in words
+
+    def test_one_of_an_ordered_queue(self, boss, settings):
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+        head, message = add(ordered=True, dead=-5), add(ordered=True)
+        words, html = self.fields(boss, head)
+        assert "Behind it: 1 of its queue" in words
+        assert f'href="{LIST}?queue=mail"' in html
+        assert f"Waits behind: #{head.pk}" in self.fields(boss, message)[0]
+
+    def test_a_unique_id(self, boss):
+        message = add(unique_id="once", unique_for=timedelta(minutes=5))
+        taken = UniqueKey.objects.create(
+            queue="mail", type=message.type, unique_id="once", message_id=message.pk
+        )
+        words, html = self.fields(boss, message)
+        assert "once stays taken for 5 min after a success" in words
+        assert url("uniquekey", "change", taken.pk) in html
+        taken.delete()
+        assert "not taken by this message any more" in self.fields(boss, message)[0]
+
+    def test_its_result(self, boss):
+        message = add(wants_result=True)
+        assert "there is none yet" in self.fields(boss, message)[0]
+        Result.objects.create(message_id=message.pk, handler="h", value=1)
+        assert url("result", "change", message.pk) in self.fields(boss, message)[1]
+
+
+class TestUniqueIds:
+    def rows(self):
+        given = {"queue": "mail", "type": "t", "handler": "h"}
+        ends = {
+            "now": Now() + timedelta(minutes=5, seconds=30),
+            "then": Now() - timedelta(minutes=5),
+        }
+        return {
+            "taken": UniqueKey.objects.create(unique_id="taken", message_id=7, **given),
+            "quiet": UniqueKey.objects.create(
+                unique_id="quiet",
+                quiet_until=ends["now"],
+                unique_for=timedelta(minutes=9),
+                **given,
+            ),
+            "free": UniqueKey.objects.create(unique_id="free", quiet_until=ends["then"], **given),
+            "aside": UniqueKey.objects.create(
+                unique_id="taken", put_aside={"payload": {"api_token": "s3cr3t", "n": 1}}, **given
+            ),
+        }
+
+    def test_the_list(self, boss):
+        self.rows()
+        words = text(boss.get(url("uniquekey")))
+        for part in ("taken #7", "quiet in 5 min", "free 5 min", "put aside"):
+            assert part in words
+        for term, count in {"taken": 2, "t": 4, "7": 1, "#7": 1, "x y": 0, "none": 0}.items():
+            found = boss.get(url("uniquekey"), {"q": term}).context["cl"].result_count
+            assert found == count, term
+
+    def test_the_pages(self, boss, viewer):
+        """S08, S12: what is put aside is as private as any payload."""
+        rows = self.rows()
+        pages = {name: text(boss.get(url("uniquekey", "change", r.pk))) for name, r in rows.items()}
+        assert "taken by message #7" in pages["taken"]
+        assert "quiet until" in pages["quiet"]
+        assert "9 min" in pages["quiet"]
+        assert "free since" in pages["free"]
+        assert '"n": 1' in pages["aside"]
+        assert "s3cr3t" not in pages["aside"]
+        assert '"n": 1' not in text(viewer.get(url("uniquekey", "change", rows["aside"].pk)))
+
+
+class TestBlockedQueues:
+    def test_the_key_that_is_blocked_longest(self, boss):
+        head = add(key="order/7", dead=-5)
+        add(key="order/7", blocked_by=head.pk)
+        page = boss.get(url("queuestate"))
+        assert "1 order/7" in text(page)
+        assert url("queuedmessage", "change", head.pk) in page.content.decode()
+        page = boss.get(url("queuestate", "change", "mail"))
+        assert f"#{head.pk} shop.orders.placed dead" in text(page)
+
+    def test_no_more_than_fifty(self, boss, monkeypatch):
+        monkeypatch.setattr(queues_page, "MOST_HEADS", 2)
+        for n in range(3):
+            head = add(key=f"k{n}", dead=-5)
+            add(key=f"k{n}", blocked_by=head.pk)
+        page = boss.get(url("queuestate", "change", "mail"))
+        assert len(page.context["heads"]) == 2
+        assert "There are more" in text(page)
+
+    def test_an_ordered_queue_that_stands(self, boss, settings):
+        """PMQ-44"""
+        settings.DJANGO_MQ = {"QUEUES": {"line": {"ordered": True}}}
+        head = add("line", ordered=True, dead=-5)
+        add("line", ordered=True)
+        words = text(boss.get(url("queuestate")))
+        assert f"line ordered, owned by no worker blocked behind #{head.pk}" in words
+        words = text(boss.get(url("queuestate", "change", "line")))
+        assert f"nothing of it goes on before message {head.pk} does" in words
+        assert "the whole queue" in words
+        queues.pause("line")
+        assert f"behind #{head.pk}" not in text(boss.get(url("queuestate")))

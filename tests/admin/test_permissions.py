@@ -6,7 +6,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, UniqueKey
 from tests.admin.conftest import VIEW
 from tests.admin.pages import LIST, MODELS, act, confirm, url
 from tests.rows import add, beat
@@ -55,12 +55,16 @@ def rows():
     failed = Result.objects.create(
         message_id=message.pk + 1, error_class="KeyError", error_text=CANARY
     )
+    aside = UniqueKey.objects.create(
+        queue="mail", type="t", unique_id="u", put_aside={"payload": {"note": CANARY}}
+    )
     beat()
     return {
         "queuedmessage": [message.pk],
         "failedattempt": [attempt.pk],
         "queuestate": ["mail"],
         "result": [value.pk, failed.pk],
+        "uniquekey": [aside.pk],
         "workerheartbeat": ["worker"],
     }
 
@@ -106,7 +110,7 @@ def test_view_shows_no_payload_anywhere(rows, viewer):
 @pytest.mark.parametrize("role", ["reader", "superuser"])
 def test_view_payload_shows_it_on_pages(rows, login, role):
     client = login(boss=True) if role == "superuser" else login(*VIEW, "view_payload")
-    for model in ("queuedmessage", "failedattempt", "result"):
+    for model in ("queuedmessage", "failedattempt", "result", "uniquekey"):
         for key in rows[model]:
             assert CANARY in client.get(url(model, "change", key)).content.decode()
     for address in addresses(rows):
@@ -187,6 +191,29 @@ def test_actions_are_offered_and_done_with_their_right(login, action):
     assert LogEntry.objects.count() == 1
 
 
+@pytest.mark.parametrize("action", ["requeue", "discard"])
+def test_what_is_done_to_heads_takes_the_same_right(login, action):
+    """S10: on the list, on the page of a follower, on the page of the queue."""
+    head = add(key="k", dead=-5)
+    message = add(key="k", blocked_by=head.pk)
+    address = url("queuedmessage", "operation", action)
+    pages = (url("queuedmessage", "change", message.pk), url("queuestate", "change", "mail"))
+    others = (right for right in RIGHTS.values() if right != RIGHTS[action])
+    client = login(*VIEW, *others)
+    assert f'value="{action}_heads"' not in client.get(LIST).content.decode()
+    for page in pages:
+        assert address not in client.get(page).content.decode()
+    assert act(client, f"{action}_heads", [message.pk]).status_code == 403
+    assert QueuedMessage.objects.dead().count() == 1
+    client = login("view_queuedmessage", "view_queuestate", RIGHTS[action], name="may")
+    assert f'value="{action}_heads"' in client.get(LIST).content.decode()
+    for page in pages:
+        assert address in client.get(page).content.decode()
+    blind = login("view_queuestate", RIGHTS[action], name="blind").get(pages[1])
+    assert address not in blind.content.decode()
+    assert url("queuedmessage", "change", head.pk) not in blind.content.decode()
+
+
 @pytest.mark.parametrize("action", RIGHTS)
 def test_actions_take_the_right_to_view_too(login, action):
     message = add(**SUBJECTS[action][0])
@@ -235,6 +262,7 @@ def test_queues_are_changed_by_those_who_may(rows, login, viewer, page):
         ("failedattempt", "traceback__contains=c"),
         ("result", "value__answer__startswith=c"),
         ("result", "error_text__contains=c"),
+        ("uniquekey", "put_aside__payload__note__startswith=c"),
     ],
 )
 def test_private_columns_cannot_be_asked_for_letter_by_letter(rows, viewer, model, lookup):

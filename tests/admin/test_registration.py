@@ -4,12 +4,12 @@ import pytest
 from django.contrib import admin
 
 from django_mq import admin as ours
-from django_mq.models import QueuedMessage, UniqueKey
+from django_mq.models import QueuedMessage, QueueState, UniqueKey
 
 
 def test_the_admin_registers_itself_unless_it_is_told_not_to(settings):
     assert isinstance(admin.site.get_model_admin(QueuedMessage), ours.QueuedMessageAdmin)
-    assert not admin.site.is_registered(UniqueKey)
+    assert isinstance(admin.site.get_model_admin(UniqueKey), ours.UniqueKeyAdmin)
     assert ours._is_wanted()
     settings.DJANGO_MQ = {"ADMIN": False}
     assert not ours._is_wanted()
@@ -19,3 +19,13 @@ def test_the_admin_registers_itself_unless_it_is_told_not_to(settings):
 def test_wrong_settings_are_for_the_system_checks_to_tell(settings, wrong):
     settings.DJANGO_MQ = wrong
     assert not ours._is_wanted()
+
+
+def test_a_site_without_messages_shows_queues_all_the_same(rf, boss):
+    """What it cannot link to is not offered."""
+    request = rf.get("/")
+    request.user = boss.user
+    alone = ours.QueueStateAdmin(QueueState, admin.AdminSite("alone"))
+    assert alone.offered(request, "dead") == []
+    registered = admin.site.get_model_admin(QueueState)
+    assert [each.name for each, _ in registered.offered(request, "dead")] == ["requeue", "discard"]

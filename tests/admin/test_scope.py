@@ -15,9 +15,17 @@ from django_mq.admin import (
     QueueScopeMixin,
     QueueStateAdmin,
     ResultAdmin,
+    UniqueKeyAdmin,
     WorkerHeartbeatAdmin,
 )
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, WorkerHeartbeat
+from django_mq.models import (
+    FailedAttempt,
+    QueuedMessage,
+    QueueState,
+    Result,
+    UniqueKey,
+    WorkerHeartbeat,
+)
 from tests.admin.pages import MODELS, text, told
 from tests.rows import add, beat, decide, tally
 
@@ -35,6 +43,7 @@ for model, base in (
     (FailedAttempt, FailedAttemptAdmin),
     (QueueState, QueueStateAdmin),
     (Result, ResultAdmin),
+    (UniqueKey, UniqueKeyAdmin),
     (WorkerHeartbeat, WorkerHeartbeatAdmin),
 ):
     site.register(model, type(base.__name__, (Scoped, base), {}))
@@ -74,6 +83,8 @@ def rows():
             attempt=1,
             error_class=f"{queue}.Error",
         )
+        add(queue, type=f"type.{queue}", key=f"key-{queue}", blocked_by=message.pk)
+        UniqueKey.objects.create(queue=queue, type=f"type.{queue}", unique_id=f"once-{queue}")
         decide(queue, paused=-5)
         beat(f"worker-{queue}", queues=[queue], host=f"host-{queue}", running=[running.pk])
         found[queue] = message
@@ -90,14 +101,14 @@ def test_lists_filters_and_counts(rows, mine):
         assert "theirs" not in page, model
         if model != "result":
             assert "mine" in page.replace("Welcome, mine", ""), model
-    assert mine.get(scoped("queuedmessage")).context["cl"].result_count == 2
+    assert mine.get(scoped("queuedmessage")).context["cl"].result_count == 3
     assert mine.get(scoped("queuedmessage"), {"queue": "theirs"}).context["cl"].result_count == 0
 
 
 @pytest.mark.parametrize("field", ["pk", "type", "key"])
 def test_search_and_lookups(rows, mine, field):
     """What autocomplete answers comes from the same two methods."""
-    for queue, count in (("mine", 1), ("theirs", 0)):
+    for queue, count in (("mine", 1 if field == "pk" else 2), ("theirs", 0)):
         found = mine.get(scoped("queuedmessage"), {"q": getattr(rows[queue], field)})
         assert found.context["cl"].result_count == count
 

@@ -414,6 +414,24 @@ class TestRequeue:
     def test_nothing_to_do_needs_no_answer(self):
         assert run("mq_requeue", "--all") == "Nothing was requeued.\n"
 
+    def test_json(self):
+        dead, waiting = add(dead=-1), add()
+        told = {"ids": [dead.pk], "skipped": 1, "dry_run": True}
+        ids = ("--id", dead.pk, waiting.pk)
+        assert run_json("mq_requeue", *ids, "--dry-run") == told
+        assert run_json("mq_requeue", *ids) == {**told, "dry_run": False}
+        told = {"ids": [], "skipped": 0, "dry_run": False}
+        assert run_json("mq_requeue", "--all") == told
+
+    def test_json_asks_nothing_but_wants_a_yes(self, terminal):
+        """S34."""
+        dead = add(dead=-1)
+        terminal("y")
+        with pytest.raises(CommandError, match="Say --yes"):
+            run_json("mq_requeue", "--all")
+        assert dead.state == "dead"
+        assert run_json("mq_requeue", "--all", "--yes")["ids"] == [dead.pk]
+
     @pytest.mark.parametrize("arguments", [[], ["--limit", "5"], ["--all", "--queue", "mail"]])
     def test_what_is_meant_must_be_said(self, arguments):
         with pytest.raises(CommandError, match="--all"):
@@ -445,6 +463,18 @@ class TestPurge:
         add(dead=-1)
         assert run("mq_purge", "--all", "--dry-run", "--yes") == "Would remove 1 message.\n"
         assert QueuedMessage.objects.count() == 1
+
+    def test_json(self, terminal):
+        """S34: nothing is asked, so --yes must be said."""
+        dead = add(dead=-1)
+        told = {"ids": [dead.pk], "skipped": 0, "dry_run": True}
+        assert run_json("mq_purge", "--all", "--dry-run") == told
+        terminal("y")
+        with pytest.raises(CommandError, match="Say --yes"):
+            run_json("mq_purge", "--all")
+        assert QueuedMessage.objects.count() == 1
+        assert run_json("mq_purge", "--all", "--yes") == {**told, "dry_run": False}
+        assert run_json("mq_purge", "--all") == {"ids": [], "skipped": 0, "dry_run": False}
 
     def test_what_waits_only_when_told(self):
         add()
@@ -548,3 +578,92 @@ class TestPeek:
             )
         assert str(message.pk) in run("mq_peek")
         assert "payload: (cannot be decoded)" in run("mq_peek", "--payload")
+
+
+class TestLines:
+    """What others wait behind: seen, and let go."""
+
+    def line(self, key="k", **columns):
+        head = add(key=key, handler="h", **(columns or {"dead": -5, "attempts": 20}))
+        return head, add(key=key, handler="h", blocked_by=head.pk)
+
+    def test_status(self, settings):
+        settings.DJANGO_MQ = {"QUEUES": {"line": {"ordered": True}}}
+        head, _ = self.line("order/7")
+        first = add("line", ordered=True, after=60)
+        add("line", ordered=True)
+        text = run("mq_status")
+        assert "Others wait behind these" in text
+        found = rows(text)
+        assert found[str(head.pk)][:7] == [
+            str(head.pk), "mail", "order/7", "h", "shop.orders.placed", "dead", "20/20",
+        ]  # fmt: skip
+        assert found[str(head.pk)][-1] == "1"
+        assert found["line"][1:6] == ["waits", "for", "message", f"{first.pk},", "ordered"]
+        answer = run_json("mq_status")
+        assert [(each["id"], each["behind"]) for each in answer["heads"]] == [
+            (head.pk, 1),
+            (first.pk, 1),
+        ]
+        queues = {each["queue"]: each for each in answer["queues"]}
+        assert (queues["mail"]["blocked_key"], queues["mail"]["head"]) == ("order/7", head.pk)
+        assert (queues["line"]["ordered"], queues["line"]["head"]) == (True, first.pk)
+
+    def test_status_shows_ten(self):
+        heads = [self.line(f"k{n}")[0] for n in range(11)]
+        text = run("mq_status")
+        assert str(heads[9].pk) in rows(text)
+        assert str(heads[10].pk) not in rows(text)
+        assert "mq_peek --heads" in text
+        assert len(run_json("mq_status")["heads"]) == 10
+
+    def test_status_without_any(self):
+        add(key="k")
+        assert "Others wait" not in run("mq_status")
+        assert run_json("mq_status")["heads"] == []
+
+    def test_peek(self):
+        head, follower = self.line()
+        found = rows(run("mq_peek", "mail"))
+        assert f"blocked, behind {head.pk}" in " ".join(found[str(follower.pk)])
+        [row] = run_json("mq_peek", "mail")
+        assert (row["key"], row["behind"]) == ("k", head.pk)
+
+    def test_peek_at_heads(self):
+        head, _ = self.line()
+        self.line("other", after=60)
+        add("other")
+        assert rows(run("mq_peek", "mail", "--heads", "--limit", 1)).keys() == {
+            "FIRST", str(head.pk),
+        }  # fmt: skip
+        assert [each["key"] for each in run_json("mq_peek", "--heads")] == ["k", "other"]
+        assert run("mq_peek", "other", "--heads") == "Nobody waits for a first message.\n"
+        for option in ("--dead", "--payload", "--skip-locked"):
+            with pytest.raises(CommandError, match=f"goes without {option}"):
+                run("mq_peek", "--heads", option)
+
+    def test_why(self):
+        head, follower = self.line()
+        assert f"waits behind message {head.pk} of its key k" in run("mq_why", follower.pk)
+        assert run_json("mq_why", follower.pk)["behind"] == head.pk
+
+    def test_requeue_by_key(self):
+        self.line("a"), self.line("b")
+        assert run_json("mq_requeue", "--key", "a", "--dry-run")["ids"]
+        assert "Requeued 1 message" in run("mq_requeue", "--key", "a", "--handler", "h", "--yes")
+        assert QueuedMessage.objects.dead().get().key == "b"
+        assert "Nothing" in run("mq_requeue", "--key", "b", "--handler", "x", "--yes")
+
+    def test_purge_by_key_or_id_lets_the_others_go_on(self):
+        (_, one), (head, two) = self.line("a"), self.line("b", after=60)
+        assert "Removed 1 message" in run("mq_purge", "--key", "a", "--yes")
+        assert "Nothing was removed" in run("mq_purge", "--id", head.pk, "--yes")
+        assert QueuedMessage.objects.filter(pk=head.pk).exists()
+        assert "Removed 1 message" in run("mq_purge", "--id", head.pk, "--waiting", "--yes")
+        states = dict(QueuedMessage.objects.with_state().values_list("pk", "state"))
+        assert states == {one.pk: "processable", two.pk: "processable"}
+
+    def test_an_id_goes_with_no_other_choice(self):
+        for options in (["--key", "k"], ["--limit", "1"], ["--older-than", "1d"]):
+            with pytest.raises(CommandError, match="not both"):
+                run("mq_purge", "--id", "1", *options, "--yes")

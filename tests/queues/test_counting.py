@@ -184,6 +184,7 @@ def test_counts_read_by_the_indexes():
     with reading("default") as cursor:
         cursor.execute("analyze django_mq_queuedmessage")
         values = {"queues": ["q0", "q1"], "limit": 10, "gone_after": 30.0}
+        values |= {"ordered": ["q0"], "skipping": ["q1"]}
         cursor.execute(f"explain {census.COUNTS}", values)
         plan = "\n".join(line for (line,) in cursor.fetchall())
     for index in ("mq_claim", "mq_lease", "mq_dead", "mq_key"):

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_mq import handlers, queues
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
 from tests.rows import add, beat, decide
 
 pytestmark = pytest.mark.django_db
@@ -87,20 +87,127 @@ def test_as_many_in_flight_as_may_be(settings, configured, decided, stopped_at):
 
 
 def test_behind_its_key():
+    """Guarantee 8; a follower that no worker has met yet, so that nothing stands in blocked_by."""
     beat()
     head = add(key="k", leased=60)
-    add(key="k", handler="other", leased=60)
-    why(add(key="k"), "processable", f"but message {head.pk} of its key k comes first")
+    add(key="k", handler="other", leased=60), add("other", key="k", leased=60)
+    answer = why(add(key="k"), "processable", f"but waits behind message {head.pk} of its key k")
+    assert "which is leased until" in answer.text
+    assert answer.behind == head.pk
+    answer = why(add(key="k"), "processable", "2 others of its key k; the first, message")
+    assert f"message {head.pk}, is leased until" in answer.text
 
 
-def test_blocked():
-    head = add(key="k", after=60)
-    message = add(key="k", blocked_by=head.pk)
-    why(message, "blocked", f"waits behind message {head.pk} of its key k, which is delayed")
-    QueuedMessage.objects.filter(pk=head.pk).update(dead_at=timezone.now())
-    why(message, "blocked", "which is dead: requeue or discard that one")
-    head.delete()
-    why(message, "blocked", "which is gone")
+def test_a_later_one_of_its_key_that_a_worker_has():
+    """An earlier id that became visible later: nothing of the key is claimed beside a claim."""
+    beat()
+    first, later = add(key="k"), add(key="k", leased=60)
+    assert why(first, "processable", f"behind message {later.pk} of its key k").behind == later.pk
+
+
+HEADS = [
+    ({"after": 60}, "which is delayed until"),
+    ({"after": 60, "attempts": 2}, "which failed attempt 2 of 20 and runs again after"),
+    ({"dead": -5, "dead_reason": "exhausted"}, "which is dead since"),
+    ({"dead": -5, "dead_reason": "card 4111"}, "Requeue or discard that one, and the others go"),
+    ({"leased": 60}, "by worker worker (host host, process 7)"),
+    ({"held": -5, "handler": "gone"}, "no handler named gone is registered here"),
+    ({"expires": -5}, "which expired at"),
+    ({}, "which is due since"),
+]
+
+
+@pytest.mark.parametrize(("columns", "text"), HEADS)
+@pytest.mark.parametrize("parked", [True, False])
+def test_what_its_head_waits_for(columns, text, parked):
+    beat()
+    handler = columns.get("handler", "")
+    head = add(key="k", **columns)
+    message = add(key="k", handler=handler, blocked_by=head.pk if parked else None)
+    state = "blocked" if parked else "processable"
+    answer = why(message, state, f"waits behind message {head.pk} of its key k, which", text)
+    assert answer.behind == head.pk
+    assert (answer.error, "4111" in answer.text) == ("", False)
+
+
+def test_parked_behind_one_that_is_gone():
+    """The head is the first of the line, whatever it was parked behind."""
+    beat()
+    first = add(key="k", dead=-5)
+    for _ in range(3):
+        last = add(key="k", blocked_by=10**9)
+    answer = why(
+        last, "blocked", f"waits behind 3 others of its key k; the first, message {first.pk}"
+    )
+    assert answer.behind == first.pk
+    first.delete()
+    QueuedMessage.objects.filter(blocked_by=10**9).exclude(pk=last.pk).delete()
+    answer = why(last, "blocked", f"is the first of its key k now: message {10**9}, which it")
+    assert "frees it with its next chores" in answer.text
+    assert answer.behind is None
+
+
+def test_a_dead_head_that_is_skipped(settings):
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": "skip"}}}
+    beat()
+    add(key="k", dead=-5)
+    message = add(key="k")
+    assert why(message, "processable", "is the next to be taken").behind is None
+    follower = add(key="k", blocked_by=message.pk)
+    assert why(follower, "blocked", f"behind message {message.pk} of").behind == message.pk
+
+
+@pytest.mark.parametrize("columns", [{"after": 60}, {"after": 60, "attempts": 1}, {"held": -5}])
+def test_its_own_reason_goes_first(columns):
+    head = add(key="k", dead=-5)
+    message = add(key="k", **columns)
+    answer = queues.why(message.pk)
+    assert answer.state == message.state.value
+    assert f". Then it waits behind message {head.pk} of its key k, which is dead" in answer.text
+
+
+class TestOrdered:
+    """PMQ-42, 44: the line of an ordered queue, and who has it."""
+
+    @pytest.fixture(autouse=True)
+    def _ordered(self, settings):
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+        beat("first", host="web1", pid=5)
+
+    def own(self, worker="first", seconds=60):
+        until = Now() + timedelta(seconds=seconds)
+        decide(owner=worker, owned_until=until)
+
+    def test_its_owner_takes_it(self):
+        self.own()
+        why(add(ordered=True), "processable", "to be taken by worker first (host web1, process 5)")
+
+    def test_nobody_owns_it(self):
+        why(add(ordered=True), "processable", "but no worker owns its ordered queue just now")
+        self.own(seconds=-1)
+        why(add(ordered=True, priority=5), "processable", "which is due since", "no worker owns")
+
+    def test_its_owner_is_silent(self):
+        self.own("frozen")
+        why(add(ordered=True), "processable", "but worker frozen owns its ordered queue until")
+
+    def test_it_is_not_in_line_yet(self):
+        self.own()
+        why(add(), "processable", "but is not in line yet: worker first")
+
+    @pytest.mark.parametrize("columns", [{"after": 60, "attempts": 1}, {"dead": -5}])
+    def test_behind_its_head(self, columns):
+        self.own()
+        head = add(ordered=True, **columns)
+        add(ordered=True, key="k")
+        message = add(ordered=True, priority=100)
+        text = f"but waits behind 2 others of its ordered queue; the first, message {head.pk}, "
+        assert why(message, "processable", text).behind == head.pk
+
+    def test_behind_what_is_in_flight(self):
+        flying = add(leased=60)
+        message = add(ordered=True)
+        assert why(message, "processable", "of its ordered queue").behind == flying.pk
 
 
 def test_delayed():
@@ -242,6 +349,25 @@ def test_gone():
     assert (answer.state, answer.error) == ("gone", "")
     assert "is not stored: it was acked, cancelled or purged" in str(answer)
     assert queues.why(2**80).state == "gone"
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "error"),
+    [
+        ({"value": 4111}, "handler h returned a value", ""),
+        ({"error_class": "KeyError", "error_text": "4111"}, "h failed with KeyError", "4111"),
+        ({"error_class": "Unanswered", "error_text": "expired"}, "nobody will answer", "expired"),
+    ],
+)
+def test_gone_with_a_reply(reply, text, error):
+    """RMQ-20, S08: that there is an answer is said, not what it is."""
+    stored = Result.objects.create(message_id=7, handler="h", **reply)
+    stored.refresh_from_db()
+    answer = queues.why(7)
+    assert f"Its reply is stored since {shown(stored.created_at)}" in answer.text
+    assert text in answer.text
+    assert answer.error == error
+    assert "4111" not in answer.text
 
 
 def test_gone_with_a_history():

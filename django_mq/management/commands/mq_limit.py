@@ -43,7 +43,7 @@ class Command(OperatorCommand):
         elif dry_run:
             self.stdout.write(f"Queue {queue} would have {words}.")
         else:
-            self.stdout.write(f"Queue {queue} has {words}. What is claimed already still runs.")
+            self.stdout.write(f"Queue {queue} has {words}. What runs already goes on.")
 
 
 def most(text: str) -> int | None:

@@ -39,7 +39,7 @@ class Command(OperatorCommand):
         elif dry_run:
             self.stdout.write(f"Queue {queue} would be paused {_words(end)}.")
         else:
-            text = f"Queue {queue} is paused {_words(end)}. What is claimed already still runs."
+            text = f"Queue {queue} is paused {_words(end)}. What runs already goes on."
             self.stdout.write(text)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_mq import queues
 from django_mq.failures import one_line
 from django_mq.management.base import OperatorCommand
-from django_mq.management.output import as_json, table
+from django_mq.management.output import as_json, heads_table, table
 from django_mq.models import QueuedMessage
 from django_mq.queues.obstacles import shown
+from django_mq.queues.standing import standings
 
 #: Of a payload so many bytes are shown; --json shows all of it.
 LONGEST = 2000
@@ -28,6 +30,11 @@ class Command(OperatorCommand):
         parser.add_argument("--skip-locked", action="store_true", help="not what workers hold")
         parser.add_argument("--dead", action="store_true", help="dead letters instead")
         parser.add_argument(
+            "--heads",
+            action="store_true",
+            help="the first messages of keys and ordered queues that others wait behind",
+        )
+        parser.add_argument(
             "--payload",
             action="store_true",
             help="with payload, metadata and last error; values of secret keys are covered",
@@ -38,31 +45,36 @@ class Command(OperatorCommand):
         names = ("limit", "skip_locked", "dead")
         chosen = {name: options[name] for name in names}
         queue, private = options["queue"], options["payload"]
+        if options["heads"]:
+            self._show_heads(queue, options, database)
+            return
         found = queues.peek(queue, using=database, **chosen)
         messages = (
             found if isinstance(found, list) else [m for each in found.values() for m in each]
         )
+        behind = _behind(messages, database)
         if options["json"]:
-            self.stdout.write(as_json([_row(message, private) for message in messages]))
+            rows = [{**_row(each, private), "behind": behind.get(each.pk)} for each in messages]
+            self.stdout.write(as_json(rows))
             return
         if not messages:
             self.stdout.write("No messages.")
             return
         headers = ("id", "queue", "type", "handler", "state", "attempts", "due", "stored")
-        rows = [
+        table_rows = [
             (
                 message.pk,
                 message.queue,
                 message.type,
                 message.handler or "-",
-                message.state.value,
+                _state(message, behind.get(message.pk)),
                 f"{message.attempts}/{message.max_attempts}",
                 shown(message.processable_after),
                 shown(message.created_at),
             )
             for message in messages
         ]
-        lines = table(headers, rows).split("\n")
+        lines = table(headers, table_rows).split("\n")
         self.stdout.write(lines[0])
         for message, line in zip(messages, lines[1:], strict=True):
             self.stdout.write(line)
@@ -71,6 +83,27 @@ class Command(OperatorCommand):
                     text = value if isinstance(value, str) else json.dumps(value)
                     self.stdout.write(f"    {name}: {one_line(text, LONGEST)}")
 
+    def _show_heads(self, queue: str | None, options: dict[str, Any], database: str | None) -> None:
+        for name in ("skip_locked", "dead", "payload"):
+            if options[name]:
+                raise CommandError(f"--heads goes without --{name.replace('_', '-')}")
+        heads = queues.heads(queue, limit=options["limit"], using=database)
+        if options["json"]:
+            self.stdout.write(as_json(heads))
+        else:
+            self.stdout.write(heads_table(heads) if heads else "Nobody waits for a first message.")
+
+
+def _behind(messages: Sequence[QueuedMessage], database: str | None) -> dict[int, int]:
+    """Return which of its line each must wait for, of those that wait."""
+    waiting = [each.pk for each in messages if not (each.leased_until or each.dead_at)]
+    found = standings(waiting, most=1, using=database) if waiting else {}
+    return {id: each.waits_for for id, each in found.items() if each.waits_for is not None}
+
+
+def _state(message: QueuedMessage, behind: int | None) -> str:
+    return message.state.value + (f", behind {behind}" if behind else "")
+
 
 def _row(message: QueuedMessage, private: bool) -> dict[str, Any]:
     row = {
@@ -78,6 +111,7 @@ def _row(message: QueuedMessage, private: bool) -> dict[str, Any]:
         "queue": message.queue,
         "type": message.type,
         "handler": message.handler,
+        "key": message.key,
         "state": message.state.value,
         "attempts": message.attempts,
         "max_attempts": message.max_attempts,

@@ -1,4 +1,4 @@
-"""`mq_purge [--queue NAME] [--type TYPE] [--older-than DURATION] | --all`."""
+"""`mq_purge --id ID ... | [--queue NAME] [--key KEY] [--older-than DURATION] ... | --all`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.management.base import (
+    SELECTION,
     OperatorCommand,
     add_selection,
     check_selection,
@@ -21,6 +22,9 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
+        parser.add_argument(
+            "--id", type=int, nargs="+", action="extend", dest="ids", metavar="ID", help="these"
+        )
         add_selection(parser)
         parser.add_argument(
             "--older-than", type=duration, metavar="DURATION", help="dead for longer: 12h, 30d"
@@ -32,17 +36,18 @@ class Command(OperatorCommand):
         )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
-        names = ("queue", "type", "limit", "older_than", "waiting")
+        names = (*SELECTION, "ids", "limit", "older_than", "waiting")
+        check_selection((options["ids"], *(options[name] for name in SELECTION)), options["all"])
         chosen = {name: options[name] for name in names}
-        check_selection(chosen["queue"], chosen["type"], options["all"])
         found = queues.purge(dry_run=True, using=database, **chosen)
         if options["dry_run"]:
-            self.report("Would remove", found)
+            self.report("Would remove", found, **options)
             return
         what = "messages, waiting ones too" if chosen["waiting"] else "dead letters"
         question = f"Remove {count(len(found.ids))} ({what}) for good?"
-        if not found or not self.confirm(question, yes=options["yes"]):
-            self.stdout.write("Nothing was removed.")
+        if not found or not self.confirm(question, **options):
+            self.nothing("Nothing was removed.", found, **options)
             return
-        chosen["limit"] = len(found.ids)  # not what died while the question was read
-        self.report("Removed", queues.purge(using=database, **chosen))
+        if chosen["ids"] is None:
+            chosen["limit"] = len(found.ids)  # not what died while the question was read
+        self.report("Removed", queues.purge(using=database, **chosen), **options)

@@ -1,4 +1,4 @@
-"""`mq_requeue --id ID ... | [--queue NAME] [--type TYPE] | --all`."""
+"""`mq_requeue --id ID ... | [--queue NAME] [--type TYPE] [--key KEY] | --all`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.management.base import OperatorCommand, add_selection, check_selection, count
+from django_mq.management.base import (
+    SELECTION,
+    OperatorCommand,
+    add_selection,
+    check_selection,
+    count,
+)
 
 
 class Command(OperatorCommand):
@@ -25,17 +31,17 @@ class Command(OperatorCommand):
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         ids = options["ids"]
-        chosen = {name: options[name] for name in ("queue", "type", "limit")}
-        check_selection(chosen["queue"], chosen["type"], options["all"], ids)
+        check_selection((ids, *(options[name] for name in SELECTION)), options["all"])
+        chosen = {name: options[name] for name in (*SELECTION, "limit")}
         found = queues.requeue(
             ids, attempts=options["attempts"], dry_run=True, using=database, **chosen
         )
         if options["dry_run"]:
-            self.report("Would requeue", found)
+            self.report("Would requeue", found, **options)
             return
         question = f"Requeue {count(len(found.ids))}?"
-        if not found or (ids is None and not self.confirm(question, yes=options["yes"])):
-            self.stdout.write("Nothing was requeued.")
+        if not found or (ids is None and not self.confirm(question, **options)):
+            self.nothing("Nothing was requeued.", found, **options)
             return
         changed = queues.requeue(ids or found.ids, attempts=options["attempts"], using=database)
-        self.report("Requeued", changed)
+        self.report("Requeued", changed, **options)

@@ -8,10 +8,12 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.management.base import OperatorCommand
-from django_mq.management.output import as_json, span, table
+from django_mq.management.output import as_json, heads_table, span, table
 from django_mq.queues.obstacles import shown
 from django_mq.spread import Durations, brief
 
+#: Lines that wait for their first message; mq_peek shows more.
+MOST_HEADS = 10
 COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "dead")
 COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "blocked", "dead")
 
@@ -27,10 +29,12 @@ class Command(OperatorCommand):
         counted = queues.counts(using=database)
         workers = queues.workers(using=database)
         timings = queues.timings(using=database).values()
+        heads = queues.heads(limit=MOST_HEADS + 1, using=database)
         holders = queues.horizon(using=database)
         if options["json"]:
             found = {"queues": list(counted.values()), "workers": workers, "horizon": holders}
-            self.stdout.write(as_json({**found, "handlers": list(timings)}))
+            found |= {"handlers": list(timings), "heads": heads[:MOST_HEADS]}
+            self.stdout.write(as_json(found))
             return
         headers = ("queue", "state", *(name.replace("_", " ") for name in COUNTED), "oldest")
         rows = [
@@ -38,6 +42,11 @@ class Command(OperatorCommand):
             for each in counted.values()
         ]
         self.stdout.write(table(headers, rows) + "\n")
+        if heads:
+            self.stdout.write("Others wait behind these, the first of their keys or queues:")
+            self.stdout.write(heads_table(heads[:MOST_HEADS]))
+            more = "More: mq_peek --heads. " if len(heads) > MOST_HEADS else ""
+            self.stdout.write(f"{more}What to do: mq_why ID, mq_requeue --id, mq_purge --id.\n")
         headers = ("worker", "host", "pid", "state", "queues", "running", "woken by", "last seen")
         self.stdout.write(
             table(headers, map(_worker, workers)) if workers else "No worker has been heard of."
@@ -53,7 +62,8 @@ class Command(OperatorCommand):
 
 def _stand(queue: queues.QueueCounts) -> str:
     owner = f", owned by {queue.owner[:8]}" if queue.owner else ""
-    return f"{_state(queue)}{owner}"
+    line = f", ordered{owner}" if queue.ordered else owner
+    return f"{_state(queue)}{line}"
 
 
 def _state(queue: queues.QueueCounts) -> str:
@@ -64,6 +74,8 @@ def _state(queue: queues.QueueCounts) -> str:
         return f"backs off {now}, level {queue.backoff_level}"
     if queue.max_in_flight == 0:
         return "held back by its limit"
+    if queue.ordered and queue.head is not None:
+        return f"waits for message {queue.head}"
     if queue.processable:
         return "processable"
     return "waiting" if queue.depth else "empty"

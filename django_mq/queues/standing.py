@@ -1,0 +1,126 @@
+"""Lines that do not go on: what is their first message, and who waits behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from django_mq.conf import get_settings
+from django_mq.models import QueuedMessage
+from django_mq.queues.connecting import alias_of, reading
+from django_mq.routing import check_name
+from django_mq.store import heads as store
+from django_mq.store.heads import Standing
+
+#: Counting who is ahead or behind stops here.
+MOST = 1000
+#: So many messages that others wait behind are looked at, the oldest first: about 0.1 s.
+LOOKED = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The first message of a line in which others wait.
+
+    The line is that of `key` of `handler` in `queue`, or (key None) the whole ordered queue.
+    `state` is the head's, one of MessageState; `at` is since when it is dead, else when it is
+    due. `behind` counts those that wait behind it, up to 1,000: `capped` says there may be more.
+    """
+
+    queue: str
+    handler: str
+    key: str | None
+    id: int
+    type: str
+    state: str
+    at: datetime
+    attempts: int
+    max_attempts: int
+    behind: int
+    capped: bool
+
+    @property
+    def shown_behind(self) -> str:
+        """`behind` as text: `"12"`, or `"1,000+"` when it was capped."""
+        return shown_count(self.behind)
+
+
+def heads(queue: str | None = None, *, limit: int = 100, using: str | None = None) -> list[Head]:
+    """Return the lines of `queue` (None: of all) that wait for their first message.
+
+    Those in which a worker met messages that may not run yet, and ordered queues whose first
+    message is dead, delayed or retrying; at most `limit`, the lowest id first. Requeue a dead
+    head, or discard it, and the others go on; `cancel()` takes a delayed or retrying one away.
+
+    It is cheap however many messages wait. Of the lines of all queues it looks at those that
+    belong to the 10,000 oldest messages that others wait behind.
+    """
+    if queue is not None:
+        check_name(queue, "queue")
+    if limit < 1:
+        raise ValueError(f"limit is a number of lines, not {limit!r}")
+    alias = alias_of(using)
+    with reading(alias) as cursor:
+        found = store.blocked(
+            cursor,
+            queue=queue,
+            ordered=ordered_queues(),
+            skipping=skipping_queues(),
+            limit=limit,
+            most=MOST,
+            looked=LOOKED,
+        )
+    rows = (
+        QueuedMessage.objects.using(alias)
+        .with_state()
+        .defer("payload", "metadata")
+        .in_bulk([each.id for each in found])
+    )
+    return [_head(each, rows[each.id]) for each in found if each.id in rows]
+
+
+def standings(
+    ids: Iterable[int], *, most: int = MOST, using: str | None = None
+) -> dict[int, Standing]:
+    """Return, by id, where those of `ids` stand that are in a line; counts stop at `most`."""
+    with reading(alias_of(using)) as cursor:
+        return store.standings(
+            cursor, ids=list(ids), ordered=ordered_queues(), skipping=skipping_queues(), most=most
+        )
+
+
+def shown_count(n: int, most: int = MOST) -> str:
+    """Return a count that stops at `most` as text.
+
+    >>> shown_count(12), shown_count(1000)
+    ('12', '1,000+')
+    """
+    return f"{n:,}{'+' if n >= most else ''}"
+
+
+def _head(found: store.Blocking, row: QueuedMessage) -> Head:
+    return Head(
+        queue=found.queue,
+        handler=found.handler,
+        key=found.key,
+        id=found.id,
+        type=row.type,
+        state=row.state.value,
+        at=row.dead_at or row.processable_after,
+        attempts=row.attempts,
+        max_attempts=row.max_attempts,
+        behind=found.behind,
+        capped=found.behind >= MOST,
+    )
+
+
+def ordered_queues() -> list[str]:
+    """Return the queues that are one line."""
+    return [name for name, options in get_settings().queues.items() if options.ordered]
+
+
+def skipping_queues() -> list[str]:
+    """Return the queues in which a dead head does not block its line."""
+    listed = get_settings().queues.items()
+    return [name for name, options in listed if options.on_dead_head == "skip"]

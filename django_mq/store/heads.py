@@ -1,0 +1,250 @@
+"""Who waits behind whom: the heads of lines, and where a message stands in its line.
+
+A line is (queue, handler, key), or an ordered queue. Its head is the row with the lowest id; in
+the queues `skipping` a dead one does not count. Every count ends at a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# A probe for each message that others were parked behind, the oldest first, up to `looked`: 0.1 s
+# for 10,000. Rows of one line may be parked behind different ones, some of them gone. Asked for a
+# key with = the planner may walk the primary key (see keys.py).
+BLOCKED = """
+with recursive blocker (id, queue, handler, key, n) as (
+    (select m.blocked_by, m.queue, m.handler, m.key, 1
+       from django_mq_queuedmessage m
+      where m.blocked_by is not null
+      order by m.blocked_by
+      limit 1)
+    union all
+    select following.*, blocker.n + 1
+      from blocker
+     cross join lateral (
+        select m.blocked_by, m.queue, m.handler, m.key
+          from django_mq_queuedmessage m
+         where m.blocked_by > blocker.id
+         order by m.blocked_by
+         limit 1
+     ) following
+     where blocker.n < %(looked)s
+), line as (
+    select blocker.queue, blocker.handler, blocker.key
+      from blocker
+     where blocker.key is not null
+       and (%(queue)s::text is null or blocker.queue = %(queue)s)
+       and blocker.queue <> all(%(ordered)s::text[])
+     group by blocker.queue, blocker.handler, blocker.key
+     order by min(blocker.id)
+     limit %(limit)s
+), keyed as (
+    select line.queue, line.handler, line.key, head.id, behind.n
+      from line
+     cross join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.queue = line.queue and m.handler = line.handler
+           and m.key >= line.key and m.key <= line.key
+           and (m.dead_at is null or line.queue <> all(%(skipping)s::text[]))
+         order by m.key, m.id
+         limit 1
+     ) head
+     cross join lateral (
+        select count(*) as n
+          from (
+            select
+              from django_mq_queuedmessage m
+             where m.queue = line.queue and m.handler = line.handler
+               and m.key >= line.key and m.key <= line.key
+               and m.id > head.id and m.dead_at is null
+             order by m.key, m.id
+             limit %(most)s
+          ) m
+     ) behind
+), ordered as (
+    select line.queue, head.handler, null as key, head.id, behind.n
+      from unnest(%(ordered)s::text[]) as line (queue)
+     cross join lateral (
+        select m.id, m.handler, m.dead_at, m.leased_until, m.processable_after
+          from django_mq_queuedmessage m
+         where m.queue >= line.queue and m.queue <= line.queue and m.ordered
+           and (m.dead_at is null or line.queue <> all(%(skipping)s::text[]))
+         order by m.queue, m.id
+         limit 1
+     ) head
+     cross join lateral (
+        select count(*) as n
+          from (
+            select
+              from django_mq_queuedmessage m
+             where m.queue >= line.queue and m.queue <= line.queue and m.ordered
+               and m.id > head.id and m.dead_at is null
+             order by m.queue, m.id
+             limit %(most)s
+          ) m
+     ) behind
+     where (%(queue)s::text is null or line.queue = %(queue)s)
+       and (head.dead_at is not null
+            or head.leased_until is null and head.processable_after > statement_timestamp())
+)
+select queue, handler, key, id, n from keyed where n > 0
+ union all
+select queue, handler, key, id, n from ordered where n > 0
+ order by 4
+ limit %(limit)s
+"""
+
+
+class Blocking(NamedTuple):
+    """A line, its head `id`, and how many live messages are behind that one.
+
+    `key` is None for an ordered queue; `handler` is the head's own then.
+    """
+
+    queue: str
+    handler: str
+    key: str | None
+    id: int
+    behind: int
+
+
+def blocked(
+    cursor: Cursor,
+    *,
+    queue: str | None,
+    ordered: Sequence[str],
+    skipping: Sequence[str],
+    limit: int,
+    most: int,
+    looked: int,
+) -> list[Blocking]:
+    """Return the lines in which messages are parked, and the `ordered` queues that stand still.
+
+    At most `limit`, the lowest head first, of the `looked` oldest messages that others were
+    parked behind. Counts stop at `most`.
+    """
+    cursor.execute(
+        BLOCKED,
+        {
+            "queue": queue,
+            "ordered": list(ordered),
+            "skipping": list(skipping),
+            "limit": limit,
+            "most": most,
+            "looked": looked,
+        },
+    )
+    return [Blocking._make(row) for row in cursor.fetchall()]
+
+
+def _standings(line: str, *, by: str, excluding: str) -> str:
+    """Return the statement for rows m of the same `line` as a row that is asked for.
+
+    The line is in the order of `by` and id; rows that carry a claim and are `excluding` keep all
+    others of the line from being claimed, also earlier ones that became visible later.
+    """
+    return f"""
+select asked.id, head.id, flying.id, ahead.n, behind.n
+  from asked
+  left join lateral (
+    select m.id
+      from django_mq_queuedmessage m
+     where {line} and m.id < asked.id and (m.dead_at is null or not asked.skips)
+     order by {by}, m.id
+     limit 1
+  ) head on true
+  left join lateral (
+    select m.id
+      from django_mq_queuedmessage m
+     where {excluding} and m.leased_until is not null and m.id <> asked.id
+     limit 1
+  ) flying on true
+ cross join lateral (
+    select count(*) as n
+      from (
+        select
+          from django_mq_queuedmessage m
+         where {line} and m.id < asked.id and (m.dead_at is null or not asked.skips)
+         order by {by} desc, m.id desc
+         limit %(most)s
+      ) m
+ ) ahead
+ cross join lateral (
+    select count(*) as n
+      from (
+        select
+          from django_mq_queuedmessage m
+         where {line} and m.id > asked.id and m.dead_at is null
+           and not (asked.dead and asked.skips)
+         order by {by}, m.id
+         limit %(most)s
+      ) m
+ ) behind
+"""  # noqa: S608  (made of our own texts)
+
+
+_SAME_KEY = (
+    "m.queue = asked.queue and m.handler = asked.handler"
+    " and m.key >= asked.key and m.key <= asked.key"
+)
+_KEYED = _standings(_SAME_KEY, by="m.key", excluding=_SAME_KEY)
+_ORDERED = _standings(
+    "m.queue = asked.queue and m.ordered", by="m.queue", excluding="m.queue = asked.queue"
+)
+STANDINGS = f"""
+with asked as materialized (
+    select m.id, m.queue, m.handler, m.key, m.ordered, m.dead_at is not null as dead,
+           m.queue = any(%(ordered)s::text[]) as queue_is_ordered,
+           m.queue = any(%(skipping)s::text[]) as skips
+      from django_mq_queuedmessage m
+     where m.id = any(%(ids)s::bigint[])
+)
+{_KEYED}
+ where asked.key is not null and not asked.queue_is_ordered
+ union all
+{_ORDERED}
+ where asked.ordered and asked.queue_is_ordered
+"""  # noqa: S608
+
+
+class Standing(NamedTuple):
+    """Where message `id` stands: the `head` of its line (None: itself), who else of the line is
+    in flight, how many come before it, how many live ones after it.
+    """
+
+    id: int
+    head: int | None
+    flying: int | None
+    ahead: int
+    behind: int
+
+    @property
+    def waits_for(self) -> int | None:
+        """The message that must go before this one can be claimed, None for none."""
+        return self.flying if self.head is None else self.head
+
+
+def standings(
+    cursor: Cursor,
+    *,
+    ids: Sequence[int],
+    ordered: Sequence[str],
+    skipping: Sequence[str],
+    most: int,
+) -> dict[int, Standing]:
+    """Return, by id, where those of `ids` stand that are in a line. Counts stop at `most`."""
+    cursor.execute(
+        STANDINGS,
+        {
+            "ids": list(ids),
+            "ordered": list(ordered),
+            "skipping": list(skipping),
+            "most": most,
+        },
+    )
+    return {row[0]: Standing._make(row) for row in cursor.fetchall()}
