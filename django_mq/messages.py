@@ -172,6 +172,7 @@ class ClaimedRow(NamedTuple):
     claimed_at: datetime
     unique_id: str | None = None
     ordered: bool = False
+    due_at: datetime | None = None
 
 
 class Fence(NamedTuple):

@@ -129,7 +129,7 @@ def claim(
     found = cursor.fetchall()
     found.sort(key=_place)  # RETURNING promises no order
     marks = {(row[1], row[7]): (row[20], row[0]) for row in found}
-    return Claim([ClaimedRow._make(row[:20]) for row in found], marks)
+    return Claim([ClaimedRow._make(row[:21]) for row in found], marks)
 
 
 def lane_columns(lanes: Sequence[Lane]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ class Done(NamedTuple):
     success: bool
 
 
-# An unrouted message has its id under no handler's name, also after a handler got it.
+# An unrouted message has its id under no handler's name, also after a handler got it. LIMIT keeps
+# the lookups by index: a planner without statistics would hash the whole table for each slice.
 FREE = """
 with done as (
     select *
@@ -31,9 +32,15 @@ with done as (
     select u.id, u.queue, u.handler, u.type, u.unique_id,
            case when done.success then statement_timestamp() + u.unique_for end as quiet_until
       from done
-      join django_mq_uniquekey u
-        on u.queue = done.queue and u.handler = any(array['', done.handler])
-       and u.type = done.type and u.unique_id = done.unique_id and u.put_aside is null
+     cross join unnest(array['', nullif(done.handler, '')]) as name (handler)
+     cross join lateral (
+        select u.id
+          from django_mq_uniquekey u
+         where u.queue = done.queue and u.handler = name.handler
+           and u.type = done.type and u.unique_id = done.unique_id and u.put_aside is null
+         limit 1
+     ) found
+      join django_mq_uniquekey u on u.id = found.id
      where u.message_id = done.message_id
      order by u.queue, u.handler, u.type, u.unique_id
        for update of u
@@ -58,12 +65,21 @@ with aside as materialized (
            u.message_id as seen_id, u.quiet_until as seen_until
       from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[],
                   %(unique_ids)s::text[]) as wanted (queue, handler, type, unique_id)
-      join django_mq_uniquekey a
-        on a.queue = wanted.queue and a.handler = wanted.handler and a.type = wanted.type
-       and a.unique_id = wanted.unique_id and a.put_aside is not null
-      left join django_mq_uniquekey u
-        on u.queue = a.queue and u.handler = a.handler and u.type = a.type
-       and u.unique_id = a.unique_id and u.put_aside is null
+     cross join lateral (
+        select a.id
+          from django_mq_uniquekey a
+         where a.queue = wanted.queue and a.handler = wanted.handler and a.type = wanted.type
+           and a.unique_id = wanted.unique_id and a.put_aside is not null
+         limit 1
+     ) found
+      join django_mq_uniquekey a on a.id = found.id
+      left join lateral (
+        select u.message_id, u.quiet_until
+          from django_mq_uniquekey u
+         where u.queue = a.queue and u.handler = a.handler and u.type = a.type
+           and u.unique_id = a.unique_id and u.put_aside is null
+         limit 1
+     ) u on true
      where not exists (
         select from django_mq_queuedmessage m
          where m.id = u.message_id and m.dead_at is null)

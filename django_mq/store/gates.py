@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 # One claim at a time for such a queue, over the fleet: what is counted next is still true when
 # the claim commits. A statement of its own, so that the next one's snapshot follows the lock.
-ENTER = "select pg_advisory_xact_lock(hashtextextended(%(queue)s, 2))"
+# Not waited for: a worker that froze in its claim would stop all others, and their other queues.
+ENTER = "select pg_try_advisory_xact_lock(hashtextextended(%(queue)s, 2))"
 
 READ = """
 select coalesce(s.backoff_level, 0), allowed.most,
@@ -41,11 +42,14 @@ class Gate(NamedTuple):
         return None if self.most is None else max(0, self.most - (self.in_flight or 0))
 
 
-def enter(cursor: Cursor, *, queue: str, limit: int | None) -> Gate:
-    """Wait for the gate of `queue` and return how it stands; it is held until the commit.
+def enter(cursor: Cursor, *, queue: str, limit: int | None) -> Gate | None:
+    """Take the gate of `queue` and return how it stands; it is held until the commit.
 
-    `limit` is what the settings say; what was decided while running goes before it.
+    None while somebody else has it. `limit` is what the settings say; what was decided while
+    running goes before it.
     """
     cursor.execute(ENTER, {"queue": queue})
+    if not cursor.fetchone()[0]:
+        return None
     cursor.execute(READ, {"queue": queue, "limit": limit})
     return Gate._make(cursor.fetchone())

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from django_mq.store import Cursor
 
-#: So many waiting rows one claim looks at. When as many are met, those that cannot be taken are
-#: parked out of the way: no claim walks over a long line twice.
-WINDOW = 1000
+#: So many waiting rows one claim looks at, or as many as it may take. When as many are met, those
+#: that cannot be taken are parked out of the way: no claim walks over a long line twice.
+WINDOW = 250
 
 _WINDOW = """
     select window_.*, row_number() over () as n
@@ -55,13 +55,15 @@ _WINDOW = """
       ) window_
 """
 
-# The head of a line; with skip_dead a dead one does not count.
+# The head of a line; with skip_dead a dead one does not count. Asked with = the planner may walk
+# the primary key instead, over whatever was settled since the last vacuum: 10 ms, not 0.01.
 _HEAD = """
             select m.id, m.dead_at, m.leased_until, m.processable_after as at
               from django_mq_queuedmessage m
-             where m.queue = line.queue and m.handler = line.handler and m.key = line.key
+             where m.queue = line.queue and m.handler = line.handler
+               and m.key >= line.key and m.key <= line.key
                and (m.dead_at is null or not %(skip_dead)s)
-             order by m.id
+             order by m.key, m.id
              limit 1
 """
 
@@ -106,8 +108,8 @@ with seen as materialized ({_WINDOW}), line as materialized (
      where {_CAN_BE_TAKEN}
 ), room as materialized (
     select greatest(
-        (%(limit)s - (select count(*) from seen where key is null)
-            - (select count(*) from head)) / greatest((select count(*) from head), 1) + 1,
+        (%(limit)s - (select count(*) from seen where key is null) - 1)
+            / greatest((select count(*) from head), 1) + 1,
         1) as each
 ), run as (
     select run.id, head.n, run.place
@@ -120,9 +122,10 @@ with seen as materialized ({_WINDOW}), line as materialized (
                    m.dead_at is null and m.leased_until is null
                    and m.processable_after <= statement_timestamp() as ok
               from django_mq_queuedmessage m
-             where m.queue = head.queue and m.handler = head.handler and m.key = head.key
+             where m.queue = head.queue and m.handler = head.handler
+               and m.key >= head.key and m.key <= head.key
                and m.id >= head.id and (m.dead_at is null or not %(skip_dead)s)
-             order by m.id
+             order by m.key, m.id
              limit (select each from room)
           ) row_
      ) run
@@ -153,31 +156,54 @@ with seen as materialized ({_WINDOW}), line as materialized (
         window turns as (order by place, n)
       ) locked
      where turn = 1 or total <= %(bytes)s
-), behind as materialized (
-    select waiting.id, ahead.id as head
+), grouped as (
+    select seen.*,
+           case when row_number() over (partition by queue, handler, key order by n) = 1
+                then seen.key end as asks
+      from seen
+     where seen.key is not null
+), spread as (
+    select id, max(head) over line as head, bool_or(waits) over line as waits
       from (
-        select seen.id, head.id as head
-          from seen
-         cross join lateral (
-            select seen.queue, seen.handler, seen.key
-         ) line
-         cross join lateral ({_HEAD}) head
-         where seen.key is not null and head.id < seen.id
-           and (head.dead_at is not null or head.at > statement_timestamp()
-                or (select count(*) from seen) >= %(window)s)
-           and not exists (select from taken where taken.id = seen.id)
-         offset 0
-      ) pair
-      join django_mq_queuedmessage ahead on ahead.id = pair.head
-      join django_mq_queuedmessage waiting on waiting.id = pair.id
-     where waiting.leased_until is null and waiting.blocked_by is null
+        select grouped.*, head.id as head,
+               head.dead_at is not null or head.at > statement_timestamp() as waits
+          from grouped
+          left join lateral (
+            select head.*
+              from (select grouped.queue, grouped.handler, grouped.asks as key) line
+             cross join lateral ({_HEAD}) head
+          ) head on grouped.asks is not null
+      ) asked
+    window line as (partition by queue, handler, key)
+), behind as materialized (
+    select spread.id, spread.head,
+           spread.head = any(array(select id from taken)) as ours
+      from spread
+     where spread.head < spread.id
+       and (spread.waits or (select count(*) from seen) >= %(window)s)
+       and spread.id <> all(array(select id from taken))
+), theirs as materialized (
+    select waiting.id, ahead.id as head
+      from behind
+      join django_mq_queuedmessage ahead on ahead.id = behind.head
+      join django_mq_queuedmessage waiting on waiting.id = behind.id
+     where not behind.ours
+       and waiting.leased_until is null and waiting.blocked_by is null
        and waiting.dead_at is null
        for key share of ahead skip locked
+       for no key update of waiting skip locked
+), ours as materialized (
+    select waiting.id, behind.head
+      from behind
+      join django_mq_queuedmessage waiting on waiting.id = behind.id
+     where behind.ours
+       and waiting.leased_until is null and waiting.blocked_by is null
+       and waiting.dead_at is null
        for no key update of waiting skip locked
 ), parked as (
     update django_mq_queuedmessage m
        set blocked_by = behind.head
-      from behind
+      from (select * from ours union all select * from theirs) behind
      where m.id = behind.id
 )
 update django_mq_queuedmessage m
@@ -239,7 +265,7 @@ def claim(
         if row[22] == 1:  # followers come from further on: they do not move the mark
             lane = row[1], row[7]
             marks[lane] = max(marks.get(lane, (row[20], 0)), (row[20], row[0]))
-    return Claim([ClaimedRow._make(row[:20]) for row in found], marks)
+    return Claim([ClaimedRow._make(row[:21]) for row in found], marks)
 
 
 def _turn(row: Sequence[int]) -> int:
@@ -254,24 +280,30 @@ class Line(NamedTuple):
     key: str
 
 
-# Freeing a row that is still behind another is harmless: the next claim parks it again.
+# Freeing a row that is still behind another is harmless: the next claim parks it again. The heads
+# come first: where the planner thinks that few are parked it would begin with those.
 FREE_NEXT = """
+with head as materialized (
+    select head.id
+      from unnest(%(queues)s::text[], %(handlers)s::text[], %(keys)s::text[])
+           as line (queue, handler, key)
+     cross join lateral (
+        select m.id, m.blocked_by
+          from django_mq_queuedmessage m
+         where m.queue = line.queue and m.handler = line.handler
+           and m.key >= line.key and m.key <= line.key
+           and m.dead_at is null
+         order by m.key, m.id
+         limit 1
+     ) head
+     where head.blocked_by is not null
+)
 update django_mq_queuedmessage m
    set blocked_by = null
   from (
     select m.id
-      from unnest(%(queues)s::text[], %(handlers)s::text[], %(keys)s::text[])
-           as line (queue, handler, key)
-     cross join lateral (
-        select head.id
-          from django_mq_queuedmessage head
-         where head.queue = line.queue and head.handler = line.handler and head.key = line.key
-           and head.dead_at is null
-         order by head.id
-         limit 1
-     ) head
+      from head
       join django_mq_queuedmessage m on m.id = head.id
-     where m.blocked_by is not null
        for no key update of m skip locked
   ) following
  where m.id = following.id
@@ -315,26 +347,29 @@ with recursive blocker as (
          limit 1
      ) line
      where blocker.id is not null
-       and (head.id is null
+       and (head.id is null or head.handler <> line.handler
             or head.dead_at is not null and line.queue = any(%(skipping)s::text[]))
      limit %(limit)s
+), first as materialized (
+    select head.id
+      from stranded line
+     cross join lateral (
+        select m.id, m.blocked_by, m.dead_at
+          from django_mq_queuedmessage m
+         where m.queue = line.queue and m.handler = line.handler
+           and m.key >= line.key and m.key <= line.key
+           and (m.dead_at is null or line.queue <> all(%(skipping)s::text[]))
+         order by m.key, m.id
+         limit 1
+     ) head
+     where head.blocked_by is not null and head.dead_at is null
 )
 update django_mq_queuedmessage m
    set blocked_by = null
   from (
     select m.id
-      from stranded line
-     cross join lateral (
-        select head.id
-          from django_mq_queuedmessage head
-         where head.queue = line.queue and head.handler = line.handler
-           and head.key = line.key
-           and (head.dead_at is null or line.queue <> all(%(skipping)s::text[]))
-         order by head.id
-         limit 1
-     ) head
-      join django_mq_queuedmessage m on m.id = head.id
-     where m.blocked_by is not null and m.dead_at is null
+      from first
+      join django_mq_queuedmessage m on m.id = first.id
        for no key update of m skip locked
   ) free
  where m.id = free.id
@@ -345,7 +380,8 @@ returning m.id
 def free_stranded(cursor: Cursor, *, skipping: Sequence[str], limit: int) -> int:
     """Free the first of every line whose parked rows wait for one that is gone.
 
-    In the queues `skipping` a dead head counts as gone. Returns how many were freed.
+    Gone from the line: also when it was unrouted, and has a handler now. In the queues
+    `skipping` a dead head counts as gone. Returns how many were freed.
     """
     cursor.execute(FREE_STRANDED, {"skipping": list(skipping), "limit": limit})
     return len(cursor.fetchall())

@@ -22,9 +22,10 @@ with found as materialized (
        and not exists (
            select from django_mq_queuestate s
             where s.queue = m.queue
-              and (s.backoff_level > 0
-                   or s.paused_at is not null
-                   and (s.paused_until is null or s.paused_until > statement_timestamp())))
+              and (s.paused_at is not null
+                   and (s.paused_until is null or s.paused_until > statement_timestamp())
+                   or not %(admitted)s
+                   and (s.backoff_level > 0 or s.max_in_flight is not null)))
      order by m.leased_until, m.id
      limit %(limit)s
        for no key update of m skip locked
@@ -78,7 +79,8 @@ returning m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m
           m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, coalesce(m.claimed_by, ''),
           m.wants_result, lapsed.suspect,
           extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), m.unique_id, m.ordered, lapsed.leased_until,
+          m.created_at, statement_timestamp(), m.unique_id, m.ordered,
+          m.processable_after, lapsed.leased_until,
           lapsed.again
 """
 
@@ -90,6 +92,9 @@ class Lapsed(NamedTuple):
     dead: list[ClaimedRow]
 
 
+NOTHING = Lapsed([], [])
+
+
 def claim_lapsed(
     cursor: Cursor,
     *,
@@ -98,6 +103,7 @@ def claim_lapsed(
     lease: float,
     limit: int,
     max_bytes: int,
+    admitted: bool = False,
 ) -> Lapsed:
     """Take over up to `limit` messages of `queues` whose lease lapsed, longest lapsed first.
 
@@ -105,8 +111,9 @@ def claim_lapsed(
 
     A row that its worker still has locked is running, however old its lease, and is skipped.
     In a queue that is paused or backs off nothing is taken over: it may be so because its
-    messages kill workers. Of a line only the first that was claimed is taken, the others are
-    given back.
+    messages kill workers. `admitted`: the caller holds the gate of the queue, so that it may
+    back off, or be limited. Of a line only the first that was claimed is taken, the others
+    are given back.
     """
     cursor.execute(
         CLAIM_LAPSED,
@@ -116,9 +123,23 @@ def claim_lapsed(
             "lease": lease,
             "limit": limit,
             "bytes": max_bytes,
+            "admitted": admitted,
         },
     )
-    found = sorted(cursor.fetchall(), key=lambda row: (row[20], row[0]))
-    taken = [ClaimedRow._make(row[:20]) for row in found if row[21]]
-    dead = [ClaimedRow._make(row[:20]) for row in found if not row[21]]
+    found = sorted(cursor.fetchall(), key=lambda row: (row[21], row[0]))
+    taken = [ClaimedRow._make(row[:21]) for row in found if row[22]]
+    dead = [ClaimedRow._make(row[:21]) for row in found if not row[22]]
     return Lapsed(taken, dead)
+
+
+ANY_LAPSED = """
+select exists (
+    select from django_mq_queuedmessage m
+     where m.queue = %(queue)s and m.leased_until <= statement_timestamp())
+"""
+
+
+def any_lapsed(cursor: Cursor, *, queue: str) -> bool:
+    """Say whether the lease of any message of `queue` lapsed."""
+    cursor.execute(ANY_LAPSED, {"queue": queue})
+    return bool(cursor.fetchone()[0])

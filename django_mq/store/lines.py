@@ -68,17 +68,32 @@ def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) 
     cursor.execute(DISOWN, {"worker": worker, "queues": None if queues is None else list(queues)})
 
 
-# What came before the queue was ordered, or from those who do not know that it is.
+# What came before the queue was ordered, or from those who do not know that it is. Once in line
+# nothing is parked by its key any more.
 ADOPT = """
 update django_mq_queuedmessage m
-   set ordered = true
+   set ordered = true, blocked_by = null
   from (
-    select m.id
-      from django_mq_queuedmessage m
-     where m.queue = %(queue)s and not m.ordered
-       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+    select waiting.id
+      from (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.queue = %(queue)s and not m.ordered
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+         limit %(limit)s
+           for no key update of m skip locked
+      ) waiting
+    union all
+    select parked.id
+      from (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.queue = %(queue)s and not m.ordered and m.key is not null
+           and m.leased_until is null and m.blocked_by is not null and m.dead_at is null
+         limit %(limit)s
+           for no key update of m skip locked
+      ) parked
      limit %(limit)s
-       for no key update of m skip locked
   ) strange
  where m.id = strange.id
 returning m.id
@@ -100,12 +115,14 @@ select queue
 """
 
 # From the head on as far as it goes unbroken, and only when nothing of the queue is in flight.
+# Asked with = the planner may walk the primary key instead of the line.
 CLAIM_LINE = """
 with head as materialized (
     select m.id, m.payload::text as payload,
            m.dead_at is null and m.processable_after <= statement_timestamp() as ok
       from django_mq_queuedmessage m
-     where m.queue = %(queue)s and m.ordered and (m.dead_at is null or not %(skip_dead)s)
+     where m.queue >= %(queue)s and m.queue <= %(queue)s and m.ordered
+       and (m.dead_at is null or not %(skip_dead)s)
        and not exists (
            select from django_mq_queuedmessage flying
             where flying.queue = %(queue)s and flying.leased_until is not null)
@@ -116,7 +133,7 @@ with head as materialized (
                    and (s.paused_until is null or s.paused_until > statement_timestamp())
                    or not %(admitted)s
                    and (s.backoff_level > 0 or s.max_in_flight is not null)))
-     order by m.id
+     order by m.queue, m.id
      limit %(limit)s
 ), locked as materialized (
     select m.id, head.payload
@@ -149,7 +166,8 @@ returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.m
           m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
           m.wants_result, m.suspect,
           extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), m.unique_id, m.ordered
+          m.created_at, statement_timestamp(), m.unique_id, m.ordered,
+          m.processable_after
 """
 
 

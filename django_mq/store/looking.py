@@ -103,8 +103,11 @@ select case when s.paused_at is not null
             then 'closed'
             when s.backoff_level > 0 then 'easing'
             else 'limited' end,
-       s.queue, 0, false,
-       extract(epoch from s.backoff_until - statement_timestamp())::float8
+       s.queue, coalesce(s.max_in_flight, 0), false,
+       extract(epoch from case when s.paused_at is not null
+                                    and s.paused_until > statement_timestamp()
+                               then s.paused_until
+                               else s.backoff_until end - statement_timestamp())::float8
   from django_mq_queuestate s
  where s.paused_at is not null
    and (s.paused_until is null or s.paused_until > statement_timestamp())
@@ -116,9 +119,9 @@ class Seen(NamedTuple):
     """What a look saw of one queue; `kind` says which of these it is.
 
     lane: messages wait with this priority; is anything due, and in how many seconds the next?
-    leased: messages are leased. keyed: messages have order keys. limited: so many may be in
-    flight. easing: it backs off, for `next_in` seconds more (not known: until a probe ends).
-    closed: it is paused.
+    leased: messages are leased. keyed: messages have order keys. limited: `priority` is how many
+    may be in flight. easing: it backs off, for `next_in` seconds more (below zero: until a probe
+    ends). closed: it is paused, for `next_in` seconds more (None: for good).
     """
 
     kind: str

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_mq.store.keys import Line, free_next
+
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
@@ -46,6 +48,8 @@ select m.id
    and (%(ids)s::bigint[] is null or m.id = any(%(ids)s::bigint[]))
    and (%(queue)s::text is null or m.queue = %(queue)s)
    and (%(type)s::text is null or m.type = %(type)s)
+   and (%(handler)s::text is null or m.handler = %(handler)s)
+   and (%(key)s::text is null or m.key = %(key)s)
    and (%(older_than)s::float8 is null
         or coalesce(m.dead_at, m.created_at)
            <= statement_timestamp() - make_interval(secs => %(older_than)s::float8))
@@ -60,6 +64,8 @@ def find(
     ids: Sequence[int] | None,
     queue: str | None,
     type: str | None,
+    handler: str | None,
+    key: str | None,
     older_than: float | None,
     waiting: bool,
     limit: int | None,
@@ -74,6 +80,8 @@ def find(
             "ids": None if ids is None else list(ids),
             "queue": queue,
             "type": type,
+            "handler": handler,
+            "key": key,
             "older_than": older_than,
             "waiting": waiting,
             "limit": limit,
@@ -126,39 +134,9 @@ def remove(
     return [Gone._make(row) for row in cursor.fetchall()]
 
 
-# Freeing a row that is still behind another is harmless: the next claim parks it again.
-FREE_FOLLOWERS = """
-update django_mq_queuedmessage m
-   set blocked_by = null
-  from (
-    select m.id
-      from unnest(%(queues)s::text[], %(handlers)s::text[], %(keys)s::text[])
-           as line (queue, handler, key)
-     cross join lateral (
-        select head.id
-          from django_mq_queuedmessage head
-         where head.queue = line.queue and head.handler = line.handler and head.key = line.key
-           and head.dead_at is null
-         order by head.id
-         limit 1
-     ) head
-      join django_mq_queuedmessage m on m.id = head.id
-     where m.blocked_by is not null
-       for no key update of m skip locked
-  ) following
- where m.id = following.id
-"""
-
-
 def free_followers(cursor: Cursor, gone: Sequence[Gone]) -> None:
     """Free the message that is now the first of its key, for each key of `gone`."""
-    lines = sorted({(row.queue, row.handler, row.key) for row in gone if row.key is not None})
-    if lines:
-        queues, handlers, keys = zip(*lines, strict=True)
-        cursor.execute(
-            FREE_FOLLOWERS,
-            {"queues": list(queues), "handlers": list(handlers), "keys": list(keys)},
-        )
+    free_next(cursor, [Line(row.queue, row.handler, row.key) for row in gone if row.key])
 
 
 # Attempts are never lowered: with the same number used twice the fence of an old attempt would

@@ -42,7 +42,8 @@ select m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m.me
        m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
        m.wants_result, m.suspect,
        extract(epoch from statement_timestamp() - m.held_since)::float8,
-       m.created_at, statement_timestamp(), m.unique_id, m.ordered
+       m.created_at, statement_timestamp(), m.unique_id, m.ordered,
+          m.processable_after
   from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
        as fence (id, attempt, claimer)
   join django_mq_queuedmessage m

@@ -19,9 +19,10 @@ with original as (
 ), copies as (
     insert into django_mq_queuedmessage
            (queue, type, schema_version, payload, metadata, handler, priority, key, retry,
-            max_attempts, expires_at, processable_after, created_at)
+            max_attempts, expires_at, processable_after, created_at, ordered)
     select o.queue, o.type, o.schema_version, o.payload, o.metadata, copy.handler, o.priority,
-           o.key, o.retry, copy.max_attempts, o.expires_at, o.processable_after, o.created_at
+           o.key, o.retry, copy.max_attempts, o.expires_at, o.processable_after, o.created_at,
+           o.ordered
       from original o
      cross join unnest(%(handlers)s::text[], %(mosts)s::int[]) as copy (handler, max_attempts)
 )

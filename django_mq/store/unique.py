@@ -37,13 +37,21 @@ select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is no
        coalesce(u.quiet_until > statement_timestamp(), false), aside.id is not null
   from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
        with ordinality as wanted (queue, handler, type, unique_id, place)
-  left join django_mq_uniquekey u
-    on u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
-   and u.unique_id = wanted.unique_id and u.put_aside is null
+  left join lateral (
+    select u.message_id, u.quiet_until
+      from django_mq_uniquekey u
+     where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
+       and u.unique_id = wanted.unique_id and u.put_aside is null
+     limit 1
+  ) u on true
   left join django_mq_queuedmessage m on m.id = u.message_id and m.dead_at is null
-  left join django_mq_uniquekey aside
-    on aside.queue = wanted.queue and aside.handler = wanted.handler and aside.type = wanted.type
-   and aside.unique_id = wanted.unique_id and aside.put_aside is not null
+  left join lateral (
+    select a.id
+      from django_mq_uniquekey a
+     where a.queue = wanted.queue and a.handler = wanted.handler and a.type = wanted.type
+       and a.unique_id = wanted.unique_id and a.put_aside is not null
+     limit 1
+  ) aside on true
  order by wanted.place
 """
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mq.store import claim, gates, keys, lines, queue_backoff
+from django_mq.store import claim, gates, keys, lapsed, lines, queue_backoff
 from django_mq.store.claim import NOTHING, Claim
+from django_mq.worker.takeover import say_dead, take_over
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
     from django_mq.store.claim import Lane
+    from django_mq.store.lapsed import Lapsed
     from django_mq.store.looking import Seen
+    from django_mq.worker.shut import Shut
 
 #: A queue in which no key was seen for so many seconds is claimed from the plain way again.
 FORGET_KEYS = 60.0
@@ -35,10 +39,14 @@ class Terms(NamedTuple):
 
 
 class Took(NamedTuple):
-    """What a claim took. `full`: the queue has as many in flight as it may; more may wait."""
+    """What a claim took. `full`: the queue has as many in flight as it may; more may wait.
+
+    `busy`: somebody else is claiming from it at this moment.
+    """
 
     claim: Claim
     full: bool = False
+    busy: bool = False
 
 
 class Claims:
@@ -46,7 +54,8 @@ class Claims:
 
     `claimer` makes the name of the next claim; `owned` are the ordered queues that are ours,
     `holding` says whether something of a queue is in hand.
-    `probing` is told the queue and the claimer of a claim that is its queue's probe.
+    `probing` is told the queue and the claimer of a claim that is its queue's probe. What is
+    `shut` would be given back at once: it is not claimed.
     """
 
     def __init__(
@@ -57,22 +66,39 @@ class Claims:
         owned: Collection[str],
         holding: Callable[[str], bool],
         probing: Callable[[str, str], None],
+        shut: Shut,
     ) -> None:
         self._worker = worker
         self._claimer = claimer
         self._owned = owned
         self._holding = holding
         self._probing = probing
+        self._shut = shut
         self._gated: set[str] = set()
+        self._limits: dict[str, int] = {}
         self._keyed: dict[str, float] = {}
-        #: Queues of which nothing is to run now: paused, or backing off.
+        #: Queues that were claimed from with a limit of messages in flight.
+        self.limited: set[str] = set()
+        #: Queues of which nothing that waits in hand is to start: paused, or allowed fewer
+        #: messages in flight than before.
         self.closed: set[str] = set()
+        #: Queues that back off.
+        self.easing: set[str] = set()
 
     def saw(self, seen: Sequence[Seen]) -> bool:
         """Learn from a look; say whether a queue turned out to have keys."""
         now = monotonic()
-        self._gated = {each.queue for each in seen if each.kind in ("limited", "easing")}
-        self.closed = {each.queue for each in seen if each.kind in ("closed", "easing")}
+        before, self._limits = (
+            self._limits,
+            {each.queue: each.priority for each in seen if each.kind == "limited"},
+        )
+        self.easing = {each.queue for each in seen if each.kind == "easing"}
+        self.closed = {each.queue for each in seen if each.kind == "closed"}
+        for queue, most in self._limits.items():
+            if most == 0 or most < before.get(queue, math.inf):
+                self.closed.add(queue)
+        self._gated = {*self._limits, *self.easing}
+        self.limited -= before.keys() - self._limits.keys()
         keyed = dict.fromkeys((each.queue for each in seen if each.kind == "keyed"), now)
         new = not self._keyed.keys() >= keyed.keys()
         kept = {queue: at for queue, at in self._keyed.items() if now - at < FORGET_KEYS}
@@ -81,12 +107,20 @@ class Claims:
 
     def way(self, queue: str, terms: Terms) -> str:
         """Return what queues that one claim can serve have in common, besides their terms."""
-        if terms.ordered or terms.limit is not None or queue in self._gated:
+        if terms.ordered or self._is_gated(queue, terms):
             return f"alone {queue}"
         return "keyed" if queue in self._keyed else ""
 
+    def lapsed_way(self, queue: str, terms: Terms) -> str:
+        """Return what queues that one take-over can serve have in common, besides their terms."""
+        return f"alone {queue}" if self._is_gated(queue, terms) else ""
+
     def take(self, cursor: Cursor, lanes: Sequence[Lane], terms: Terms, *, limit: int) -> Took:
         """Claim up to `limit` messages of `lanes`, which have the same terms and way."""
+        if self._shut:
+            lanes = [lane for lane in lanes if not self._shut.whole(lane.queue)]
+            if not lanes:
+                return Took(NOTHING)
         queue = lanes[0].queue
         way = self.way(queue, terms)
         if not way:
@@ -103,19 +137,45 @@ class Claims:
         if terms.ordered and (queue not in self._owned or self._holding(queue)):
             return Took(NOTHING)
         with cursor.connection.transaction():
-            if terms.limit is None and queue not in self._gated:
+            if not self._is_gated(queue, terms):
                 return Took(self._take_locked(cursor, lanes, terms, self._claimer(), limit))
             return self._take_gated(cursor, lanes, terms, limit)
+
+    def take_over(
+        self, cursor: Cursor, queues: Sequence[str], terms: Terms, *, limit: int
+    ) -> Lapsed:
+        """Take over up to `limit` lapsed messages of `queues`, which have the same terms and way.
+
+        One that lapsed in a queue that backs off is its probe: nothing else may be left to try.
+        """
+        if self._shut:
+            queues = [queue for queue in queues if not self._shut.whole(queue)]
+            if not queues:
+                return lapsed.NOTHING
+        if not self._is_gated(queues[0], terms):
+            found = self._take_over(cursor, queues, terms, self._claimer(), limit)
+        else:
+            with cursor.connection.transaction():
+                found = self._take_over_gated(cursor, queues[0], terms, limit)
+        say_dead(found)
+        return found
+
+    def _is_gated(self, queue: str, terms: Terms) -> bool:
+        return terms.limit is not None or queue in self._gated
 
     def _take_gated(self, cursor: Cursor, lanes: Sequence[Lane], terms: Terms, limit: int) -> Took:
         queue, claimer = lanes[0].queue, self._claimer()
         gate = gates.enter(cursor, queue=queue, limit=terms.limit)
+        if gate is None:
+            return Took(NOTHING, busy=True)
+        if gate.most is not None:
+            self.limited.add(queue)
         if gate.room == 0:
             return Took(NOTHING, full=bool(gate.most))
         limit = limit if gate.room is None else min(limit, gate.room)
         if gate.level == 0:
             taken = self._take_locked(cursor, lanes, terms, claimer, limit, admitted=True)
-            return Took(taken, full=limit == gate.room)
+            return Took(taken, full=len(taken.rows) == gate.room)
         if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=terms.lease):
             return Took(NOTHING)
         taken = self._take_locked(cursor, lanes, terms, claimer, 1, admitted=True)
@@ -124,6 +184,42 @@ class Claims:
         else:
             queue_backoff.cancel_probe(cursor, queue=queue, claimer=claimer)
         return Took(taken)
+
+    def _take_over_gated(self, cursor: Cursor, queue: str, terms: Terms, limit: int) -> Lapsed:
+        claimer = self._claimer()
+        gate = gates.enter(cursor, queue=queue, limit=terms.limit)
+        if gate is None or gate.most == 0 or not lapsed.any_lapsed(cursor, queue=queue):
+            return lapsed.NOTHING
+        if gate.level == 0:
+            return self._take_over(cursor, [queue], terms, claimer, limit, admitted=True)
+        if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=terms.lease):
+            return lapsed.NOTHING
+        found = self._take_over(cursor, [queue], terms, claimer, 1, admitted=True)
+        if found.taken:
+            self._probing(queue, claimer)
+        else:
+            queue_backoff.cancel_probe(cursor, queue=queue, claimer=claimer)
+        return found
+
+    def _take_over(
+        self,
+        cursor: Cursor,
+        queues: Sequence[str],
+        terms: Terms,
+        claimer: str,
+        limit: int,
+        *,
+        admitted: bool = False,
+    ) -> Lapsed:
+        return take_over(
+            cursor,
+            queues=queues,
+            claimer=claimer,
+            lease=terms.lease,
+            limit=limit,
+            max_bytes=terms.batch_bytes,
+            admitted=admitted,
+        )
 
     def _take_locked(
         self,

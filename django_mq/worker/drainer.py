@@ -21,6 +21,7 @@ from django_mq.worker.ending import settle_all
 from django_mq.worker.leased import LeasedDelivery
 from django_mq.worker.ownership import PIECE
 from django_mq.worker.policies import policies
+from django_mq.worker.shut import Shut
 from django_mq.worker.slices import Slices
 from django_mq.worker.sorting import Sorter
 from django_mq.worker.unbound import ended_unbound
@@ -54,6 +55,7 @@ class Drainer:
             owned=self._owned,
             holding=lambda queue: False,
             probing=lambda queue, claimer: None,
+            shut=Shut(),
         )
 
     def run(self) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from django.db import connections
 
 from django_mq.worker.database import Outage, plain_connection
-from django_mq.worker.hand import Hand, Slice, Task
+from django_mq.worker.hand import Hand, Line, Slice, Task
 from django_mq.worker.slices import Slices
 from django_mq.worker.unbound import Unbound
 
@@ -41,6 +41,7 @@ class Executor(threading.Thread):
         slice_seconds: float,
         lease: Callable[[str], float],
         most: int,
+        easing: Collection[str],
     ) -> None:
         super().__init__(name=f"mq-executor-{number}", daemon=True)
         self._alias = alias
@@ -52,6 +53,7 @@ class Executor(threading.Thread):
         self._slice_seconds = slice_seconds
         self._lease = lease
         self._most = most
+        self._easing = easing
 
     def run(self) -> None:
         wrapper = connections[self._alias] = plain_connection(self._alias)
@@ -62,6 +64,8 @@ class Executor(threading.Thread):
             policy=self._policy,
             settled=self._settled,
             slice_seconds=self._slice_seconds,
+            shut=self._hand.shut_queues,
+            easing=self._easing,
         )
         self._unbound = Unbound(
             wrapper,
@@ -94,20 +98,26 @@ class Executor(threading.Thread):
         remainder = self._slices.run(tasks)
         unstarted = len(remainder.left) + len(remainder.locked)
         self._set_pace(tasks, unstarted, remainder.again, monotonic() - began)
-        left, again, locked = remainder.left, deque(remainder.again), remainder.locked
+        left, locked = remainder.left, remainder.locked
+        again = deque(_in_order(remainder.again, tasks))
+        halted: set[Line] = set()
         while again and not self._outage.stopped():
             task = again.popleft()
-            if self._hand.is_broken(task.line):
-                left.insert(0, task)  # what was before it failed: it is given back
+            if task.line in halted or self._hand.is_unwanted(task):
+                left.insert(0, task)  # something before it did not end, or failed
                 continue
             remainder = self._slices.run([task])
             left = remainder.left + left
             locked = locked + remainder.locked
-            again.extend(remainder.again)
+            if task.line is None:
+                again.extend(remainder.again)
+                continue
+            again.extendleft(remainder.again)  # nothing of its line before it
+            if remainder.left or remainder.locked:
+                halted.add(task.line)
         lined = [task for task in locked if task.line is not None]
         if back := [*again, *left, *lined]:
-            place = {task.delivery.id: n for n, task in enumerate(tasks)}
-            self._hand.put_back(sorted(back, key=lambda task: place[task.delivery.id]))
+            self._hand.put_back(_in_order(back, tasks))
         if others := [task for task in locked if task.line is None]:
             self._hand.put(others)
 
@@ -122,3 +132,11 @@ class Executor(threading.Thread):
                 self._hand.pace(handler).overran()
             else:
                 self._hand.pace(handler).kept_time(count, self._most)
+
+
+def _in_order(some: Sequence[Task], tasks: Sequence[Task]) -> list[Task]:
+    """Return `some` of `tasks` in the order of those."""
+    if len(some) < 2:
+        return list(some)
+    place = {task.delivery.id: n for n, task in enumerate(tasks)}
+    return sorted(some, key=lambda task: place[task.delivery.id])

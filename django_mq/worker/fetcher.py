@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from django_mq.routing import Pattern
 from django_mq.store import looking
 from django_mq.worker.marks import REST_AFTER_FULL_SCAN, LaneName, Marks
-from django_mq.worker.takeover import take_over
 
 if TYPE_CHECKING:
     from django_mq.messages import ClaimedRow
@@ -29,9 +28,9 @@ class Fetcher:
     """Claims for one process; whoever runs the loop calls `fetch()`.
 
     `terms(queue)` says how a queue is claimed, `room(kind)` how many messages there is room
-    for now; `take` gets the rows that were claimed, and whether
-    they had lapsed; `closed` is told the queues of which
-    nothing is to run now, after each look that saw some. `claimer` names the next claim.
+    for now; `take` gets the rows that were claimed, and whether they had lapsed; `closed` is
+    told, after each look that saw some, the queues of which nothing that waits is to start,
+    and those that back off.
     """
 
     def __init__(
@@ -41,8 +40,7 @@ class Fetcher:
         terms: Callable[[str], Terms],
         room: Callable[[str], int],
         take: Callable[[Cursor, list[ClaimedRow], bool], None],
-        closed: Callable[[Collection[str]], None],
-        claimer: Callable[[], str],
+        closed: Callable[[Collection[str], Collection[str]], None],
         claims: Claims,
         ownership: Ownership,
         poll: float,
@@ -52,7 +50,6 @@ class Fetcher:
         self._room = room
         self._take = take
         self._closed = closed
-        self._claimer = claimer
         self._claims = claims
         self._ownership = ownership
         self._poll = poll
@@ -71,6 +68,7 @@ class Fetcher:
         self._more_lapsed = False
         self._again_at = float("inf")
         self._due_at = float("inf")
+        self._full = False
         self.empty = False
 
     def rang(self) -> None:
@@ -118,7 +116,8 @@ class Fetcher:
     def _claim(self, cursor: Cursor) -> float:
         full = self._marks.full_is_due()
         self._hopeful = False  # an executor may set it again while the statement runs
-        took, cramped, more = 0, False, False
+        self._full = False
+        took, cramped, more, busy = 0, False, False, False
         full_kinds: set[str] = set()
         for terms, lanes in self._groups():
             if full_kinds and ("both" in (terms.kind, *full_kinds) or terms.kind in full_kinds):
@@ -131,7 +130,8 @@ class Fetcher:
             taken = self._claim_from(cursor, lanes, terms, room, full=full)
             rows = taken.claim.rows
             took += len(rows)
-            cramped |= taken.full
+            self._full |= taken.full  # whoever of us ends one of its messages pokes the loop
+            busy |= taken.busy
             if len(rows) == room or sum(len(row.payload) for row in rows) > (
                 terms.batch_bytes // 2
             ):
@@ -142,9 +142,11 @@ class Fetcher:
             self._hopeful |= more or cramped
             self._again_at = monotonic() + LOOK_AGAIN  # until then there is nothing to look for
             return 0.0 if more else self._until_next()
+        if busy:
+            self._again_at = min(self._again_at, monotonic() + LOOK_AGAIN)
         if cramped:
-            self._hopeful = True
-            return self._poll  # whoever makes room pokes the loop
+            self._hopeful = True  # whoever makes room pokes the loop
+            return max(0.0, min(self._poll, min(self._due_at, self._again_at) - monotonic()))
         if not full:
             self._hopeful = True
             self._marks.want_full()
@@ -155,9 +157,11 @@ class Fetcher:
         self, cursor: Cursor, lanes: list[LaneName], terms: Terms, room: int, *, full: bool
     ) -> Took:
         began = perf_counter()
-        marked = [self._marks.lane(*lane, full=full) for lane in lanes]
+        plain = not self._claims.way(lanes[0][0], terms)  # else what is freed lies before the marks
+        marked = [self._marks.lane(*lane, full=full or not plain) for lane in lanes]
         took = self._claims.take(cursor, marked, terms, limit=room)
-        self._marks.scanned(took.claim.marks, perf_counter() - began, full=full)
+        if plain:
+            self._marks.scanned(took.claim.marks, perf_counter() - began, full=full)
         if took.claim.rows:
             self._take(cursor, took.claim.rows, False)
         return took
@@ -169,14 +173,7 @@ class Fetcher:
             if room <= 0:
                 self._more_lapsed = True  # perhaps: whoever makes room pokes the loop
                 continue
-            lapsed = take_over(
-                cursor,
-                queues=queues,
-                claimer=self._claimer(),
-                lease=terms.lease,
-                limit=room,
-                max_bytes=terms.batch_bytes,
-            )
+            lapsed = self._claims.take_over(cursor, queues, terms, limit=room)
             if lapsed.taken or lapsed.dead:  # there may be more
                 self._more_lapsed = True
                 self._lapsed_at = 0.0
@@ -206,8 +203,8 @@ class Fetcher:
         self._due_at = now + min(waits, default=float("inf"))
         for queue in self._ownership.owned.difference(self._leased, (lane[0] for lane in lanes)):
             self._ownership.caught_up(queue)
-        if self._claims.closed:
-            self._closed(self._claims.closed)
+        if self._claims.closed or self._claims.easing:
+            self._closed(self._claims.closed, self._claims.easing)
         return new_due
 
     def _sleep(self, cursor: Cursor) -> float:
@@ -217,7 +214,7 @@ class Fetcher:
             if due or not before.issuperset(self._lanes):
                 self._hopeful = True  # what came since the claim, or a lane it did not know of
                 return 0.0
-        self.empty = not (self._hopeful or self._more_lapsed or self._must_look)
+        self.empty = not (self._hopeful or self._more_lapsed or self._must_look or self._full)
         return self._until_next()
 
     def _until_next(self) -> float:
@@ -250,9 +247,11 @@ class Fetcher:
         return terms, self._claims.way(lane[0], terms)
 
     def _leased_groups(self) -> Iterator[tuple[Terms, list[str]]]:
-        groups: dict[Terms, list[str]] = {}
+        groups: dict[tuple[Terms, str], list[str]] = {}
         for queue in self._leased:
             terms = self._terms(queue)
             if not terms.ordered or queue in self._ownership.owned:
-                groups.setdefault(terms, []).append(queue)
-        yield from groups.items()
+                way = self._claims.lapsed_way(queue, terms)
+                groups.setdefault((terms, way), []).append(queue)
+        for (terms, _), queues in groups.items():
+            yield terms, queues

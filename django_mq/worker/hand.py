@@ -9,10 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mq.worker.waiting import Lines
+from django_mq.worker.shut import Shut
+from django_mq.worker.waiting import Lines, is_coroutine
 
 if TYPE_CHECKING:
     from django_mq.handlers import Handler
@@ -98,7 +100,8 @@ class Hand:
         self._paces: dict[str, Pace] = {}
         self._fences: dict[int, tuple[str, Fence]] = {}
         self._lines = Lines()
-        self._shut: set[str] = set()
+        #: Queues of which nothing is to start.
+        self.shut_queues = Shut()
         self._given_back: list[Task] = []
 
     def put(self, tasks: Iterable[Task]) -> None:
@@ -106,7 +109,7 @@ class Hand:
         with self._lock:
             for task in tasks:
                 self._fences[task.delivery.id] = (task.delivery.queue, task.delivery.fence)
-                if self._is_unwanted(task):
+                if self.is_unwanted(task):
                     self._given_back.append(task)
                 elif task.delivery._row.suspect and task.line is None:
                     self._suspects.append((monotonic(), task))
@@ -118,7 +121,7 @@ class Hand:
         """Return tasks of a slice that did not start, before all others; suspects stay aside."""
         with self._lock:
             for task in reversed(tasks):
-                if self._is_unwanted(task):
+                if self.is_unwanted(task):
                     self._given_back.append(task)
                 elif task.delivery._row.suspect and task.line is None:
                     self._suspects.appendleft((monotonic(), task))
@@ -172,19 +175,14 @@ class Hand:
     def give_back(self) -> list[Task]:
         """Return everything that waits, to be released: others may have time for it."""
         with self._lock:
-            # These two are to be the next of their lines, which nothing of runs yet.
+            # The next of their lines, of which nothing runs yet.
             next_ = [task for _, task in self._suspects] + self._lines.take_coroutines()
-            waiting = [
-                *self._given_back,
-                *self._ready,
-                *next_,
-                *self._lines.take_waiting(),
-            ]
+            waiting = [*self._given_back, *self._ready, *next_, *self._lines.take_waiting()]
             self._given_back.clear()
             self._ready.clear()
             self._suspects.clear()
             for task in next_:
-                self._lines.vacate(task.line)
+                self._free_line(task.line)
             return waiting
 
     def take_given_back(self) -> list[Task]:
@@ -199,19 +197,19 @@ class Hand:
             self._lines.breaks(line)
             self._drop(lambda task: task.line == line)
 
-    def is_broken(self, line: Line | None) -> bool:
-        """Say whether a task of this line must not run now."""
-        return line in self._lines.broken
+    def is_unwanted(self, task: Task) -> bool:
+        """Say whether `task` must not start: its line is broken, or its queue shut."""
+        shut = self.shut_queues
+        return task.line in self._lines.broken or (bool(shut) and shut.has(task.delivery))
 
-    def shut(self, queue: str) -> None:
-        """Let nothing of `queue` start until `open()`: what waits of it is given back."""
+    def shut(self, queue: str, before: datetime | None = None) -> None:
+        """Let nothing of `queue` start that was claimed before then (None: nothing at all).
+
+        What waits of it is given back. The next call for the queue goes before this one.
+        """
         with self._lock:
-            self._shut.add(queue)
-            self._drop(lambda task: task.delivery.queue == queue)
-
-    def open(self, queues: Collection[str]) -> None:
-        """Let messages of these start again."""
-        self._shut.difference_update(queues)
+            self.shut_queues.queue(queue, before)
+            self._drop(lambda task: self.shut_queues.has(task.delivery))
 
     def drop(self, queues: Collection[str], *, keeping: Collection[str]) -> None:
         """Give back what waits of `queues`, except what the claims `keeping` took."""
@@ -226,24 +224,31 @@ class Hand:
         """Say whether a coroutine may start now; else it waits here, or is given back."""
         with self._lock:
             self._fences[task.delivery.id] = (task.delivery.queue, task.delivery.fence)
-            if self._is_unwanted(task):
+            if self.is_unwanted(task):
                 self._given_back.append(task)
                 return False
             if task.line is None:
                 return True
-            if self._lines.is_out(task.line):
-                self._lines.wait(task, task.line)
-                return False
             if any(waiting.line == task.line for waiting in self._ready):
-                self._given_back.append(task)  # behind one that is no coroutine: a later claim
-                return False
-            self._lines.occupy(task.line)
-            return True
+                self._ready.append(task)  # behind one that is no coroutine
+                self._lock.notify_all()
+            elif self._lines.is_out(task.line):
+                self._lines.wait(task, task.line)
+            else:
+                self._lines.occupy(task.line)
+                return True
+            return False
 
     def take_coroutines(self) -> list[Task]:
         """Return coroutines that waited for their line, and may start now."""
         with self._lock:
             return self._lines.take_coroutines()
+
+    def coroutines(self) -> int:
+        """How many coroutines wait for their line: each will need a slot."""
+        with self._lock:
+            ready = sum(task.line is not None and is_coroutine(task) for task in self._ready)
+            return ready + self._lines.count_coroutines()
 
     def done(self, slice_: Slice) -> None:
         """The tasks of this slice run no more."""
@@ -268,8 +273,7 @@ class Hand:
         """The counterpart of `enter()`; `line`: of what ended."""
         with self._lock:
             self._running -= 1
-            if line is not None:
-                self._free_line(line)
+            self._free_line(line)
             if self._suspects or line is not None:
                 self._lock.notify_all()
         self._tell_if_idle()
@@ -333,9 +337,6 @@ class Hand:
     def _suspect_is_due(self) -> bool:
         return bool(self._suspects) and monotonic() - self._suspects[0][0] > SUSPECT_PATIENCE
 
-    def _is_unwanted(self, task: Task) -> bool:
-        return task.delivery.queue in self._shut or task.line in self._lines.broken
-
     def _drop(self, unwanted: Callable[[Task], bool]) -> None:
         """Give back the waiting tasks that are `unwanted`."""
         dropped = [task for task in self._ready if unwanted(task)]
@@ -343,16 +344,21 @@ class Hand:
             self._ready = deque(task for task in self._ready if not unwanted(task))
         for task in self._lines.drop(unwanted):
             dropped.append(task)
-        for entry in [entry for entry in self._suspects if unwanted(entry[1])]:
-            self._suspects.remove(entry)
-            self._lines.vacate(entry[1].line)
-            dropped.append(entry[1])
+        next_ = [task for _, task in self._suspects if unwanted(task)]
+        if next_:
+            self._suspects = deque(entry for entry in self._suspects if not unwanted(entry[1]))
+        next_ += self._lines.drop_coroutines(unwanted)
+        for task in next_:
+            self._free_line(task.line)
+        dropped += next_
         if dropped:
             self._given_back += dropped
             self._on_room()
 
-    def _free_line(self, line: Line) -> None:
+    def _free_line(self, line: Line | None) -> None:
         """What ran of `line` is done: what waited for it comes first."""
+        if line is None:
+            return
         for task in reversed(self._lines.free(line)):
             self._ready.appendleft(task)
         if self._lines.coroutines:
@@ -361,7 +367,8 @@ class Hand:
     def _step_aside(self) -> None:
         """What cannot start now is taken out of the way of what can.
 
-        What waits for its line; and a suspect whose turn it is in its line, before the rest of it.
+        What waits for its line; and a suspect or a coroutine whose turn it is in its line, before
+        the rest of it.
         """
         ready = self._ready
         while ready and (line := ready[0].line) is not None:
@@ -370,6 +377,9 @@ class Hand:
             elif ready[0].delivery._row.suspect:
                 self._lines.occupy(line)
                 self._suspects.append((monotonic(), ready.popleft()))
+            elif is_coroutine(ready[0]):
+                self._lines.go_on(ready.popleft(), line)
+                self._on_room()
             else:
                 break
 

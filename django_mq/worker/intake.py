@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.store import settle
 from django_mq.worker.database import LOST, Outage, Statements
+from django_mq.worker.sorting import line_of
+from django_mq.worker.waiting import is_coroutine
 
 if TYPE_CHECKING:
     from django_mq.messages import Fence
     from django_mq.store import Cursor
     from django_mq.worker.aio import AsyncRunner
-    from django_mq.worker.hand import Hand, Task
+    from django_mq.worker.hand import Hand, Line, Task
     from django_mq.worker.queue_backoff import QueueBackoffs
     from django_mq.worker.sorting import Sorter
 
@@ -50,6 +52,8 @@ class Intake:
         self._outage = outage
         self._freed = freed
         self._unsorted: deque[ClaimedRow] = deque()
+        # Lines of which something cannot run here: what was claimed with it goes back.
+        self._broken: set[Line] = set()
 
     def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool) -> None:
         """Take rows that were claimed just now; those to be `first` go before what is in hand."""
@@ -61,9 +65,13 @@ class Intake:
         """Give what was claimed to its handlers; the rest waits if the database is lost."""
         tasks: list[Task] = []
         others: list[int] = []
+        behind: list[Fence] = []
         try:
             while self._unsorted:
                 row = self._unsorted[0]
+                if self._broken and line_of(row) in self._broken:
+                    behind.append(Delivery(self._unsorted.popleft()).fence)
+                    continue
                 try:
                     found = self._sorter.sort(cursor, [row])
                 except LOST:
@@ -77,9 +85,16 @@ class Intake:
                 tasks += found
                 if not found:
                     others.append(row.id)
+                    self._cancel_probes(cursor, [Delivery(row).fence])
+                    if (line := line_of(row)) is not None:
+                        self._broken.add(line)
+            self._broken.clear()
         finally:
             if others:
                 self._hand.settled(others)
+                self._freed()
+            if behind:
+                self._release(behind)
                 self._freed()
             self._hand_out(tasks, first)
 
@@ -93,6 +108,9 @@ class Intake:
         fences = [task.delivery.fence for task in tasks]
         fences += [Delivery(row).fence for row in self._unsorted]
         self._unsorted.clear()
+        self._release(fences)
+
+    def _release(self, fences: list[Fence]) -> None:
         # First: a renewal that is under way has their rows locked for a moment, a later one not.
         self._hand.settled([fence.id for fence in fences])
         tries = RELEASE_TRIES
@@ -112,19 +130,21 @@ class Intake:
             logger.warning("could not release %s message(s): their leases lapse", len(fences))
 
     def _hand_out(self, tasks: list[Task], first: bool) -> None:
-        coroutines, waiting = [], []
+        put = self._hand.put_back if first else self._hand.put
+        coroutines: list[Task] = []
+        waiting: list[Task] = []
         for task in tasks:
-            if task.handler.is_async and not task.delivery._row.suspect:
-                if self._hand.admit(task):
-                    coroutines.append(task)
-            else:
+            if not is_coroutine(task):
                 waiting.append(task)
+                continue
+            if waiting and task.line is not None:  # it may be behind one of these
+                put(waiting)
+                waiting = []
+            if self._hand.admit(task):
+                coroutines.append(task)
         if coroutines:
             self._start(coroutines)
-        if first:
-            self._hand.put_back(waiting)
-        else:
-            self._hand.put(waiting)
+        put(waiting)
 
     def _start(self, coroutines: list[Task]) -> None:
         if not self._runner.is_alive():

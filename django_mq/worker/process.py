@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,8 @@ logger = logging.getLogger("django_mq")
 #: Batches that wait in hand at most, so that claiming and running overlap; and that a slice of
 #: short handlers may have, so that a commit is for many.
 MOST_BATCHES = 4
+#: Seconds until a level is written again whose row somebody had locked.
+WRITE_AGAIN = 0.25
 #: Seconds at the end in which what a dead sibling held is still settled.
 LAST_RECOVERY = 5.0
 
@@ -74,7 +76,7 @@ class Process:
         self.hand = Hand(batch=batch, most=most, on_room=self.wakeup.poke)
         self.board = worker.board()
         self.statements = Statements(worker.alias)
-        self.backoffs = QueueBackoffs(settings)
+        self.backoffs = QueueBackoffs(settings, shut=self.hand.shut)
         self.terms = terms = QueueTerms(settings, batch_size=worker.batch_size)
         self.ownership = Ownership(
             self.id, terms.ordered(worker.queues), now_owned=lambda: self.fetcher.freed()
@@ -92,6 +94,7 @@ class Process:
                 slice_seconds=settings.slice_seconds,
                 lease=terms.lease,
                 most=most,
+                easing=self.backoffs.queues,
             )
             for number in range(worker.threads)
         ]
@@ -129,21 +132,22 @@ class Process:
             outage=self.outage,
             freed=lambda: self.fetcher.freed(),
         )
+        self.claims = Claims(
+            worker=self.id,
+            claimer=self._claimer,
+            owned=self.ownership.owned,
+            holding=self.hand.holds,
+            probing=self.backoffs.probe_started,
+            shut=self.hand.shut_queues,
+        )
         self.listener = self._make_listener()
         self.fetcher = Fetcher(
             patterns=worker.queues,
             terms=terms.of,
             room=self._room,
             take=self._take,
-            closed=lambda queues: self.hand.drop(queues, keeping=self._probe_claimers()),
-            claimer=self._claimer,
-            claims=Claims(
-                worker=self.id,
-                claimer=self._claimer,
-                owned=self.ownership.owned,
-                holding=self.hand.holds,
-                probing=self.backoffs.probe_started,
-            ),
+            closed=self._close,
+            claims=self.claims,
             ownership=self.ownership,
             poll=settings.poll_interval,
         )
@@ -193,8 +197,10 @@ class Process:
         self.intake.sort(cursor)
         if self.hand.waiting() and self.hand.stuck():
             self._give_back(cursor)
-        if self.backoffs.active:
-            self._ease(cursor)
+        if self.backoffs.noted:
+            self.backoffs.write(cursor)
+            if not self.backoffs.noted:
+                self.fetcher.freed()  # with another level there is another time to wait for
         if given_back := self.hand.take_given_back():
             self._return(given_back)
         self.intake.go_on()
@@ -203,7 +209,7 @@ class Process:
         sleep = self.fetcher.fetch(cursor)
         self._worked = True
         self.outage.over()
-        return sleep
+        return min(sleep, WRITE_AGAIN) if self.backoffs.noted else sleep
 
     def _give_back(self, cursor: Cursor) -> None:
         """Every executor is busy for long: siblings may have time for what waits here."""
@@ -219,12 +225,6 @@ class Process:
             self._left += len(tasks)
         self.intake.release(tasks)
         self.fetcher.freed()
-
-    def _ease(self, cursor: Cursor) -> None:
-        """Write down what handlers did to the backoff of their queues."""
-        backing_off = self.backoffs.write(cursor)
-        self.hand.drop(backing_off, keeping=self._probe_claimers())
-        self.hand.open(self.backoffs.queues)
 
     def _release_unanswered(self, cursor: Cursor) -> None:
         """A claim may have been committed whose answer was lost: nobody has its rows in hand."""
@@ -291,8 +291,7 @@ class Process:
         """Give up the ordered queues, and write down the last that is known of backoffs."""
         try:
             cursor = self.statements.cursor()
-            if self.backoffs.active:
-                self.backoffs.write(cursor)
+            self.backoffs.write(cursor)
             self.ownership.let_go(cursor)
         except LOST:
             self.statements.close()
@@ -307,9 +306,15 @@ class Process:
         self.intake.take(cursor, rows, first=lapsed)
         self.appetite.fed(len(rows))
 
+    def _close(self, closed: Collection[str], easing: Collection[str]) -> None:
+        """Give back what waits of these queues; of those that back off, all but their probes."""
+        self.hand.drop(closed, keeping=())
+        self.hand.drop(easing, keeping={claimer for _, claimer in self.backoffs.probes()})
+
     def _settled(self, ended: Sequence[Ended]) -> None:
         """These are no longer in hand: from any thread, after their commit."""
-        moved = False
+        limited = self.claims.limited
+        moved = bool(limited) and any(each.delivery.queue in limited for each in ended)
         for each in ended:
             row = each.delivery._row
             if row.key is not None or row.ordered:
@@ -317,9 +322,6 @@ class Process:
                 if each.settled not in DONE and (line := line_of(row)):
                     self.hand.break_line(line)
         if self.backoffs.active and self.backoffs.note(ended):
-            for queue in {each.delivery.queue for each in ended if each.settled not in DONE}:
-                if queue in self.backoffs.queues:
-                    self.hand.shut(queue)
             self.wakeup.poke()
         self.hand.settled([each.delivery.id for each in ended])
         if any_back(ended):
@@ -335,15 +337,13 @@ class Process:
     def _claimer(self) -> str:
         return f"{self.id}:{next(self._claims)}"
 
-    def _probe_claimers(self) -> set[str]:
-        return {claimer for _, claimer in self.backoffs.probes()}
-
     def _room(self, kind: str) -> int:
         rooms = []
         if kind != "async":
             rooms.append(self._room_in_hand())
         if kind != "sync":
-            rooms.append(0 if self.hand.exclusive() else self.runner.room())
+            slots = self.runner.room() - self.hand.coroutines()
+            rooms.append(0 if self.hand.exclusive() else slots)
         if self._left is not None:
             rooms.append(self._left)
         return min(rooms)

@@ -36,8 +36,8 @@ class Progress:
     `ran` and `ended` go together. `gone` says that the transaction ended under a handler: the
     `culprit`, unless that was a batch, whose messages are to run again one by one. `locked` are
     still ours, but somebody has their rows. `halted` are lines in which something did not end
-    well: what comes after it in them does not start. `announcing`: somebody wants to hear of
-    starts.
+    well: what comes after it in them does not start; nor does anything else of the queues in
+    `eased`, which are to back off. `announcing`: somebody wants to hear of starts.
     """
 
     started: float
@@ -48,6 +48,7 @@ class Progress:
     again: list[Task] = field(default_factory=list)
     locked: list[Task] = field(default_factory=list)
     halted: set[Line | None] = field(default_factory=set)
+    eased: set[str] = field(default_factory=set)
     hooks: list[Any] = field(default_factory=list)
     xid: str | None = None
     driver: Any = None

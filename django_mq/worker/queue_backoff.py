@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq import signals
@@ -18,6 +18,10 @@ from django_mq.worker.ending import Ended, Settled
 if TYPE_CHECKING:
     from django_mq.backoff import Random
     from django_mq.conf import QueueBackoff, Settings
+
+
+#: Before every claim.
+NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class _Probed(NamedTuple):
@@ -34,15 +38,25 @@ class QueueBackoffs:
     own: the row of a queue must not be locked for as long as a slice runs. Queues whose settings
     have no `backoff`, or a maximum of zero, are none of its business, save one that backs off
     since settings were different: its first probe ends that, however it ends.
+
+    `shut(queue, before)` is told of which queues nothing is to start here that was claimed before
+    then: nothing at all (None) from the note on, then before the last change of its level.
     """
 
-    def __init__(self, settings: Settings, *, random: Random = random.random) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        shut: Callable[[str, datetime | None], None],
+        random: Random = random.random,
+    ) -> None:
         self._options = {
             name: options.backoff
             for name, options in settings.queues.items()
             if options.backoff is not None
             and top_level(multiplier=options.backoff.multiplier, maximum=options.backoff.maximum)
         }
+        self._shut = shut
         self._random = random
         self._lock = threading.Lock()
         self._failed: dict[str, datetime] = {}
@@ -60,6 +74,11 @@ class QueueBackoffs:
         """The queues that may back off."""
         return frozenset(self._options)
 
+    @property
+    def noted(self) -> bool:
+        """Say whether there is something to `write()`."""
+        return bool(self._failed or self._probed)
+
     def note(self, ended: Sequence[Ended]) -> bool:
         """Note deliveries that ended, and that is committed; say whether to `write()` soon.
 
@@ -76,23 +95,24 @@ class QueueBackoffs:
             step = _step(each)
             if not probes and step is not Step.UP:
                 continue
+            if not probes and not _is_newer(row.claimed_at, self._changed.get(row.queue)):
+                continue
+            self._shut(row.queue, None)  # before it is noted: write() says what may start again
             with self._lock:
                 if probes:
                     self._probed[row.queue] = _Probed(row.claimed_by, step)
-                elif _is_newer(row.claimed_at, self._changed.get(row.queue)):
+                else:
                     latest = self._failed.get(row.queue, row.claimed_at)
                     self._failed[row.queue] = max(latest, row.claimed_at)
-                else:
-                    continue
             noted = True
         return noted
 
     def write(self, cursor: Cursor) -> set[str]:
         """Write down what was noted, and announce what that changed.
 
-        Returns those of the queues that back off now, whoever let them: what waits in hand of
-        them is to be given back. What cannot be written, since the row of the queue is locked or
-        the database is lost, is kept for the next call.
+        Returns those of the queues that back off now, whoever let them. What cannot be written,
+        since the row of the queue is locked or the database is lost, is kept for the next call,
+        and nothing of the queue starts until then.
         """
         with self._lock:
             failed, self._failed = self._failed, {}
@@ -116,10 +136,11 @@ class QueueBackoffs:
             raise
         stands = {queue: found.get(queue, store.Standing()) for queue in (*failed, *probed)}
         self._learn(stands)
-        self._keep(
-            {q: at for q, at in failed.items() if _is_open(stands[q], at)},
-            {q: probe for q, probe in probed.items() if stands[q].probe_by == probe.claimer},
-        )
+        open_failed = {q: at for q, at in failed.items() if _is_open(stands[q], at)}
+        open_probed = {q: p for q, p in probed.items() if stands[q].probe_by == p.claimer}
+        self._keep(open_failed, open_probed)
+        for queue in stands.keys() - open_failed.keys() - open_probed.keys():
+            self._shut(queue, stands[queue].changed_at or NEVER)
         return {queue for queue, stand in stands.items() if stand.level}
 
     def probe_started(self, queue: str, claimer: str) -> None:

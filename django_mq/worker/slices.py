@@ -8,7 +8,7 @@ alone, or is settled by its fence if it turns out to be committed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import psycopg
 from django.db import transaction
 
 from django_mq.exceptions import HandlerBrokeTransaction
+from django_mq.queue_backoff import Step, step_of
 from django_mq.signals import message_started, wanted
 from django_mq.store import settle
 from django_mq.worker import reporting
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from django_mq.messages import ClaimedRow
     from django_mq.worker.board import Places
     from django_mq.worker.hand import Task
+    from django_mq.worker.shut import Shut
 
 logger = logging.getLogger("django_mq")
 
@@ -52,7 +54,8 @@ class Slices:
     """Runs slices on one connection, in the thread that owns it.
 
     `policy` gives the retry policy of a row, `settled` is told which ids are no
-    longer in hand, and whether some of them are back in their queue.
+    longer in hand, and whether some of them are back in their queue. Of the queues in `easing`
+    nothing starts any more when one message failed, nor anything that is `shut`.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class Slices:
         policy: Callable[[ClaimedRow], RetryPolicy],
         settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
+        shut: Shut | None = None,
+        easing: Collection[str] = (),
     ) -> None:
         self._session = Session(wrapper)
         self._places = places
@@ -71,6 +76,8 @@ class Slices:
         self._policy = policy
         self._settled = settled
         self._slice_seconds = slice_seconds
+        self._shut = shut
+        self._easing = easing
         self._conflicts = Conflicts()
         self._nested = self._session.is_within()
         self._mender = Mender(
@@ -186,8 +193,16 @@ class Slices:
             if task.line is not None and task.line in progress.halted:
                 progress.left.append(task)
                 continue
+            if (progress.eased or self._shut) and self._is_shut(task, progress):
+                progress.left.append(task)
+                continue
             self._attempt([task], progress)
             progress.stopped = progress.stopped or task.delivery._row.wants_result
+
+    def _is_shut(self, task: Task, progress: Progress) -> bool:
+        """Say whether its queue is to back off, by what ran in this slice or elsewhere."""
+        delivery = task.delivery
+        return delivery.queue in progress.eased or bool(self._shut and self._shut.has(delivery))
 
     def _attempt(self, tasks: list[Task], progress: Progress) -> None:
         first, savepoint = tasks[0], self._session.savepoint
@@ -252,8 +267,12 @@ class Slices:
         elif len(tasks) > 1:
             progress.again.extend(tasks)  # a batch that failed: its messages run one by one
         else:
+            ended = self._end(tasks[0], error, seconds)
             progress.ran.append(tasks[0])
-            progress.ended.append(self._end(tasks[0], error, seconds))
+            progress.ended.append(ended)
+            queue = ended.delivery.queue
+            if queue in self._easing and step_of(ended.outcome, error) is Step.UP:
+                progress.eased.add(queue)
 
     def _blame(
         self,

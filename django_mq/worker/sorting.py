@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from django_mq import handlers
 from django_mq.messages import ClaimedRow, Delivery
-from django_mq.store import Cursor, settle
+from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
 from django_mq.worker import reporting
 from django_mq.worker.ending import Ended, Settled, settle_all
@@ -102,6 +102,7 @@ class Sorter:
             return None
         if row.key is not None:  # it has come into the line of a handler: that has its own order
             settle.release(cursor, [fence])
+            keys.free_next(cursor, [keys.Line(row.queue, "", row.key)])
             return None
         return self._task(row._replace(handler=names[0], max_attempts=attempts[0]), ready[0])
 

@@ -12,6 +12,7 @@ from django_mq.worker import consequences, reporting
 from django_mq.worker.ending import Ended, Settled, within_transaction
 
 if TYPE_CHECKING:
+    from django_mq.messages import ClaimedRow
     from django_mq.store import Cursor
     from django_mq.store.lapsed import Lapsed
 
@@ -26,8 +27,9 @@ def take_over(
     lease: float,
     limit: int,
     max_bytes: int,
+    admitted: bool = False,
 ) -> Lapsed:
-    """Claim lapsed messages as `lapsed.claim_lapsed()` does; say which are dead by it."""
+    """Claim lapsed messages as `lapsed.claim_lapsed()` does, with what follows from a death."""
     with within_transaction(cursor):
         found = lapsed.claim_lapsed(
             cursor,
@@ -36,11 +38,19 @@ def take_over(
             lease=lease,
             limit=limit,
             max_bytes=max_bytes,
+            admitted=admitted,
         )
-        dead = [Ended(Delivery(row), Settled.FAILED, outcome=VANISHED) for row in found.dead]
         consequences.follow(
-            cursor, [each for each in dead if consequences.has_any(each.delivery._row)]
+            cursor, [_buried(row) for row in found.dead if consequences.has_any(row)]
         )
-    for each in dead:
-        reporting.one_ended(each)
     return found
+
+
+def say_dead(found: Lapsed) -> None:
+    """Announce those that are dead by a take-over: after its commit."""
+    for row in found.dead:
+        reporting.one_ended(_buried(row))
+
+
+def _buried(row: ClaimedRow) -> Ended:
+    return Ended(Delivery(row), Settled.FAILED, outcome=VANISHED)

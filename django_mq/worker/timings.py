@@ -12,7 +12,7 @@ from django_mq.timing import Tally
 from django_mq.worker.ending import Settled
 
 if TYPE_CHECKING:
-    from django_mq.messages import Delivery
+    from django_mq.messages import ClaimedRow, Delivery
     from django_mq.worker.ending import Ended
 
 #: Handlers that a heartbeat tells of: those that ended most messages.
@@ -22,13 +22,16 @@ MOST = 100
 def queued_for(delivery: Delivery) -> float | None:
     """Return how many seconds a message waited, by the database's clock, until it was claimed.
 
-    From its broadcast, so with its delay. Only of a first attempt, else None: a later one waits
+    Since it was due, so without its delay. Only of a first attempt, else None: a later one waits
     for the backoff of its policy.
     """
     row = delivery._row
-    if row.attempts != 1:
-        return None
-    return max(0.0, (row.claimed_at - row.created_at).total_seconds())
+    return max(0.0, _waited(row)) if row.attempts == 1 else None
+
+
+def _waited(row: ClaimedRow) -> float:
+    due, created = row.due_at, row.created_at
+    return (row.claimed_at - (due if due and due > created else created)).total_seconds()
 
 
 class Timings:
@@ -96,7 +99,7 @@ def _count(tally: Tally, ended: list[Ended]) -> None:
             ran.append(seconds)
             row = each.delivery._row
             if row.attempts == 1:
-                waited.append((row.claimed_at - row.created_at).total_seconds())
+                waited.append(_waited(row))
     tally.acked += acked
     tally.ran.add(ran)
     tally.waited.add(waited)

@@ -55,18 +55,31 @@ class Lines:
         self.broken.discard(line)
         tasks = self._out.pop(line, deque())
         self.waiting -= len(tasks)
-        if tasks and tasks[0].handler.is_async and not tasks[0].delivery._row.suspect:
-            self.coroutines.append(tasks.popleft())
+        if tasks and is_coroutine(tasks[0]):
+            self.go_on(tasks.popleft(), line)
             self._out[line] = tasks
             self.waiting += len(tasks)
             return []
         return list(tasks)
 
-    def vacate(self, line: Line | None) -> None:
-        """Nothing of `line` is to run after all."""
-        if line is not None:
-            tasks = self._out.pop(line, deque())
-            self.waiting -= len(tasks)
+    def go_on(self, task: Task, line: Line) -> None:
+        """It is the turn of `task`, a coroutine, in its line."""
+        self.occupy(line)
+        self.coroutines.append(task)
+
+    def count_coroutines(self) -> int:
+        """How many coroutines wait for their line, or to be taken."""
+        if not self.waiting:
+            return len(self.coroutines)
+        waiting = sum(is_coroutine(task) for tasks in self._out.values() for task in tasks)
+        return waiting + len(self.coroutines)
+
+    def drop_coroutines(self, unwanted: Callable[[Task], bool]) -> list[Task]:
+        """Return the coroutines that may start and are `unwanted`; their lines stay out."""
+        dropped = [task for task in self.coroutines if unwanted(task)]
+        if dropped:
+            self.coroutines = [task for task in self.coroutines if not unwanted(task)]
+        return dropped
 
     def take_coroutines(self) -> list[Task]:
         """Return the coroutines that may start now, once."""
@@ -87,3 +100,8 @@ class Lines:
                 self._out[line] = deque(task for task in tasks if not unwanted(task))
         self.waiting -= len(dropped)
         return dropped
+
+
+def is_coroutine(task: Task) -> bool:
+    """Say whether `task` runs on the loop: a suspect runs alone, in a thread."""
+    return task.handler.is_async and not task.delivery._row.suspect

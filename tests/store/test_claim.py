@@ -16,9 +16,9 @@ from django_mq.store.claim import BEGINNING, CLAIM, Claim, Lane, claim
 from django_mq.store.lapsed import CLAIM_LAPSED, Lapsed, claim_lapsed
 from django_mq.store.looking import look
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
-from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.store.conftest import lock
+from tests.store.plans import generic_plan, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -272,29 +272,6 @@ def crowd(cursor: Cursor) -> Cursor:
     return cursor
 
 
-def plan(cursor: Cursor, statement: str, **params: Any) -> str:
-    cursor.execute("explain (costs off) " + statement, params)
-    return "\n".join(line for (line,) in cursor.fetchall())
-
-
-def generic_plan(cursor: Cursor, statement: str, **params: Any) -> str:
-    """Explain it as a prepared statement that has run so often that its plan is generic."""
-    names = list(params)
-    numbered = statement
-    for number, name in enumerate(names, 1):
-        numbered = numbered.replace(f"%({name})s", f"${number}")
-    numbered = numbered.replace("%%", "%")
-    cursor.execute("set plan_cache_mode = force_generic_plan")
-    kinds = {"limit": "bigint", "bytes": "bigint", "lease": "float8", "claimer": "text"}
-    kinds["admitted"] = "bool"
-    types = ", ".join(kinds.get(name, "unknown") for name in names)
-    cursor.execute(f"prepare it ({types}) as {numbered}")
-    with second_connection() as quoting:
-        values = ", ".join(psycopg.sql.Literal(params[name]).as_string(quoting) for name in names)
-    cursor.execute(f"explain (costs off) execute it ({values})")
-    return "\n".join(line for (line,) in cursor.fetchall())
-
-
 @pytest.mark.parametrize("explain", [plan, generic_plan])
 def test_the_plan_of_a_claim_names_its_index(crowd: Cursor, explain: Callable[..., str]) -> None:
     text = explain(
@@ -319,7 +296,7 @@ def test_the_plan_for_lapsed_rows_names_its_index(
     crowd: Cursor, explain: Callable[..., str]
 ) -> None:
     params = {"queues": ["q1", "q2"], "limit": 100, "claimer": "me:1", "lease": 30.0}
-    text = explain(crowd, CLAIM_LAPSED, **params, bytes=4 << 20)
+    text = explain(crowd, CLAIM_LAPSED, **params, bytes=4 << 20, admitted=False)
     assert "mq_lease" in text
     assert "Seq Scan on django_mq_queuedmessage" not in text
 

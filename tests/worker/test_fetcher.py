@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -18,6 +17,7 @@ from django_mq.worker.claiming import Claims, Terms
 from django_mq.worker.fetcher import LOOK_AGAIN, Fetcher
 from django_mq.worker.marks import Marks
 from django_mq.worker.ownership import Ownership
+from django_mq.worker.shut import Shut
 from tests.database import second_connection
 from tests.rows import add, stored
 
@@ -45,7 +45,7 @@ class Clock:
     """Stands still unless told."""
 
     def __init__(self) -> None:
-        self.now = monotonic()
+        self.now = 1000.0  # not the machine's: sums would be rounded as long as that is up
 
     def __call__(self) -> float:
         return self.now
@@ -68,14 +68,14 @@ class Rig:
             terms=lambda queue: self.terms.get(queue, Terms("sync", 30.0, 100, 1 << 22)),
             room=lambda kind: self.rooms[kind],
             take=self._take,
-            closed=lambda queues: None,
-            claimer=self._claimer,
+            closed=lambda closed, easing: None,
             claims=Claims(
                 worker="rig",
                 claimer=self._claimer,
                 owned=(),
                 holding=lambda queue: False,
                 probing=lambda queue, claimer: None,
+                shut=Shut(),
             ),
             ownership=Ownership("rig", [], now_owned=lambda: None),
             poll=poll,
@@ -250,6 +250,20 @@ def test_a_new_lane_is_found_after_a_ring(rig: Rig) -> None:
     rig.fetcher.rang()
     rig.settle()
     assert set(rig.ids()) == {urgent.pk, other.pk}
+
+
+def test_who_has_no_room_for_one_kind_wakes_for_the_other(rig: Rig) -> None:
+    """To the moment when it falls due, not to the poll."""
+    rig.terms["waits"] = Terms("async", 30.0, 100, 1 << 22)
+    rig.rooms["sync"] = 0
+    add()
+    soon = add("waits", after=30)
+    rig.make(poll=600.0)
+    assert 25 < rig.settle() <= 30
+    QueuedMessage.objects.filter(pk=soon.pk).update(processable_after=soon.created_at)
+    rig.clock.now += 31
+    rig.settle()
+    assert rig.ids() == [soon.pk]
 
 
 def test_a_new_lane_is_found_while_another_is_busy(rig: Rig) -> None:

@@ -86,8 +86,15 @@ class Fleet:
     def __init__(self, cursor: Cursor, size: int = 3) -> None:
         self.cursor = cursor
         self.workers = [
-            QueueBackoffs(get_settings(), random=random.Random(n).random) for n in range(size)
+            QueueBackoffs(
+                get_settings(),
+                shut=lambda queue, before, n=n: self.shut.update({(n, queue): before}),
+                random=random.Random(n).random,
+            )
+            for n in range(size)
         ]
+        #: By worker and queue: what was claimed before then must not start; None: nothing.
+        self.shut: dict[tuple[int, str], datetime | None] = {}
         self.seconds = 0.0
         self.longest = 0.0
         self._claims = 0
@@ -166,7 +173,9 @@ def test_a_failure_lets_the_queue_back_off(fleet: Fleet, heard: list[tuple[str, 
     """NSQ-5, NSQ-16: what waits in hand is to be given back, and it is said once."""
     delivery = fleet.claim()
     assert fleet.end(delivery, KeyError("host"))
+    assert fleet.shut == {(0, "mail"): None}
     assert fleet.write() == {"mail"}
+    assert fleet.shut == {(0, "mail"): fleet.state.backoff_changed_at}
     assert fleet.allowance == "none"
     assert heard == [("backoff_started", 1)]
     assert fleet.write() == set()
@@ -192,7 +201,7 @@ def test_queues_without_backoff_are_none_of_its_business(
     assert fleet.write() == set()
     assert fleet.workers[0].queues == {"mail"}
     settings.DJANGO_MQ = {"QUEUES": {"never": {"backoff": {"maximum": 0}}, "mixed": {}}}
-    assert not QueueBackoffs(get_settings()).active
+    assert not Fleet(fleet.cursor, 1).workers[0].active
     assert not QueueState.objects.exists()
 
 
@@ -287,6 +296,7 @@ def test_a_worker_learns_what_another_wrote(
     fleet.write()
     assert fleet.end(deliveries[0], KeyError("host"), 1)
     assert fleet.write(1) == {"mail"}
+    assert fleet.shut[1, "mail"] == fleet.state.backoff_changed_at
     assert not fleet.end(deliveries[1], KeyError("host"), 1)  # known to be older by now
     assert heard == [("backoff_started", 1)]
 
@@ -303,8 +313,12 @@ def test_what_cannot_be_written_is_kept(fleet: Fleet, heard: list[tuple[str, int
         other.execute("select from django_mq_queuestate for update")
         assert fleet.write() == set()
     assert heard == []
+    assert fleet.workers[0].noted
+    assert fleet.shut == {(0, "mail"): None}
     assert fleet.write() == {"mail"}
     assert heard == [("backoff_started", 1)]
+    assert not fleet.workers[0].noted
+    assert fleet.shut == {(0, "mail"): fleet.state.backoff_changed_at}
 
 
 def test_the_end_of_a_probe_is_kept_too(fleet: Fleet, heard: list[tuple[str, int]]) -> None:

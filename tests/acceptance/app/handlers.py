@@ -183,3 +183,29 @@ def line(delivery: Any) -> None:
     if random.random() < payload.get("share", 0):
         raise ValueError("as asked for")
     time.sleep(payload.get("pause", 0))
+
+
+@handler(
+    "acceptance.service",
+    queue="service",
+    retry=RetryPolicy(max_attempts=1000, backoff=fixed(0.02)),
+)
+def service(delivery: Any) -> None:
+    """Write, having seen how many of its queue are in flight; fail while `up` is not open.
+
+    It waits at its `gate`, if it has one.
+    """
+    payload = begin(delivery)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select count(*) from django_mq_queuedmessage"
+            " where queue = %s and leased_until is not null",
+            [delivery.queue],
+        )
+        witness().saw(f"flying-{cursor.fetchone()[0]}", delivery.attempt)
+    effect(delivery)
+    time.sleep(payload.get("pause", 0))
+    if "gate" in payload:
+        witness().wait_at(gate_of(delivery))
+    if not witness().is_open("up"):
+        raise ConnectionError("the service is down")

@@ -1,0 +1,100 @@
+"""What handlers of a test depend on: it counts who uses it, and can be down or slow."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+from django_mq import handler
+from django_mq.messages import Delivery
+from tests.worker.conftest import PATIENCE
+
+IN_FLIGHT = (
+    "select count(*) from django_mq_queuedmessage where queue = %s and leased_until is not null"
+)
+
+
+class Service:
+    """Call it from handlers. `error` is raised while it is set; nobody passes a closed `gate`."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.pause = 0.0
+        #: Id and attempt of each call, in order.
+        self.calls: list[tuple[int, int]] = []
+        self.failed = 0
+        self.running = 0
+        #: The most that ever ran here at once.
+        self.most = 0
+        #: How many messages of the queue were in flight, as each call saw it.
+        self.in_flight: list[int] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, delivery: Delivery) -> None:
+        self._enter(delivery)
+        try:
+            self._count(delivery)
+            assert self.gate.wait(PATIENCE)
+            threading.Event().wait(self.pause)
+            self._answer()
+        finally:
+            self._leave()
+
+    async def acall(self, delivery: Delivery) -> None:
+        """The same, for a coroutine."""
+        self._enter(delivery)
+        try:
+            await sync_to_async(self._count)(delivery)
+            while not self.gate.is_set():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(self.pause)
+            self._answer()
+        finally:
+            self._leave()
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the messages that were run, in order."""
+        return [id for id, _ in self.calls]
+
+    def handle(self, queue: str = "mail", name: str = "h", **options: Any) -> None:
+        """Register a handler that calls it."""
+        handler("#", queue=queue, name=name, **options)(lambda delivery: self(delivery))
+
+    def _enter(self, delivery: Delivery) -> None:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            self.calls.append((delivery.id, delivery.attempt))
+
+    def _count(self, delivery: Delivery) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(IN_FLIGHT, [delivery.queue])
+            self.in_flight.append(cursor.fetchone()[0])
+
+    def _answer(self) -> None:
+        if (error := self.error) is not None:
+            with self._lock:
+                self.failed += 1
+            raise error
+
+    def _leave(self) -> None:
+        with self._lock:
+            self.running -= 1
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for what no signal announces."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE / 0.01)):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not happen")

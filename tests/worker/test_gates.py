@@ -1,0 +1,377 @@
+"""Limits of messages in flight and pauses, as workers obey them while they run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_mq import broadcast, handler, queues
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt, QueuedMessage
+from tests.database import second_connection
+from tests.rows import add, decide, stored
+from tests.worker.conftest import Running, Said, add_many, waiting
+from tests.worker.service import Service, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+#: Too far away to help: who waits for the poll does not end in time.
+FAR = {"POLL_INTERVAL": 600, "LEASE": 3600}
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    service = Service()
+    yield service
+    service.error = None
+    service.pause = 0.0
+    service.gate.set()
+
+
+@pytest.fixture
+def never_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits in hand behind long handlers is not given back for that."""
+    monkeypatch.setattr("django_mq.worker.hand.STUCK_AFTER", 600.0)
+
+
+def in_flight(queue: str = "mail") -> int:
+    return QueuedMessage.objects.filter(queue=queue, leased_until__isnull=False).count()
+
+
+# ---- limits
+
+
+@pytest.mark.parametrize("kind", ["plain", "keyed", "ordered", "unbound", "async", "batch"])
+def test_never_more_in_flight_than_the_settings_allow(
+    start: Start, service: Service, settings: Any, kind: str
+) -> None:
+    """NSQ-23: 4 of many, over two workers with more threads than that."""
+    options = {"max_in_flight": 4, "ordered": kind == "ordered"}
+    settings.DJANGO_MQ = {"QUEUES": {"mail": options}}
+    service.pause = 0.005
+    if kind == "async":
+
+        @handler("#", queue="mail", name="h")
+        async def h(delivery: Delivery) -> None:
+            await service.acall(delivery)
+
+    elif kind == "batch":
+
+        @handler("#", queue="mail", name="h", batch=True)
+        def together(deliveries: list[Delivery]) -> None:
+            assert len(deliveries) <= 4
+            for delivery in deliveries:
+                service(delivery)
+
+    else:
+        service.handle(atomic=kind != "unbound")
+    with transaction.atomic():
+        for n in range(60):
+            broadcast("a", key=f"k{n % 9}" if kind == "keyed" else None)
+    workers = [start(threads=4) for _ in range(2)]
+    until(lambda: not waiting())
+    assert all(worker.stop() for worker in workers)
+    assert service.most <= 4
+    assert max(service.in_flight) <= 4
+    assert len(service.calls) == 60
+    if kind not in ("ordered", "batch"):
+        assert service.most >= 2
+    if kind == "ordered":
+        assert service.ids == sorted(service.ids)
+
+
+def test_a_limit_is_obeyed_while_workers_run(start: Start, service: Service) -> None:
+    """NSQ-23: decided, raised, lowered, 0 and lifted, each within a second or so."""
+    service.pause = 0.01
+    service.handle()
+    add_many(3000, handler="h")
+    workers = [start(threads=6) for _ in range(2)]
+    until(lambda: service.most > 6)
+    for limit, most in ((2, 2), (5, 5), (1, 1), (0, 0), (3, 3)):
+        queues.limit("mail", limit)
+        began = monotonic()
+        until(lambda most=most: in_flight() <= most)
+        assert monotonic() - began < 10
+        seen, service.most = len(service.in_flight), 0
+        if limit:
+            until(lambda seen=seen: len(service.in_flight) > seen + 20)
+            assert max(service.in_flight[seen:]) <= limit
+            assert 0 < service.most <= limit
+        else:
+            threading.Event().wait(1.5)  # nothing announces that nothing happens
+            assert service.most == 0
+    queues.limit("mail", None)
+    began = monotonic()
+    until(lambda: service.most > 3)
+    assert monotonic() - began < 10
+    assert all(worker.stop() for worker in workers)
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_what_was_decided_goes_before_the_settings(
+    start: Start, service: Service, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 1}}}
+    decide(max_in_flight=3)
+    service.gate.clear()
+    service.handle()
+    add_many(9, handler="h")
+    worker = start(threads=6)
+    until(lambda: service.running == 3)
+    queues.limit("mail", None)
+    service.gate.set()
+    until(lambda: not waiting())
+    assert service.most == 3
+    assert worker.stop()
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_limited_queue_drains_without_waiting_for_the_poll(
+    start: Start, service: Service, settings: Any, limit: int
+) -> None:
+    """Whoever ends one of its messages takes the next one at once."""
+    settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": limit}}}
+    service.handle()
+    add_many(200, handler="h")
+    worker = start(threads=4)
+    until(lambda: not waiting())
+    assert worker.stop()
+    assert service.most <= limit
+
+
+def test_a_place_is_taken_as_soon_as_it_is_free(
+    start: Start, service: Service, settings: Any
+) -> None:
+    """Also while another message of the limited queue takes long."""
+    settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": 2}}}
+    service.gate.clear()
+    handler("slow", queue="mail", name="slow")(lambda delivery: service(delivery))
+    quick = Service()
+    handler("a", queue="mail", name="quick")(lambda delivery: quick(delivery))
+    add(handler="slow")
+    worker = start(threads=4)
+    until(lambda: service.running)
+    with transaction.atomic():
+        for _ in range(30):
+            broadcast("a")
+    until(lambda: len(waiting()) == 1)
+    assert quick.most == 1
+    service.gate.set()
+    assert worker.stop()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_share_a_limited_queue(
+    start: Start, service: Service, settings: Any, workers: int
+) -> None:
+    """However many want the one place, it drains promptly."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 1}}}
+    service.handle()
+    add_many(200, handler="h")
+    began = monotonic()
+    running = [start(threads=2) for _ in range(workers)]
+    until(lambda: not waiting())
+    assert monotonic() - began < 25
+    assert service.most == 1
+    assert all(worker.stop() for worker in running)
+
+
+def test_an_idle_worker_keeps_no_place(
+    start: Start, said: Said, service: Service, settings: Any
+) -> None:
+    """NSQ-26: two workers, a limit of one, ten rounds; and when one of them is gone."""
+    settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": 1}}}
+    service.handle()
+    first, second = start(), start()
+    until(lambda: first.worker.sleeps and second.worker.sleeps)
+    for n in range(1, 11):
+        with transaction.atomic():
+            broadcast("a")
+        said.wait("message_acked", n)
+    assert first.stop()
+    with transaction.atomic():
+        broadcast("a")
+    said.wait("message_acked", 11)
+    assert second.stop()
+
+
+def test_a_full_queue_does_not_hold_up_the_others(
+    start: Start, service: Service, settings: Any
+) -> None:
+    """Not those that are due, and not those that fall due: the poll is far away."""
+    settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": 1}}}
+    service.gate.clear()
+    handler("a", queue="mail", name="h")(lambda delivery: service(delivery))
+    other = Service()
+    handler("b", queue="other", name="other")(lambda delivery: other(delivery))
+    add_many(5, handler="h")
+    add_many(50, queue="other", handler="other")
+    worker = start(threads=3)
+    until(lambda: service.running == 1 and len(other.calls) == 50)
+    add("other", handler="other", after=0.5)
+    with transaction.atomic():  # its ring shows the delayed one, too
+        broadcast("b")
+    until(lambda: len(other.calls) == 52)
+    service.gate.set()
+    until(lambda: not waiting())
+    assert worker.stop()
+
+
+def test_until_empty_ends_when_all_is_held(start: Start, service: Service) -> None:
+    """NSQ-23: 0 holds all, also what lapsed; nothing of it can run now."""
+    decide(max_in_flight=0)
+    service.handle()
+    held, lapsed = add(handler="h"), add(handler="h", leased=-1)
+    assert start(until_empty=True).join()
+    assert waiting() == {held.pk, lapsed.pk}
+    assert service.calls == []
+    queues.limit("mail", None)
+    assert start(until_empty=True).join()
+    assert waiting() == set()
+
+
+def test_until_empty_waits_for_what_others_have_in_flight(
+    start: Start, service: Service, settings: Any
+) -> None:
+    """NSQ-25: there is work left; who finds no room looks again with each poll."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 1}}, "POLL_INTERVAL": 0.1}
+    service.handle()
+    elsewhere, mine = add(leased=300), add(handler="h")
+    worker = start(until_empty=True)
+    until(lambda: worker.worker.sleeps > 10)
+    assert service.calls == []
+    elsewhere.delete()
+    assert worker.join()
+    assert service.ids == [mine.pk]
+
+
+def test_a_lower_limit_calls_back_what_waits_in_hand(
+    start: Start, service: Service, never_stuck: None
+) -> None:
+    """With its attempts refunded; what runs goes on."""
+    service.gate.clear()
+    service.handle()
+    messages = add_many(20, handler="h")
+    worker = start(threads=3)
+    until(lambda: service.running == 3 and in_flight() > 3)
+    queues.limit("mail", 2)
+    until(lambda: in_flight() == 3)
+    assert sum(stored(message).attempts for message in messages) == 3
+    service.gate.set()
+    until(lambda: not waiting())
+    assert worker.stop()
+    assert {attempt for _, attempt in service.calls} == {1}
+
+
+def test_a_full_queue_does_not_spin(start: Start, service: Service, settings: Any) -> None:
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 1}}, "POLL_INTERVAL": 0.5}
+    service.gate.clear()
+    service.handle()
+    add_many(20, handler="h")
+    worker = start(threads=3)
+    until(lambda: service.running)
+    before = worker.worker.sleeps
+    threading.Event().wait(2.0)
+    assert worker.worker.sleeps - before < 25
+    service.gate.set()
+    assert worker.stop()
+
+
+def test_who_froze_in_its_claim_stops_nobody(start: Start, service: Service, settings: Any) -> None:
+    """The gate is not waited for: the other queues of a worker go on."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 5}}}
+    handler("a", queue="mail", name="h")(lambda delivery: service(delivery))
+    handler("b", queue="other", name="other")(lambda delivery: service(delivery))
+    add_many(10, handler="h")
+    with second_connection() as frozen:
+        frozen.autocommit = False
+        frozen.execute("select pg_advisory_xact_lock(hashtextextended('mail', 2))")
+        worker = start(threads=2)
+        until(lambda: worker.worker.sleeps > 3)
+        others = add_many(10, queue="other", handler="other")
+        until(lambda: len(service.calls) == 10)
+        assert set(service.ids) == {message.pk for message in others}
+        before = worker.worker.sleeps
+        threading.Event().wait(1.0)
+        assert worker.worker.sleeps - before < 200
+        frozen.rollback()
+        until(lambda: not waiting())
+    assert worker.stop()
+
+
+def test_lapsed_messages_keep_to_the_limit(start: Start, service: Service, settings: Any) -> None:
+    """They were in flight all the time: one after another they are taken over."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 2}}}
+    service.pause = 0.05
+    service.handle()
+    for _ in range(2):
+        add(handler="h", leased=-1, attempts=1)
+    add_many(5, handler="h")
+    worker = start(threads=4)
+    until(lambda: not waiting())
+    assert worker.stop()
+    assert service.most <= 2
+    assert max(service.in_flight) <= 2
+
+
+# ---- pauses
+
+
+@pytest.mark.parametrize("until_when", [None, 3600], ids=["for good", "until a time"])
+def test_a_pause_is_obeyed_while_workers_run(
+    start: Start, service: Service, never_stuck: None, until_when: float | None
+) -> None:
+    """What waits in hand is given back, its attempt refunded; nothing more starts."""
+    service.gate.clear()
+    service.handle()
+    messages = add_many(30, handler="h")
+    worker = start(threads=2)
+    until(lambda: service.running == 2 and in_flight() > 2)
+    began = monotonic()
+    queues.pause("mail", until=until_when)
+    until(lambda: in_flight() == 2)
+    assert monotonic() - began < 10
+    assert sum(stored(message).attempts for message in messages) == 2
+    service.gate.set()
+    until(lambda: len(waiting()) == 28)
+    threading.Event().wait(0.5)
+    assert len(service.calls) == 2
+    assert queues.resume("mail")
+    began = monotonic()
+    until(lambda: not waiting())
+    assert monotonic() - began < 10
+    assert worker.stop()
+    assert {attempt for _, attempt in service.calls} == {1}
+
+
+def test_a_pause_ends_at_its_time(
+    start: Start, said: Said, service: Service, settings: Any
+) -> None:
+    """To the moment, not to the poll."""
+    settings.DJANGO_MQ = FAR
+    service.handle()
+    decide(paused=-1, until=1.0)
+    add(handler="h")
+    worker = start()
+    said.wait("message_acked")
+    assert worker.stop()
+
+
+def test_a_paused_queue_does_not_spin(start: Start, service: Service, settings: Any) -> None:
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.5}
+    service.handle()
+    decide(paused=-1)
+    add_many(20, handler="h")
+    worker = start(threads=3)
+    until(lambda: worker.worker.sleeps)
+    before = worker.worker.sleeps
+    threading.Event().wait(2.0)
+    assert worker.worker.sleeps - before < 25
+    assert service.calls == []
+    assert worker.stop()
