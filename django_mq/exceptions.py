@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from datetime import datetime, timedelta
 
 #: A wait or a moment: seconds, a timedelta, or an aware datetime.
@@ -156,6 +156,6 @@ def moment(after: When) -> float | datetime:
     seconds = after.total_seconds() if isinstance(after, timedelta) else after
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise ValueError(f"{after!r} is neither seconds, a timedelta nor an aware datetime")
-    if not 0 <= seconds < math.inf:
+    if not 0 <= seconds <= sys.float_info.max:  # nor NaN, nor 10**400
         raise ValueError(f"{after!r} is not a wait; give seconds of zero or more")
     return float(seconds)

@@ -149,7 +149,8 @@ class Cancelled:
 class ClaimedRow(NamedTuple):
     """The columns that a claim returns, in the order of the statement.
 
-    `payload` and `metadata` are JSON text: they are decoded when a handler looks.
+    `payload` and `metadata` are JSON text: they are decoded when a handler looks. `waited` is
+    the seconds from when it was due to its claim.
     """
 
     id: int
@@ -172,7 +173,7 @@ class ClaimedRow(NamedTuple):
     claimed_at: datetime
     unique_id: str | None = None
     ordered: bool = False
-    due_at: datetime | None = None
+    waited: float = 0.0
 
 
 class Fence(NamedTuple):

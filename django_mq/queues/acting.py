@@ -16,6 +16,7 @@ from django.db.backends.utils import CursorWrapper
 
 from django_mq.backoff import as_seconds
 from django_mq.conf import get_settings
+from django_mq.queues.checking import LARGEST, LONGEST, whole
 from django_mq.queues.connecting import alias_of, reading, wake, writing
 from django_mq.routing import check_name
 from django_mq.store import freeing, operate
@@ -26,7 +27,7 @@ logger = logging.getLogger("django_mq")
 CHUNK = 1000
 #: A log line names so many ids, its record so many.
 NAMED, RECORDED = 10, 1000
-LARGEST_ID = 2**63 - 1
+LARGEST_ID = LARGEST
 MOST_ATTEMPTS = 1_000_000
 LOCK_NOT_AVAILABLE = "55P03"
 
@@ -97,8 +98,7 @@ def requeue(
     skipped, also in the quiet time after a success; of several with one id the last is requeued.
     `dry_run` changes nothing and returns what would be tried.
     """
-    if not isinstance(attempts, int) or not 1 <= attempts <= MOST_ATTEMPTS:
-        raise ValueError(f"attempts is a number from 1 to {MOST_ATTEMPTS:,}, not {attempts!r}")
+    whole(attempts, "attempts", most=MOST_ATTEMPTS)
 
     def again(cursor: CursorWrapper, chunk: Sequence[int]) -> list[int]:
         unique = freeing.take_again(cursor, ids=chunk)
@@ -142,7 +142,7 @@ def purge(
     behind them in their keys goes on. `dry_run` changes nothing and returns what would be tried.
     """
     seconds = None if older_than is None else as_seconds(older_than)
-    if older_than is not None and seconds is None:
+    if older_than is not None and (seconds is None or seconds > LONGEST):
         raise ValueError(f"older_than is seconds or a timedelta, not {older_than!r}")
     alias = alias_of(using)
     if ids is None:
@@ -225,8 +225,8 @@ def _find(
     for what, name in (("queue", queue), ("type", type), ("handler", handler), ("key", key)):
         if name is not None:
             check_name(name, what)
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit is a number of messages, not {limit!r}")
+    if limit is not None:
+        whole(limit, "limit")
     with reading(alias) as cursor:
         return operate.find(
             cursor,
@@ -243,8 +243,8 @@ def _find(
 
 def _checked(ids: Ids) -> list[int]:
     """Return `ids` sorted, each once; raises ValueError for what cannot be an id."""
-    found = {ids} if isinstance(ids, int) else set(ids)
-    for each in found:
-        if not isinstance(each, int) or not 0 < each <= LARGEST_ID:
+    every = list(ids) if isinstance(ids, Iterable) else [ids]
+    for each in every:
+        if type(each) is not int or not 0 < each <= LARGEST_ID:
             raise ValueError(f"{each!r} is not the id of a message")
-    return sorted(found)
+    return sorted(set(every))

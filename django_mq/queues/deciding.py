@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 
 from django.db import transaction
@@ -14,6 +14,7 @@ from django.db import transaction
 from django_mq import signals
 from django_mq.conf import get_settings
 from django_mq.exceptions import When, moment
+from django_mq.queues.checking import LONGEST
 from django_mq.queues.connecting import alias_of, wake, writing
 from django_mq.routing import check_name
 from django_mq.store import queue_backoff
@@ -31,12 +32,15 @@ def pause(
     """Let no worker claim from `queue` until then: seconds, a timedelta, an aware datetime, or
     None for good. What runs already goes on. Returns until when, or None.
 
-    Raises ValueError for a time that is past; OperationalError when the queue's row stays locked
-    for a second.
+    Raises ValueError for a time that is past or has no date; OperationalError when the queue's
+    row stays locked for a second.
     """
     check_name(queue, "queue")
     when = None if until is None else moment(until)
     at, delay = (when, None) if isinstance(when, datetime) else (None, when)
+    ahead = delay if at is None else (at - datetime.now(UTC)).total_seconds()
+    if ahead is not None and ahead > LONGEST:
+        raise ValueError(f"queue {queue} cannot be paused until {until}: pause it for good")
     with writing(alias_of(using), dry_run=dry_run) as cursor:
         paused = store.pause(cursor, queue=queue, at=at, delay=delay)
     if paused is None:

@@ -8,6 +8,7 @@ from typing import Literal, overload
 
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
+from django_mq.queues.checking import whole
 from django_mq.queues.connecting import alias_of, reading
 from django_mq.routing import check_name
 from django_mq.store import peek as rows
@@ -93,8 +94,7 @@ def peek(
     """
     if queue is not None:
         check_name(queue, "queue")
-    if limit < 1:
-        raise ValueError(f"limit is a number of messages, not {limit!r}")
+    whole(limit, "limit")
     alias = alias_of(using)
     messages = QueuedMessage.objects.using(alias).with_state().order_by("pk")
     # What others wrote may be too deep to decode: not here, where nobody asked for it.

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
+from django_mq.queues.checking import whole
 from django_mq.queues.connecting import alias_of, reading
 from django_mq.routing import check_name
 from django_mq.store import heads as store
@@ -58,8 +59,7 @@ def heads(queue: str | None = None, *, limit: int = 100, using: str | None = Non
     """
     if queue is not None:
         check_name(queue, "queue")
-    if limit < 1:
-        raise ValueError(f"limit is a number of lines, not {limit!r}")
+    whole(limit, "limit")
     alias = alias_of(using)
     with reading(alias) as cursor:
         found = store.blocked(

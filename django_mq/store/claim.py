@@ -94,8 +94,10 @@ returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.m
           m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
           m.wants_result, m.suspect,
           extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), m.unique_id, m.ordered, taken.at,
-          taken.n
+          m.created_at, statement_timestamp(), m.unique_id, m.ordered,
+          extract(epoch from statement_timestamp()
+                             - greatest(m.created_at, m.processable_after))::float8,
+          taken.at, taken.n
 """
 
 
@@ -128,7 +130,7 @@ def claim(
     )
     found = cursor.fetchall()
     found.sort(key=_place)  # RETURNING promises no order
-    marks = {(row[1], row[7]): (row[20], row[0]) for row in found}
+    marks = {(row[1], row[7]): (row[21], row[0]) for row in found}
     return Claim([ClaimedRow._make(row[:21]) for row in found], marks)
 
 
@@ -143,4 +145,4 @@ def lane_columns(lanes: Sequence[Lane]) -> dict[str, Any]:
 
 
 def _place(row: Sequence[int]) -> int:
-    return row[21]
+    return row[22]

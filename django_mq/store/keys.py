@@ -215,8 +215,10 @@ returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.m
           m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
           m.wants_result, m.suspect,
           extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), m.unique_id, m.ordered, taken.at,
-          taken.turn, taken.place
+          m.created_at, statement_timestamp(), m.unique_id, m.ordered,
+          extract(epoch from statement_timestamp()
+                             - greatest(m.created_at, m.processable_after))::float8,
+          taken.at, taken.turn, taken.place
 """  # noqa: S608
 
 
@@ -262,14 +264,14 @@ def claim(
     found = sorted(cursor.fetchall(), key=_turn)
     marks: dict[tuple[str, int], tuple[datetime, int]] = {}
     for row in found:
-        if row[22] == 1:  # followers come from further on: they do not move the mark
+        if row[23] == 1:  # followers come from further on: they do not move the mark
             lane = row[1], row[7]
-            marks[lane] = max(marks.get(lane, (row[20], 0)), (row[20], row[0]))
+            marks[lane] = max(marks.get(lane, (row[21], 0)), (row[21], row[0]))
     return Claim([ClaimedRow._make(row[:21]) for row in found], marks)
 
 
 def _turn(row: Sequence[int]) -> int:
-    return row[21]
+    return row[22]
 
 
 class Line(NamedTuple):

@@ -80,8 +80,9 @@ returning m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m
           m.wants_result, lapsed.suspect,
           extract(epoch from statement_timestamp() - m.held_since)::float8,
           m.created_at, statement_timestamp(), m.unique_id, m.ordered,
-          m.processable_after, lapsed.leased_until,
-          lapsed.again
+          extract(epoch from statement_timestamp()
+                             - greatest(m.created_at, m.processable_after))::float8,
+          lapsed.leased_until, lapsed.again
 """
 
 

@@ -167,7 +167,8 @@ returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.m
           m.wants_result, m.suspect,
           extract(epoch from statement_timestamp() - m.held_since)::float8,
           m.created_at, statement_timestamp(), m.unique_id, m.ordered,
-          m.processable_after
+          extract(epoch from statement_timestamp()
+                             - greatest(m.created_at, m.processable_after))::float8
 """
 
 

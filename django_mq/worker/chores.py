@@ -57,9 +57,7 @@ def _expire(cursor: Cursor) -> list[Ended]:
             Ended(Delivery(row), Settled.BURIED, reason="expired")
             for row in chores.expire(cursor, limit=FEW)
         ]
-        consequences.follow(
-            cursor, [each for each in ended if consequences.has_any(each.delivery._row)]
-        )
+        consequences.follow(cursor, ended)
     return ended
 
 

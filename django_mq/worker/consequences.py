@@ -16,19 +16,27 @@ if TYPE_CHECKING:
     from django_mq.worker.ending import Ended
 
 
-def has_any(row: ClaimedRow) -> bool:
-    """Say whether the end of this message changes anything but its own row."""
-    return row.key is not None or row.ordered or row.unique_id is not None or row.wants_result
+def having_any(ended: Sequence[Ended]) -> list[Ended]:
+    """Return those whose end changes more than their own rows: of most messages none."""
+    return [
+        each
+        for each in ended
+        if (row := each.delivery._row).key is not None
+        or row.unique_id is not None
+        or row.wants_result
+        or row.ordered
+    ]
 
 
 def follow(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Do what follows from deliveries that were settled just now, in the same transaction.
 
-    Each has `has_any()` of its row, and was still ours.
+    They were still ours.
     """
-    answers.follow(cursor, ended)
-    free_lines(cursor, [each.delivery._row for each in ended if _is_over(each)])
-    freed.follow(cursor, ended)
+    if more := having_any(ended):
+        answers.follow(cursor, more)
+        free_lines(cursor, [each.delivery._row for each in more if _is_over(each)])
+        freed.follow(cursor, more)
 
 
 def free_lines(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:

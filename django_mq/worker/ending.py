@@ -42,6 +42,8 @@ class Settled(Enum):
 
 #: The handler did its work.
 DONE = (Settled.ACKED, Settled.FINISHED)
+#: Nothing of it is in its queue any more, or it is not ours to say.
+NOT_BACK = (*DONE, Settled.LOST)
 
 
 class Ended(NamedTuple):
@@ -76,18 +78,12 @@ def settle_all(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
 
     What else follows is done in the same transaction: one is opened where none is.
     """
-    if not any(consequences.has_any(each.delivery._row) for each in ended):
+    more = consequences.having_any(ended)
+    if not more:
         return _settle_rows(cursor, ended)
     with within_transaction(cursor):
         lost = _settle_rows(cursor, ended)
-        consequences.follow(
-            cursor,
-            [
-                each
-                for each in ended
-                if each.delivery.id not in lost and consequences.has_any(each.delivery._row)
-            ],
-        )
+        consequences.follow(cursor, [each for each in more if each.delivery.id not in lost])
     return lost
 
 
@@ -161,7 +157,7 @@ def ends_or_lost(ended: Sequence[Ended], lost: Collection[int]) -> list[Ended]:
 
 def any_back(ended: Sequence[Ended]) -> bool:
     """Say whether one of these is back in its queue, to run again."""
-    return any(each.settled not in (*DONE, Settled.LOST) for each in ended)
+    return any(each.settled is not Settled.ACKED and each.settled not in NOT_BACK for each in ended)
 
 
 def hold_delay(held_for: float | None) -> float:

@@ -107,9 +107,10 @@ class Hand:
     def put(self, tasks: Iterable[Task]) -> None:
         """Add claimed tasks, behind what is there; suspects go aside."""
         with self._lock:
+            wary = self._lines.broken or self.shut_queues
             for task in tasks:
                 self._fences[task.delivery.id] = (task.delivery.queue, task.delivery.fence)
-                if self.is_unwanted(task):
+                if wary and self.is_unwanted(task):
                     self._given_back.append(task)
                 elif task.delivery._row.suspect and task.line is None:
                     self._suspects.append((monotonic(), task))
@@ -400,11 +401,12 @@ class Hand:
         tasks = slice_.tasks
         while ready and len(tasks) < self._most:
             line = ready[0].line
-            if line is not None and line not in slice_.lines and self._lines.is_out(line):
-                self._lines.wait(ready.popleft(), line)
-                continue
-            if ready[0].delivery._row.suspect:
-                break
+            if line is not None:
+                if line not in slice_.lines and self._lines.is_out(line):
+                    self._lines.wait(ready.popleft(), line)
+                    continue
+                if ready[0].delivery._row.suspect:
+                    break
             handler = ready[0].handler
             if batch:
                 if handler is not first.handler:

@@ -227,7 +227,5 @@ class Keeper(threading.Thread):
                 failed = failed_row(each, suspect=suspect)
                 settle.fail(cursor, [failed] if failed else [])
                 ended.append(each)
-            consequences.follow(
-                cursor, [each for each in ended if consequences.has_any(each.delivery._row)]
-            )
+            consequences.follow(cursor, ended)
         return ended

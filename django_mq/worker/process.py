@@ -197,9 +197,9 @@ class Process:
         self.intake.sort(cursor)
         if self.hand.waiting() and self.hand.stuck():
             self._give_back(cursor)
-        if self.backoffs.noted:
+        if self.backoffs.noted():
             self.backoffs.write(cursor)
-            if not self.backoffs.noted:
+            if not self.backoffs.noted():
                 self.fetcher.freed()  # with another level there is another time to wait for
         if given_back := self.hand.take_given_back():
             self._return(given_back)
@@ -209,7 +209,7 @@ class Process:
         sleep = self.fetcher.fetch(cursor)
         self._worked = True
         self.outage.over()
-        return min(sleep, WRITE_AGAIN) if self.backoffs.noted else sleep
+        return min(sleep, WRITE_AGAIN) if self.backoffs.noted() else sleep
 
     def _give_back(self, cursor: Cursor) -> None:
         """Every executor is busy for long: siblings may have time for what waits here."""
@@ -313,17 +313,21 @@ class Process:
 
     def _settled(self, ended: Sequence[Ended]) -> None:
         """These are no longer in hand: from any thread, after their commit."""
+        rows = [each.delivery._row for each in ended]
         limited = self.claims.limited
-        moved = bool(limited) and any(each.delivery.queue in limited for each in ended)
-        for each in ended:
-            row = each.delivery._row
-            if row.key is not None or row.ordered:
-                moved = True
-                if each.settled not in DONE and (line := line_of(row)):
-                    self.hand.break_line(line)
+        moved = bool(limited) and any(row.queue in limited for row in rows)
+        lined = [
+            each
+            for each, row in zip(ended, rows, strict=True)
+            if row.key is not None or row.ordered
+        ]
+        for each in lined:
+            moved = True
+            if each.settled not in DONE and (line := line_of(each.delivery._row)):
+                self.hand.break_line(line)
         if self.backoffs.active and self.backoffs.note(ended):
             self.wakeup.poke()
-        self.hand.settled([each.delivery.id for each in ended])
+        self.hand.settled([row.id for row in rows])
         if any_back(ended):
             self._freed()
         elif moved:

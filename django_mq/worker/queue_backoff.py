@@ -74,7 +74,6 @@ class QueueBackoffs:
         """The queues that may back off."""
         return frozenset(self._options)
 
-    @property
     def noted(self) -> bool:
         """Say whether there is something to `write()`."""
         return bool(self._failed or self._probed)

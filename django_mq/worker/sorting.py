@@ -43,7 +43,8 @@ class Sorter:
         return tasks
 
     def _task(self, row: ClaimedRow, handler: Handler) -> Task:
-        return Task(Delivery(row), handler, self._facts(handler)[1], line_of(row))
+        line = None if row.key is None and not row.ordered else line_of(row)
+        return Task(Delivery(row), handler, self._facts(handler)[1], line)
 
     def _queues(self, handler: Handler) -> tuple[str, ...]:
         return self._facts(handler)[0]

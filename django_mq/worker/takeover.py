@@ -40,9 +40,7 @@ def take_over(
             max_bytes=max_bytes,
             admitted=admitted,
         )
-        consequences.follow(
-            cursor, [_buried(row) for row in found.dead if consequences.has_any(row)]
-        )
+        consequences.follow(cursor, list(map(_buried, found.dead)))
     return found
 
 

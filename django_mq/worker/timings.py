@@ -12,7 +12,7 @@ from django_mq.timing import Tally
 from django_mq.worker.ending import Settled
 
 if TYPE_CHECKING:
-    from django_mq.messages import ClaimedRow, Delivery
+    from django_mq.messages import Delivery
     from django_mq.worker.ending import Ended
 
 #: Handlers that a heartbeat tells of: those that ended most messages.
@@ -26,12 +26,7 @@ def queued_for(delivery: Delivery) -> float | None:
     for the backoff of its policy.
     """
     row = delivery._row
-    return max(0.0, _waited(row)) if row.attempts == 1 else None
-
-
-def _waited(row: ClaimedRow) -> float:
-    due, created = row.due_at, row.created_at
-    return (row.claimed_at - (due if due and due > created else created)).total_seconds()
+    return max(0.0, row.waited) if row.attempts == 1 else None
 
 
 class Timings:
@@ -99,7 +94,7 @@ def _count(tally: Tally, ended: list[Ended]) -> None:
             ran.append(seconds)
             row = each.delivery._row
             if row.attempts == 1:
-                waited.append(_waited(row))
+                waited.append(row.waited)
     tally.acked += acked
     tally.ran.add(ran)
     tally.waited.add(waited)

@@ -69,6 +69,16 @@ def test_a_claim_is_a_lease_for_one_attempt(cursor: Cursor) -> None:
     assert message.processable_after < row.claimed_at
 
 
+@pytest.mark.parametrize(("after", "created"), [(-10, -600), (-600, -10)])
+def test_a_claim_tells_how_long_a_message_waited(
+    cursor: Cursor, after: float, created: float
+) -> None:
+    """CAR-42: since it was due, so without its delay; or since it was made, if that is later."""
+    add(after=after, created=created)
+    (row,) = take(cursor).rows
+    assert 10 <= row.waited < 70
+
+
 STATES: dict[str, tuple[dict[str, Any], bool]] = {
     "processable": ({}, True),
     "due exactly now": ({"after": 0}, True),
