@@ -10,6 +10,7 @@ from time import monotonic
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_mq.preparing import own_cursor
 from django_mq.store import doorbell
 
 logger = logging.getLogger("django_mq")
@@ -45,7 +46,7 @@ def _ringer(alias: str) -> Callable[[], None]:
             return
         _last[alias] = now
         try:
-            with connections[alias].cursor() as cursor:
+            with own_cursor(connections[alias]) as cursor:
                 doorbell.ring(cursor)
         except Exception:
             _last.pop(alias, None)

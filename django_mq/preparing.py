@@ -1,4 +1,4 @@
-"""Statements that the server keeps prepared: planning an INSERT anew costs more than running it."""
+"""Producers' statements that the server keeps prepared: planning costs more than running them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ THRESHOLD = 2
 def may_prepare(connection: BaseDatabaseWrapper) -> bool:
     """Say whether statements may be prepared on the server: not through a transaction pooler.
 
-    DISABLE_SERVER_SIDE_CURSORS is Django's own sign of one.
+    DISABLE_SERVER_SIDE_CURSORS is Django's own sign of one. Who wrote `prepare_threshold: None`
+    into OPTIONS means it too; left out, Django has the same there.
     """
-    return not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+    settings = connection.settings_dict
+    return (
+        not settings.get("DISABLE_SERVER_SIDE_CURSORS")
+        and settings["OPTIONS"].get("prepare_threshold", THRESHOLD) is not None
+    )
 
 
 @contextmanager
-def inserting_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
-    """Return a cursor for our own INSERT in the caller's transaction, prepared where it may be.
+def own_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
+    """Return a cursor for our own statements on the caller's connection, prepared if they may be.
 
     Where somebody looks on (a query log, `assertNumQueries`, an execute wrapper), it is Django's
     own cursor, so that they see the statement.

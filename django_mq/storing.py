@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -15,13 +16,14 @@ from django_mq.backlog import admit
 from django_mq.conf import Settings
 from django_mq.drafting import Wanted
 from django_mq.messages import CopyReceipt
-from django_mq.preparing import inserting_cursor
+from django_mq.preparing import own_cursor
 from django_mq.store.backlog import lock_lines
 from django_mq.store.insert import FEW, NewRow, insert
 
 #: A chunk of a large broadcast ends at so many rows, or so many characters of JSON.
 CHUNK_ROWS = 2_000
 CHUNK_SIZE = 4 * 1024 * 1024
+NOTHING = nullcontext()
 R = TypeVar("R", bound=NewRow | Wanted)
 
 
@@ -40,7 +42,8 @@ class Storer:
         """Insert rows without unique ids, all or none; return their ids, in order."""
         if len(rows) <= FEW:
             # One statement is all or none by itself, and nothing is left that it could refuse.
-            return self.insert_chunk(rows)
+            with self._block():
+                return self.insert_chunk(rows)
         with transaction.atomic(using=self._connection.alias):
             return self.insert_chunk(rows)  # they are all here: one COPY, while its lines are made
 
@@ -52,20 +55,27 @@ class Storer:
             admit(self._connection, self._limits, rows)
         if self._in_commit_order:
             self._join_lines(rows)
-        with inserting_cursor(self._connection) as cursor, self._connection.wrap_database_errors:
+        with own_cursor(self._connection) as cursor, self._connection.wrap_database_errors:
             ids = insert(cursor, rows)
         self._ring(rows)
         return ids
 
     def dedupe(self, wanted: Sequence[Wanted]) -> list[CopyReceipt]:
         """Store rows of which some have unique ids, all or none; say what became of each."""
-        if self._in_commit_order:
-            self._join_lines([each.row for each in wanted])
-        stored = deduping.store(
-            self._connection, wanted, partial(admit, self._connection, self._limits)
-        )
-        self._ring(stored.rows)
+        with self._block():
+            if self._in_commit_order:
+                self._join_lines([each.row for each in wanted])
+            stored = deduping.store(
+                self._connection, wanted, partial(admit, self._connection, self._limits)
+            )
+            self._ring(stored.rows)
         return stored.copies
+
+    def _block(self) -> AbstractContextManager[None]:
+        """Return a transaction for what joins a line where none is open (REQUIRE_ATOMIC off)."""
+        if not self._in_commit_order or self._connection.in_atomic_block:
+            return NOTHING
+        return transaction.atomic(using=self._connection.alias)
 
     def _join_lines(self, rows: Sequence[NewRow]) -> None:
         """Wait for the lines whose ids are to rise in the order of commits: no id is drawn yet."""

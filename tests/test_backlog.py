@@ -128,3 +128,17 @@ def test_what_adds_nothing_is_not_refused() -> None:
 def test_other_queues_pay_nothing(django_assert_num_queries: Any) -> None:
     with django_assert_num_queries(1):
         send(queue="other")
+
+
+def test_a_count_ends_with_the_test_that_it_was_made_in() -> None:
+    """What one TestCase stored is rolled back, at a moment when the clock has not moved."""
+    for _ in range(2):
+        test = transaction.atomic()
+        test._from_testcase = True
+        with test:
+            with transaction.atomic():
+                for _ in range(3):
+                    send()
+                with pytest.raises(BroadcastBusy):
+                    send()
+            transaction.set_rollback(True)

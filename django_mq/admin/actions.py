@@ -23,11 +23,11 @@ from django.urls import path
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from django_mq.admin.base import id_of
 from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.operations import CANCEL, DISCARD, OPERATIONS, REQUEUE, RUN_NOW, Operation
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.queues.acting import LARGEST_ID
 from django_mq.queues.connecting import writing
 from django_mq.queues.standing import standings
 from django_mq.states import MessageState
@@ -237,9 +237,8 @@ class MessageActionsAdmin(HeadsAdmin):
 
 def _numbers(texts: Sequence[str]) -> list[int]:
     """Return ids in order, each once; raises BadRequest for what is none."""
-    if not all(text.isascii() and text.isdecimal() and len(text) < 20 for text in texts):
-        raise BadRequest("That is not the id of a message.")
-    ids = sorted({int(text) for text in texts})
-    if ids and not 0 < ids[0] <= ids[-1] <= LARGEST_ID:
+    found = {id_of(text) for text in texts}
+    ids = sorted(id for id in found if id is not None)
+    if len(ids) < len(found):
         raise BadRequest("That is not the id of a message.")
     return ids

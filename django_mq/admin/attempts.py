@@ -11,11 +11,10 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin, id_of
 from django_mq.admin.filters import ErrorFilter, HandlerFilter, QueueFilter
 from django_mq.admin.texts import block, breakable, excerpt, full, link, took, when
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.queues.acting import LARGEST_ID
 
 
 class FailedAttemptAdmin(ReadOnlyAdmin):
@@ -45,8 +44,8 @@ class FailedAttemptAdmin(ReadOnlyAdmin):
         if "\x00" in term:
             return queryset.none(), False
         wanted = Q(type=term) | Q(error_class=term)
-        if term.isdecimal() and term.isascii() and int(term) <= LARGEST_ID:
-            wanted |= Q(message_id=int(term))
+        if (id := id_of(term)) is not None:
+            wanted |= Q(message_id=id)
         return queryset.filter(wanted), False
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:

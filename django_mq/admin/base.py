@@ -20,12 +20,26 @@ from django.utils.translation import gettext
 
 from django_mq.admin.bounds import BoundedChangeList, CappedPaginator, impatient, ran_out
 from django_mq.models import QueuedMessage
+from django_mq.queues.acting import LARGEST_ID
 from django_mq.queues.connecting import alias_of
+from django_mq.routing import MAX_NAME
 
 if TYPE_CHECKING:
     StockAdmin = admin.ModelAdmin[Any]
 else:
     StockAdmin = admin.ModelAdmin
+
+
+def id_of(text: str) -> int | None:
+    """Return the id of a message that somebody typed, None if it is none.
+
+    >>> id_of("17"), id_of("0"), id_of("9" * 5000)
+    (17, None, None)
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        return None
+    found = int(text)
+    return found if 0 < found <= LARGEST_ID else None
 
 
 class QueueScopeMixin:
@@ -79,6 +93,12 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows that the user may see."""
         return self.scoped(request, super().get_queryset(request).using(self.alias))
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the row; what can be nobody's key is not asked for."""
+        if len(object_id) > MAX_NAME or "\x00" in object_id:
+            return None
+        return super().get_object(request, object_id, from_field)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Allow the filters of the page, and exact values of public columns."""

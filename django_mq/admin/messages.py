@@ -15,13 +15,13 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
+from django_mq.admin.base import id_of
 from django_mq.admin.bounds import impatient
 from django_mq.admin.filters import HandlerFilter, QueueFilter, StateFilter
 from django_mq.admin.page import MessagePageAdmin
 from django_mq.admin.texts import badge, breakable, excerpt, link, when
 from django_mq.exceptions import InvalidName
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
-from django_mq.queues.acting import LARGEST_ID
 from django_mq.queues.explaining import GONE, OWN_REASONS
 from django_mq.queues.standing import shown_count, standings
 from django_mq.routing import check_name
@@ -70,8 +70,8 @@ class QueuedMessageAdmin(MessagePageAdmin):
         except InvalidName:
             return queryset.none(), False
         wanted = Q(type=term) | Q(key=term) | Q(unique_id=term)
-        if term.isdecimal() and int(term) <= LARGEST_ID:
-            wanted |= Q(pk=int(term))
+        if (id := id_of(term)) is not None:
+            wanted |= Q(pk=id)
         return queryset.filter(wanted), False
 
     def get_list_display(self, request: HttpRequest) -> Any:
@@ -92,14 +92,14 @@ class QueuedMessageAdmin(MessagePageAdmin):
     ) -> HttpResponseRedirect:
         """Say what became of a message whose row is gone."""
         text = gettext("Message %(id)s is not stored.") % {"id": excerpt(object_id)}
-        wanted = int(object_id) if object_id.isdecimal() and object_id.isascii() else 0
-        if 0 < wanted <= LARGEST_ID and self.get_queues(request) is None:
+        wanted = id_of(object_id)
+        if wanted is not None and self.get_queues(request) is None:
             why = queues.why(wanted, using=self.alias)
             if why.state == GONE:
                 text = str(why) if self.may_see_payloads(request) else why.text
         self.message_user(request, text, notices.WARNING)
         attempts = self.scoped(request, FailedAttempt.objects.using(self.alias))
-        attempts = attempts.filter(message_id=wanted)
+        attempts = attempts.filter(message_id=wanted or 0)
         address = ""
         if request.user.has_perm("django_mq.view_failedattempt") and attempts.exists():
             address = self.url(FailedAttempt, "changelist", message_id=wanted)

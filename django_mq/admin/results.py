@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin, id_of
 from django_mq.admin.texts import badge, block, excerpt, full, pretty, when
 from django_mq.models import Result
 
@@ -36,9 +36,8 @@ class ResultAdmin(ReadOnlyAdmin):
         term = search_term.strip().removeprefix("#")
         if not term:
             return queryset, False
-        if not (term.isascii() and term.isdecimal()):
-            return queryset.none(), False
-        return queryset.filter(pk=int(term)), False
+        id = id_of(term)
+        return (queryset.none() if id is None else queryset.filter(pk=id)), False
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ["message_id", "handler", "outcome", "created_full"]

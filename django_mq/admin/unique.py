@@ -11,12 +11,11 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin, id_of
 from django_mq.admin.filters import QueueFilter
 from django_mq.admin.texts import badge, breakable, full, link, pretty, span, when
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.queues.acting import LARGEST_ID
 from django_mq.routing import check_name
 
 
@@ -47,8 +46,8 @@ class UniqueKeyAdmin(ReadOnlyAdmin):
         except InvalidName:
             return queryset.none(), False
         wanted = Q(unique_id=term) | Q(type=term)
-        if term.isdecimal() and int(term) <= LARGEST_ID:
-            wanted |= Q(message_id=int(term))
+        if (id := id_of(term)) is not None:
+            wanted |= Q(message_id=id)
         return queryset.filter(wanted), False
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:

@@ -111,7 +111,7 @@ def gather(
     The first that fails or does not come is raised, and the others can be waited for again; with
     `return_exceptions` each RemoteError and ReplyTimeout stands in the place of its reply.
     """
-    return collect(pendings, timeout, return_exceptions=return_exceptions)
+    return collect(_checked(pendings), timeout, return_exceptions=return_exceptions)
 
 
 async def arequest(
@@ -181,7 +181,17 @@ async def agather(
     return_exceptions: bool = False,
 ) -> list[Any]:
     """As `gather()`; nothing blocks the loop, and no thread waits for each."""
-    return await acollect(pendings, timeout, return_exceptions=return_exceptions)
+    return await acollect(_checked(pendings), timeout, return_exceptions=return_exceptions)
+
+
+def _checked(pendings: tuple[PendingReply, ...]) -> tuple[PendingReply, ...]:
+    for each in pendings:
+        if not isinstance(each, PendingReply):
+            raise TypeError(
+                "gather(p1, p2) waits for what request() returns, and of a list gather(*them);"
+                f" not for {type(each).__name__}"
+            )
+    return pendings
 
 
 def _request(message: Message, using: str | None) -> PendingReply:

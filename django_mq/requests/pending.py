@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
+from django_mq.addressing import check_whole
 from django_mq.conf import get_settings
 from django_mq.exceptions import (
     CannotWait,
@@ -38,13 +39,14 @@ class PendingReply:
 
     `id` is the id of the message and the address of its reply: `PendingReply(id)` is the same in
     another process, and so is what was pickled. A reply is kept for RESULT_RETENTION and may be
-    read often. Ids can be guessed: check whose it is before you show a reply to somebody.
+    read often. Ids can be guessed: check whose it is before you show a reply to somebody. Raises
+    InvalidOption for what is no id: in a web view, that is what somebody typed.
     """
 
     __slots__ = ("_alias", "_birth", "_queue", "_type", "id")
 
     def __init__(self, id: int, *, using: str | None = None) -> None:
-        self.id = id
+        self.id = check_whole(id, "id", 1, 2**63 - 1)
         self._alias = using or queue_connection(get_settings(), None).alias
         self._type = self._queue = ""
         self._birth: _Birth | None = None

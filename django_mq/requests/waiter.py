@@ -63,10 +63,11 @@ class Waiter:
         """
         future: Future[Found] = Future()
         with self._lock:
-            self._wanted.setdefault(id, _Wanted()).futures.append(future)
             if not self._running:
-                self._running = True
+                # A thread may be refused. This one sees what follows when the lock is free.
                 threading.Thread(target=self._run, name="mq-replies", daemon=True).start()
+                self._running = True
+            self._wanted.setdefault(id, _Wanted()).futures.append(future)
         self._poke()
         try:
             yield future

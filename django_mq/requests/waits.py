@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from threading import TIMEOUT_MAX
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ class _Time:
         self._end = None if self.seconds is None else monotonic() + self.seconds
 
     def left(self) -> float | None:
-        return None if self._end is None else max(0.0, self._end - monotonic())
+        return None if self._end is None else min(max(0.0, self._end - monotonic()), TIMEOUT_MAX)
 
 
 @contextmanager

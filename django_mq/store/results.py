@@ -57,10 +57,11 @@ def store(cursor: Cursor, answers: Sequence[Answer], *, ring: bool) -> None:
 
 
 # One statement, so one snapshot: a message goes and its result comes in the same transaction. A
-# dead letter answers by itself where nothing was stored: its worker vanished with it.
+# dead letter answers by itself where nothing was stored: its worker vanished with it. One that was
+# requeued is asked again, so what is stored of its death is no answer.
 LOOK = """
 select wanted.id,
-       r.message_id is not null or m.dead_at is not null,
+       m.dead_at is not null or (m.id is null and r.message_id is not null),
        m.id is not null,
        r.value::text,
        case when r.message_id is null then 'Unanswered' else r.error_class end,

@@ -12,7 +12,7 @@ from django_mq.admin.bounds import AtLeast, CappedPaginator
 from django_mq.admin.filters import NARROWED
 from django_mq.models import FailedAttempt, QueuedMessage, Result
 from django_mq.states import MessageState
-from tests.admin.pages import LIST, listed, text, told, url
+from tests.admin.pages import LIST, MODELS, listed, text, told, url
 from tests.rows import add, beat, decide
 
 pytestmark = pytest.mark.django_db
@@ -122,6 +122,15 @@ def test_public_columns_may_be_asked_for_exactly(boss, column):
 def test_what_cannot_be_asked_of_a_database_is_no_error_page(boss, data):
     add()
     assert boss.get(LIST, data, follow=True).status_code == 200
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("term", ["9" * 5000, "9" * 60, "\x00", "\u0662"])
+def test_neither_a_search_nor_an_address_that_cannot_be_is_an_error_page(boss, model, term):
+    """Python reads no number of 5,000 digits, and PostgreSQL no NUL."""
+    assert boss.get(url(model), {"q": term}, follow=True).status_code == 200
+    for page in ("change", "history"):
+        assert boss.get(url(model, page, term)).status_code in (302, 404)
 
 
 def queries(client, address, **data):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -312,7 +312,18 @@ class TestPause:
         assert (state.backoff_level, state.max_in_flight) == (3, 5)
 
     @pytest.mark.parametrize(
-        "until", [0, -1, datetime(2020, 1, 1, tzinfo=UTC), datetime(2999, 1, 1), "soon"]
+        "until",
+        [
+            0,
+            -1,
+            datetime(2020, 1, 1, tzinfo=UTC),
+            datetime(2999, 1, 1),
+            "soon",
+            1e12,
+            10**400,
+            timedelta.max,
+            datetime.max.replace(tzinfo=timezone(timedelta(hours=-5))),
+        ],
     )
     def test_what_is_no_end(self, until):
         with pytest.raises(ValueError):  # noqa: PT011
@@ -331,7 +342,7 @@ def test_nobody_is_woken_where_workers_poll(settings, rings):
     assert rings == []
 
 
-@pytest.mark.parametrize("ids", [["7"], [0], [2**63], [None]])
+@pytest.mark.parametrize("ids", [["7"], [0], [2**63], [None], True, [True], 1.5, [[1]]])
 def test_what_is_no_id(ids):
     for action in (queues.cancel, queues.discard, queues.run_now, queues.requeue):
         with pytest.raises(ValueError, match="is not the id"):
@@ -345,7 +356,12 @@ def test_what_is_no_id(ids):
         {"ids": [1], "limit": 5},
         {"attempts": 0},
         {"attempts": 2**31},
+        {"attempts": True},
         {"limit": 0},
+        {"limit": True},
+        {"limit": 2.5},
+        {"limit": "5"},
+        {"limit": 2**63},
         {"type": "no such type"},
     ],
 )

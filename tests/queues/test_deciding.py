@@ -10,6 +10,8 @@ from django.db import OperationalError, connection, transaction
 from django_mq import bell, queues, signals
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
+from django_mq.store import queues as store
+from tests.database import second_connection
 from tests.rows import decide
 
 pytestmark = pytest.mark.django_db
@@ -153,3 +155,13 @@ def test_somebody_elses_lock_is_waited_for_a_moment_only(transactional_db, other
 def test_a_bad_name(action):
     with pytest.raises(InvalidName):
         action("no such name")
+
+
+def test_with_parameters_that_the_server_binds(transactional_db):
+    """OPTIONS = {"server_side_binding": True}: as the bare driver does it."""
+    with second_connection() as other, other.cursor() as cursor:
+        store.limit(cursor, queue="mail", max_in_flight=5)
+        assert store.pause(cursor, queue="mail", at=None, delay=60.0) is not None
+        assert store.resume(cursor, queue="mail")
+        store.limit(cursor, queue="mail", max_in_flight=7)
+    assert QueueState.objects.get().max_in_flight == 7

@@ -241,5 +241,7 @@ class TestPeek:
     def test_bad_arguments(self):
         with pytest.raises(InvalidName):
             queues.peek("no such name")
-        with pytest.raises(ValueError, match="limit"):
-            queues.peek(limit=0)
+        for limit in (0, True, 2.5, "5", 2**63):
+            for dead in (False, True):
+                with pytest.raises(ValueError, match="limit"):
+                    queues.peek(limit=limit, dead=dead)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection
 
@@ -155,6 +157,10 @@ def test_dead_letters_are_chosen_by_key_and_handler(choice):
     [
         lambda: queues.heads("no name"),
         lambda: queues.heads(limit=0),
+        lambda: queues.heads(limit=True),
+        lambda: queues.heads(limit=2**63),
+        lambda: queues.purge(older_than=1e300),
+        lambda: queues.purge(older_than=timedelta.max),
         lambda: queues.requeue(key="no key"),
         lambda: queues.purge(handler="no name"),
         lambda: queues.purge(ids=[1], key="k"),

@@ -16,6 +16,7 @@ from django.test import TestCase
 
 from django_mq import (
     CannotWait,
+    InvalidOption,
     InvalidPayload,
     PendingReply,
     Reject,
@@ -449,6 +450,28 @@ def test_a_dead_letter_that_is_discarded_keeps_its_answer_and_one_requeued_gets_
 # ---- the address
 
 
+def test_what_is_requeued_is_waited_for() -> None:
+    """The error that it died of is no answer any more: there is hope again."""
+    broken = True
+
+    @handler("test.echo", name="echo", retry=NEVER)
+    def echo(delivery: Any) -> int:
+        if broken:
+            raise ValueError("no")
+        return 7
+
+    pending = request("test.echo")
+    drain()
+    assert pending.done()
+    broken = False
+    queues.requeue(pending.id)
+    assert not pending.done()
+    with pytest.raises(ReplyTimeout):
+        pending.result(timeout=0)
+    drain()
+    assert pending.result() == 7
+
+
 def test_a_reply_is_found_again_by_its_id() -> None:
     """RMQ-18: asked for twice it is the same address; it travels by id or pickled."""
     echo()
@@ -473,6 +496,23 @@ def test_what_has_no_reply() -> None:
         with pytest.raises(CannotWait, match="no reply to message"):
             each.result()
     assert gather(pending, return_exceptions=True)[0].__class__ is CannotWait
+
+
+@pytest.mark.parametrize("id", ["7", True, 0, -1, 2**63, None, 1.0])
+def test_what_is_no_id(id: Any) -> None:
+    """One waits for the replies of all: what it cannot look for would fail for everybody."""
+    with pytest.raises(InvalidOption, match="id must be a whole number"):
+        PendingReply(id)
+
+
+def test_what_is_no_request() -> None:
+    echo()
+    pending = request("test.echo")
+    for wrong in ([pending], pending.id):
+        with pytest.raises(TypeError, match="gather\\(p1, p2\\)"):
+            gather(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="gather\\(p1, p2\\)"):
+            async_to_sync(agather)(pending, wrong)  # type: ignore[arg-type]
 
 
 def test_a_result_that_somebody_else_wrote() -> None:

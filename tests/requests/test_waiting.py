@@ -464,6 +464,32 @@ def test_its_connection_is_cut(start: Start) -> None:
         assert replies.result() == [1]
 
 
+@pytest.mark.parametrize("timeout", [1e300, timedelta.max])
+def test_a_timeout_beyond_all_clocks_is_as_none(start: Start, timeout: Any) -> None:
+    echo()
+    start()
+    assert request("test.echo", 1).result(timeout=timeout) == 1
+    assert async_to_sync(request("test.echo", 2).aresult)(timeout=timeout) == 2
+
+
+def test_no_thread_to_be_had_is_an_error_and_no_end(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one who waits finds things as if nobody had tried."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    echo()
+    pending = request("test.echo", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            pending.result()
+    start()
+    assert pending.result(timeout=PATIENCE) == 1
+
+
 def test_a_database_that_refuses_is_an_error_and_no_end(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
