@@ -14,6 +14,7 @@ from django_mq import (
     CopyReceipt,
     Delivery,
     DuplicateMessage,
+    InvalidOption,
     Message,
     RetryPolicy,
     broadcast,
@@ -22,6 +23,7 @@ from django_mq import (
     handler,
     handlers,
 )
+from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.store import freeing
 from django_mq.store.freeing import Done
@@ -107,6 +109,23 @@ def test_a_free_id_is_added(option: Any) -> None:
     later = send(2, unique_id="v", on_duplicate=option, after=60)
     row = QueuedMessage.objects.with_state().get(pk=later.id)
     assert row.state == "delayed"
+
+
+def test_options_together(settings: Any) -> None:
+    """CAR-6: a delay, an id, what becomes of duplicates; how long a lease is its queue says."""
+    settings.DJANGO_MQ = {"QUEUES": {"default": {"lease": 7}}}
+    assert get_settings().queue("default").lease == 7.0
+    assert told(send(1, after=60)) == ("added", "")
+    assert told(send(2)) == ("duplicate", "waiting")
+    assert told(send(2, on_duplicate="update")) == ("updated", "")
+    assert told(send(3, on_duplicate="debounce")) == ("debounced", "")
+    lease()
+    assert told(send(4, on_duplicate="update")) == ("duplicate", "in_flight")
+    assert told(send(4, on_duplicate="requeue")) == ("requeued", "")
+    for bad in ({"on_duplicate": "replace"}, {"unique_id": None, "on_duplicate": "update"}):
+        with pytest.raises(InvalidOption, match="on_duplicate"):
+            send(5, **bad)
+    assert the_message().payload == {"n": 3}
 
 
 def test_without_an_id_nothing_is_unique(django_assert_num_queries: Any) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 
 from django_mq import Message, broadcast, broadcast_many, handler, handlers
 from django_mq.models import QueuedMessage
@@ -187,3 +187,25 @@ def test_calls_wait_for_keys_in_one_order(pool: ThreadPoolExecutor) -> None:
     for call in calls:
         call.result(PATIENCE)
     assert QueuedMessage.objects.count() == 800
+
+
+@pytest.mark.parametrize("options", [{}, {"unique_id": "u"}], ids=["plain", "unique"])
+def test_without_a_block_the_line_is_kept_until_the_row_is_there(
+    settings: Any, options: dict[str, Any]
+) -> None:
+    """REQUIRE_ATOMIC off: a lock that ends with its own statement would keep nobody waiting."""
+    settings.DJANGO_MQ = {**settings.DJANGO_MQ, "REQUIRE_ATOMIC": False}
+    kept: list[int] = []
+
+    def look(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if "insert into django_mq_queuedmessage" in sql:
+            driver = context["connection"].connection
+            found = driver.execute(
+                "select 1 from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+            )
+            kept.append(len(found.fetchall()))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(look):
+        broadcast("a.b", queue="keys", key="k", **options)
+    assert kept == [1]

@@ -691,7 +691,7 @@ def test_it_rings_for_what_a_poll_would_meet_late(
 def test_a_ring_that_fails_harms_nobody_and_the_next_one_rings(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guarantee 7."""
+    """Guarantee 7; PMQ-40."""
     after = []
     with listening() as listener:
         with monkeypatch.context() as patch, caplog.at_level("DEBUG", "django_mq"):

@@ -34,10 +34,14 @@ class Lane(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a claim took, in order, and for each lane it took from, the last row of its scan."""
+    """What a claim took, in order, and for each lane it took from, the last row of its scan.
+
+    `further`: it moved waiting rows out of the way, and did not look at what is behind them.
+    """
 
     rows: list[ClaimedRow]
     marks: dict[tuple[str, int], tuple[datetime, int]]
+    further: bool = False
 
 
 NOTHING = Claim([], {})

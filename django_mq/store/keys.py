@@ -76,6 +76,8 @@ _CAN_BE_TAKEN = """
                and m.leased_until is not null)
 """
 
+# OFFSET 0 keeps the locks from being tried before it is known which lines can be taken; of those
+# the limit counts only what nobody else is claiming from.
 LOCK_LINES = f"""
 with seen as materialized ({_WINDOW}), line as (
     select queue, handler, key, min(n) as n
@@ -90,10 +92,11 @@ select line.queue, line.handler, line.key, line.n
       from line
      cross join lateral ({_HEAD}) head
      where {_CAN_BE_TAKEN}
-     limit %(limit)s
+    offset 0
   ) line
  where pg_try_advisory_xact_lock(
            hashtextextended(line.queue || ' ' || line.handler || ' ' || line.key, 1))
+ limit %(limit)s
 """  # noqa: S608  (made of our own texts, as is the next)
 
 CLAIM_LINES = f"""
@@ -131,11 +134,12 @@ with seen as materialized ({_WINDOW}), line as materialized (
      ) run
      where run.unbroken
 ), chosen as materialized (
-    select run.id, run.n, run.place from run
+    select run.id, run.n, run.place, true as lined from run
     union all
-    select seen.id, seen.n, 1 from seen where seen.key is null
+    select seen.id, seen.n, 1, false from seen where seen.key is null
 ), locked as materialized (
-    select m.id, m.processable_after as at, m.payload::text as payload, chosen.n, chosen.place
+    select m.id, m.processable_after as at, m.payload::text as payload,
+           chosen.n, chosen.place, chosen.lined
       from chosen
       join django_mq_queuedmessage m on m.id = chosen.id
      where m.dead_at is null and m.leased_until is null
@@ -149,7 +153,7 @@ with seen as materialized ({_WINDOW}), line as materialized (
         select locked.*, row_number() over turns as turn,
                sum(octet_length(payload)) over turns as total
           from (
-            select locked.*, row_number() over (partition by n order by place) as nth
+            select locked.*, row_number() over (partition by lined, n order by place) as nth
               from locked
           ) locked
          where nth = place
@@ -205,20 +209,27 @@ with seen as materialized ({_WINDOW}), line as materialized (
        set blocked_by = behind.head
       from (select * from ours union all select * from theirs) behind
      where m.id = behind.id
+    returning m.id
+), claimed as (
+    update django_mq_queuedmessage m
+       set attempts = m.attempts + 1, claimed_by = %(claimer)s, blocked_by = null,
+           leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
+      from taken
+     where m.id = taken.id
+    returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.metadata::text,
+              m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
+              m.wants_result, m.suspect,
+              extract(epoch from statement_timestamp() - m.held_since)::float8,
+              m.created_at, statement_timestamp(), m.unique_id, m.ordered,
+              extract(epoch from statement_timestamp()
+                                 - greatest(m.created_at, m.processable_after))::float8,
+              taken.at, taken.turn, taken.place
 )
-update django_mq_queuedmessage m
-   set attempts = m.attempts + 1, claimed_by = %(claimer)s, blocked_by = null,
-       leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
-  from taken
- where m.id = taken.id
-returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.metadata::text,
-          m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
-          m.wants_result, m.suspect,
-          extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), m.unique_id, m.ordered,
-          extract(epoch from statement_timestamp()
-                             - greatest(m.created_at, m.processable_after))::float8,
-          taken.at, taken.turn, taken.place
+select claimed.*, further.found
+  from (
+    select exists (select from parked) and (select count(*) from seen) >= %(window)s as found
+  ) further
+  left join claimed on true
 """  # noqa: S608
 
 
@@ -261,13 +272,14 @@ def claim(
             "bytes": max_bytes,
         },
     )
-    found = sorted(cursor.fetchall(), key=_turn)
+    rows = cursor.fetchall()
+    found = sorted((row for row in rows if row[0] is not None), key=_turn)
     marks: dict[tuple[str, int], tuple[datetime, int]] = {}
     for row in found:
         if row[23] == 1:  # followers come from further on: they do not move the mark
             lane = row[1], row[7]
             marks[lane] = max(marks.get(lane, (row[21], 0)), (row[21], row[0]))
-    return Claim([ClaimedRow._make(row[:21]) for row in found], marks)
+    return Claim([ClaimedRow._make(row[:21]) for row in found], marks, further=rows[0][-1])
 
 
 def _turn(row: Sequence[int]) -> int:

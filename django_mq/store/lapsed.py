@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 # The claim that takes over a lapsed row writes down the attempt that vanished with its worker,
 # and dead-letters the message when that was its last. `suspect` is returned as it was before:
 # a message that lapses a second time runs alone. Of a line (an order key, an ordered queue) only
-# the first that was claimed can have run: the others are given back, refunded.
+# the first can have run: the others are given back, refunded, also when the first failed or died
+# and its worker vanished before it gave them back.
 CLAIM_LAPSED = """
 with found as materialized (
     select m.*, m.attempts < m.max_attempts as again
@@ -36,10 +37,15 @@ with found as materialized (
            when m.ordered then not exists (
                select from django_mq_queuedmessage e
                 where e.queue = m.queue and e.leased_until is not null and e.id < m.id)
+            and not exists (
+               select from django_mq_queuedmessage e
+                where e.queue >= m.queue and e.queue <= m.queue and e.ordered and e.id < m.id
+                  and (e.dead_at is null or not %(skip_dead)s))
            when m.key is not null then not exists (
                select from django_mq_queuedmessage e
-                where e.queue = m.queue and e.handler = m.handler and e.key = m.key
-                  and e.leased_until is not null and e.id < m.id)
+                where e.queue = m.queue and e.handler = m.handler
+                  and e.key >= m.key and e.key <= m.key and e.id < m.id
+                  and (e.dead_at is null or not %(skip_dead)s))
            else true
            end
 ), lapsed as materialized (
@@ -104,6 +110,7 @@ def claim_lapsed(
     lease: float,
     limit: int,
     max_bytes: int,
+    skip_dead: bool = False,
     admitted: bool = False,
 ) -> Lapsed:
     """Take over up to `limit` messages of `queues` whose lease lapsed, longest lapsed first.
@@ -113,8 +120,8 @@ def claim_lapsed(
     A row that its worker still has locked is running, however old its lease, and is skipped.
     In a queue that is paused or backs off nothing is taken over: it may be so because its
     messages kill workers. `admitted`: the caller holds the gate of the queue, so that it may
-    back off, or be limited. Of a line only the first that was claimed is taken, the others
-    are given back.
+    back off, or be limited. Of a line only the first is taken (with `skip_dead`
+    dead ones do not count), the others are given back.
     """
     cursor.execute(
         CLAIM_LAPSED,
@@ -124,6 +131,7 @@ def claim_lapsed(
             "lease": lease,
             "limit": limit,
             "bytes": max_bytes,
+            "skip_dead": skip_dead,
             "admitted": admitted,
         },
     )

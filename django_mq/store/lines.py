@@ -10,16 +10,38 @@ from django_mq.messages import ClaimedRow
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
+# Not waited for where somebody has the row locked (who froze in a claim of the line, or decides
+# something in a long transaction): the worker's other queues would wait as well.
 OWN = """
 with before as materialized (
-    select owner from django_mq_queuestate where queue = %(queue)s
+    select owner, owned_until from django_mq_queuestate where queue = %(queue)s
+), free as materialized (
+    select s.queue, s.owner
+      from django_mq_queuestate s
+     where s.queue = %(queue)s
+       and (s.owner is null or s.owner = %(worker)s or s.owned_until <= statement_timestamp())
+       for no key update skip locked
+), taken as (
+    update django_mq_queuestate s
+       set owner = %(worker)s,
+           owned_until = statement_timestamp() + make_interval(secs => %(lease)s)
+      from free
+     where s.queue = free.queue
+    returning free.owner
+), added as (
+    insert into django_mq_queuestate (queue, owner, owned_until)
+    select %(queue)s, %(worker)s, statement_timestamp() + make_interval(secs => %(lease)s)
+     where not exists (select from before)
+        on conflict (queue) do nothing
+    returning null::text
 )
-insert into django_mq_queuestate as s (queue, owner, owned_until)
-values (%(queue)s, %(worker)s, statement_timestamp() + make_interval(secs => %(lease)s))
-    on conflict (queue) do update
-   set owner = excluded.owner, owned_until = excluded.owned_until
- where s.owner is null or s.owner = excluded.owner or s.owned_until <= statement_timestamp()
-returning (select owner from before)
+select owner from taken
+ union all
+select * from added
+ union all
+select owner from before
+ where owner = %(worker)s and owned_until > statement_timestamp()
+   and not exists (select from taken)
 """
 
 
@@ -30,7 +52,10 @@ class Owned(NamedTuple):
 
 
 def own(cursor: Cursor, *, queue: str, worker: str, lease: float) -> Owned | None:
-    """Own `queue` for `lease` seconds from now; None when somebody else does."""
+    """Own `queue` for `lease` seconds from now; None when somebody else does.
+
+    What is ours and locked by somebody stays so, for as long as was said before.
+    """
     cursor.execute(OWN, {"queue": queue, "worker": worker, "lease": lease})
     row = cursor.fetchone()
     return None if row is None else Owned(row[0])
@@ -57,14 +82,22 @@ def end_frozen(cursor: Cursor, *, queue: str, worker: str) -> list[int]:
 
 
 DISOWN = """
-update django_mq_queuestate
+with ours as materialized (
+    select s.queue
+      from django_mq_queuestate s
+     where s.owner = %(worker)s
+       and (%(queues)s::text[] is null or s.queue = any(%(queues)s::text[]))
+       for no key update skip locked
+)
+update django_mq_queuestate s
    set owner = null, owned_until = null
- where owner = %(worker)s and (%(queues)s::text[] is null or queue = any(%(queues)s::text[]))
+  from ours
+ where s.queue = ours.queue
 """
 
 
 def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) -> None:
-    """Give up `queues`, or whatever `worker` owns."""
+    """Give up `queues`, or whatever `worker` owns; what is locked lapses."""
     cursor.execute(DISOWN, {"worker": worker, "queues": None if queues is None else list(queues)})
 
 
@@ -111,7 +144,7 @@ HOLD_LINE = """
 select queue
   from django_mq_queuestate
  where queue = %(queue)s and owner = %(worker)s and owned_until > statement_timestamp()
-   for no key update
+   for no key update skip locked
 """
 
 # From the head on as far as it goes unbroken, and only when nothing of the queue is in flight.

@@ -186,9 +186,9 @@ def resume(cursor: Cursor, *, queue: str) -> bool:
 
 LIMIT = """
 insert into django_mq_queuestate as s (queue, max_in_flight)
-select %(queue)s, %(max_in_flight)s::int
+select %(queue)s::text, %(max_in_flight)s::int
  where %(max_in_flight)s::int is not null
-    or exists (select from django_mq_queuestate s where s.queue = %(queue)s)
+    or exists (select from django_mq_queuestate s where s.queue = %(queue)s::text)
     on conflict (queue) do update
    set max_in_flight = excluded.max_in_flight
 """

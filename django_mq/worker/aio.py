@@ -123,8 +123,9 @@ class AsyncRunner(threading.Thread):
                 await self._ask("settle", await self._call(task, place))
         except asyncio.CancelledError:
             return  # the drain ran out of time: it stays on the board, and is charged for that
-        except Exception:
+        except Exception:  # ours, not a handler's: the lease lapses
             logger.exception("async runner failed", extra={"event": "executor_failed"})
+            self._settler.settled([Ended(task.delivery, Settled.LOST)])
             self._board.clear(place)
         else:
             self._board.clear(place)

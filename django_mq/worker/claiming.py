@@ -218,6 +218,7 @@ class Claims:
             lease=terms.lease,
             limit=limit,
             max_bytes=terms.batch_bytes,
+            skip_dead=terms.skip_dead,
             admitted=admitted,
         )
 

@@ -78,6 +78,8 @@ class Statements:
         if wrapper.connection is None or wrapper.connection.closed:
             wrapper.close()
             wrapper.connect()
+            # Whatever the alias has: where a lock is taken first, the next snapshot follows it.
+            wrapper.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             if prepare_statements(wrapper):
                 wrapper.connection.execute(ONE_PLAN)
         return statement_cursor(wrapper)

@@ -81,6 +81,8 @@ class Executor(threading.Thread):
                     self._perform(slice_)
                 except Exception as error:  # ours, not a handler's: the leases lapse
                     logger.exception("executor failed", extra={"event": "executor_failed"})
+                    for line in slice_.lines:
+                        self._hand.break_line(line)
                     self._hand.settled(task.delivery.id for task in slice_.tasks)
                     self._outage.wait(error)
                 finally:

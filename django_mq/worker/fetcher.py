@@ -59,7 +59,7 @@ class Fetcher:
         self._leased: list[str] = []
         self._turn = 0
         self._fixed = [(text, 0) for text in patterns if "*" not in text and "#" not in text]
-        self._rung = False
+        self._rung = self._postponed = False
         self._hopeful = True
         self._must_look = True
         self._look_at = 0.0
@@ -70,6 +70,8 @@ class Fetcher:
         self._due_at = float("inf")
         self._full = False
         self.empty = False
+        #: Queues in which something was due at the last look.
+        self.due: set[str] = set()
 
     def rang(self) -> None:
         """A message was committed somewhere: claim now, and once more a little later."""
@@ -93,8 +95,10 @@ class Fetcher:
         """Claim what there is room for; return how many seconds to sleep before the next call."""
         if self._rung:  # somebody waits for this one: everything else comes after it
             self._rung = False
-            if not self._claim(cursor):
+            if not self._claim(cursor) and not self._postponed:
+                self._postponed = True  # once: the rings of many producers do not end
                 return 0.0
+        self._postponed = False
         self._ownership.tend(cursor)
         now = monotonic()
         if now >= self._look_at:
@@ -117,7 +121,7 @@ class Fetcher:
         full = self._marks.full_is_due()
         self._hopeful = False  # an executor may set it again while the statement runs
         self._full = False
-        took, cramped, more, busy = 0, False, False, False
+        took, cramped, more, further, busy = 0, False, False, False, False
         full_kinds: set[str] = set()
         for terms, lanes in self._groups():
             if full_kinds and ("both" in (terms.kind, *full_kinds) or terms.kind in full_kinds):
@@ -131,12 +135,17 @@ class Fetcher:
             rows = taken.claim.rows
             took += len(rows)
             self._full |= taken.full  # whoever of us ends one of its messages pokes the loop
+            further |= taken.claim.further
             busy |= taken.busy
             if len(rows) == room or sum(len(row.payload) for row in rows) > (
                 terms.batch_bytes // 2
             ):
                 more = True
                 full_kinds.add(terms.kind)
+        if further:
+            self.empty = False
+            self._hopeful = True
+            return 0.0
         if took:
             self.empty = False
             self._hopeful |= more or cramped
@@ -146,7 +155,8 @@ class Fetcher:
             self._again_at = min(self._again_at, monotonic() + LOOK_AGAIN)
         if cramped:
             self._hopeful = True  # whoever makes room pokes the loop
-            return max(0.0, min(self._poll, min(self._due_at, self._again_at) - monotonic()))
+            wait = min(self._due_at, self._again_at) - monotonic()
+            return max(0.0, min(self._poll, wait, self._ownership.turn_in()))
         if not full:
             self._hopeful = True
             self._marks.want_full()
@@ -193,7 +203,8 @@ class Fetcher:
         mine = [each for each in seen if self._preference(each.queue) is not None]
         self._leased = [each.queue for each in mine if each.kind == "leased"]
         lanes = [(each.queue, each.priority) for each in mine if each.kind == "lane"]
-        new_due = new_keys or any(each.due for each in mine)
+        self.due = {each.queue for each in mine if each.due}
+        new_due = new_keys or bool(self.due)
         self._seen_at.update(dict.fromkeys(lanes, now))
         self._seen_at = {lane: at for lane, at in self._seen_at.items() if now - at < FORGET_LANE}
         known = {**dict.fromkeys(self._fixed), **dict.fromkeys(self._seen_at)}

@@ -241,9 +241,9 @@ class Hand:
             return False
 
     def take_coroutines(self) -> list[Task]:
-        """Return coroutines that waited for their line, and may start now."""
+        """Return coroutines that waited for their line and may start now: none beside a suspect."""
         with self._lock:
-            return self._lines.take_coroutines()
+            return [] if self._alone else self._lines.take_coroutines()
 
     def coroutines(self) -> int:
         """How many coroutines wait for their line: each will need a slot."""

@@ -30,7 +30,8 @@ RELEASE_TRIES = 4
 class Intake:
     """Sorts what was claimed and hands it out: tasks to the hand, coroutines to the runner.
 
-    Used by the thread that claims. `freed` is called when rows went back to their queues.
+    Used by the thread that claims. `freed` is called when rows went back to their queues,
+    `uncount` with how many of them had not come to their turn.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Intake:
         statements: Statements,
         outage: Outage,
         freed: Callable[[], None],
+        uncount: Callable[[int], None],
     ) -> None:
         self._sorter = sorter
         self._hand = hand
@@ -51,6 +53,7 @@ class Intake:
         self._statements = statements
         self._outage = outage
         self._freed = freed
+        self._uncount = uncount
         self._unsorted: deque[ClaimedRow] = deque()
         # Lines of which something cannot run here: what was claimed with it goes back.
         self._broken: set[Line] = set()
@@ -75,6 +78,8 @@ class Intake:
                 try:
                     found = self._sorter.sort(cursor, [row])
                 except LOST:
+                    # What is before them in their lines may run, and fail, meanwhile.
+                    self._broken.update(filter(None, map(line_of, self._unsorted)))
                     raise
                 except Exception:  # the lease lapses, and the attempt counts
                     logger.exception(
@@ -94,6 +99,7 @@ class Intake:
                 self._hand.settled(others)
                 self._freed()
             if behind:
+                self._uncount(len(behind))
                 self._release(behind)
                 self._freed()
             self._hand_out(tasks, first)

@@ -31,15 +31,23 @@ PIECE = 1000
 class Ownership:
     """The ordered queues of one worker process; used by the thread that claims.
 
-    `queues` are those that it may own; `now_owned` is called when one became ours.
+    `queues` are those that it may own; `now_owned` is called when one became ours. While the
+    process is `busy` with what may take long it takes none.
     """
 
     def __init__(
-        self, worker: str, queues: Iterable[str], *, now_owned: Callable[[], None]
+        self,
+        worker: str,
+        queues: Iterable[str],
+        *,
+        now_owned: Callable[[], None],
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._worker = worker
         self._queues = sorted(queues)
         self._now_owned = now_owned
+        self._busy = busy
+        self._was_busy = False
         self._turn_at = 0.0
         self._adopt_at: dict[str, float] = {}
         self._catching_up: set[str] = set()
@@ -49,10 +57,14 @@ class Ownership:
     def tend(self, cursor: Cursor) -> None:
         """Renew what is owned, and take what nobody owns: when it is time."""
         now = monotonic()
-        if not self._queues or now < self._turn_at:
+        waits = now < self._turn_at and not (self._was_busy and not self._busy())
+        if waits or not self._queues:
             return
         self._turn_at = now + TURN
+        self._was_busy = self._busy()
         for queue in self._queues:
+            if self._was_busy and queue not in self.owned:
+                continue
             ours = lines.own(cursor, queue=queue, worker=self._worker, lease=LEASE)
             if ours is None:
                 if queue in self.owned:

@@ -51,6 +51,8 @@ logger = logging.getLogger("django_mq")
 MOST_BATCHES = 4
 #: Seconds until a level is written again whose row somebody had locked.
 WRITE_AGAIN = 0.25
+#: Seconds between two looks, in a drain, at the lines of what still runs.
+LINES_EVERY = 0.5
 #: Seconds at the end in which what a dead sibling held is still settled.
 LAST_RECOVERY = 5.0
 
@@ -68,7 +70,7 @@ class Process:
         self._claims = count(1)
         self._left = worker.max_messages
         self._deadline = Deadline(worker.max_seconds)
-        self._in_doubt = self._worked = False
+        self._in_doubt = self._worked = self._draining = False
         self._taken = 0
         batch = worker.batch_size or settings.batch_size
         most = batch * MOST_BATCHES
@@ -79,7 +81,10 @@ class Process:
         self.backoffs = QueueBackoffs(settings, shut=self.hand.shut)
         self.terms = terms = QueueTerms(settings, batch_size=worker.batch_size)
         self.ownership = Ownership(
-            self.id, terms.ordered(worker.queues), now_owned=lambda: self.fetcher.freed()
+            self.id,
+            terms.ordered(worker.queues),
+            now_owned=lambda: self.fetcher.freed(),
+            busy=lambda: self._draining or self.hand.stuck(),
         )
         policy = policies(settings)
         self.executors = [
@@ -131,6 +136,7 @@ class Process:
             statements=self.statements,
             outage=self.outage,
             freed=lambda: self.fetcher.freed(),
+            uncount=self._uncount,
         )
         self.claims = Claims(
             worker=self.id,
@@ -195,8 +201,9 @@ class Process:
         if self._in_doubt:
             self._release_unanswered(cursor)
         self.intake.sort(cursor)
-        if self.hand.waiting() and self.hand.stuck():
-            self._give_back(cursor)
+        due_lines = self.ownership.owned & self.fetcher.due
+        if (due_lines or self.hand.waiting()) and self.hand.stuck():
+            self._give_back(cursor, due_lines)
         if self.backoffs.noted():
             self.backoffs.write(cursor)
             if not self.backoffs.noted():
@@ -211,20 +218,30 @@ class Process:
         self.outage.over()
         return min(sleep, WRITE_AGAIN) if self.backoffs.noted() else sleep
 
-    def _give_back(self, cursor: Cursor) -> None:
+    def _give_back(self, cursor: Cursor, lines: Collection[str]) -> None:
         """Every executor is busy for long: siblings may have time for what waits here."""
-        self.appetite.lose()
-        self._return(self.hand.give_back())
-        self.ownership.let_go(cursor, [q for q in self.ownership.owned if not self.hand.holds(q)])
-        doorbell.ring(cursor)
+        waiting = self.hand.give_back()
+        if waiting:
+            self.appetite.lose()
+            self._return(waiting)
+        lines = {*lines, *(task.delivery.queue for task in waiting)} & self.ownership.owned
+        free = [queue for queue in lines if not self.hand.holds(queue)]
+        if free:
+            self.ownership.let_go(cursor, free)
+        if waiting or free:
+            doorbell.ring(cursor)
 
     def _return(self, tasks: list[Task]) -> None:
         """Give back to their queues what was taken and did not start."""
-        self.board.add_taken(-len(tasks))
-        if self._left is not None:
-            self._left += len(tasks)
+        self._uncount(len(tasks))
         self.intake.release(tasks)
         self.fetcher.freed()
+
+    def _uncount(self, count: int) -> None:
+        """So many that were taken go back."""
+        self.board.add_taken(-count)
+        if self._left is not None:
+            self._left += count
 
     def _release_unanswered(self, cursor: Cursor) -> None:
         """A claim may have been committed whose answer was lost: nobody has its rows in hand."""
@@ -260,14 +277,15 @@ class Process:
     def _drain(self) -> bool:
         """End what runs, give back what did not start, say goodbye."""
         deadline = Deadline(self.worker.drain_seconds)
+        self._draining = True
         if self.listener:
             self.listener.stop()
         self.intake.release(self.hand.close())
         self.runner.end(deadline.left())
         for executor in self.executors:
-            executor.join(_a_little(deadline))
+            self._wait_for(executor, _a_little(deadline))
         if self.runner.is_alive():
-            self.runner.join(_a_little(deadline))
+            self._wait_for(self.runner, _a_little(deadline))
         threads = (*self.executors, self.runner)
         done = not (self.runner.cut_off or any(thread.is_alive() for thread in threads))
         if done:
@@ -286,6 +304,25 @@ class Process:
             drained=done,
         )
         return done
+
+    def _wait_for(self, thread: threading.Thread, seconds: float | None) -> None:
+        deadline = Deadline(seconds)
+        while thread.is_alive() and not deadline.passed():
+            self._keep_lines()
+            left = deadline.left()
+            thread.join(LINES_EVERY if left is None else min(left, LINES_EVERY))
+
+    def _keep_lines(self) -> None:
+        """Keep the lines of what still runs: their next owner would end it. Give up the others."""
+        if not self.ownership.owned:
+            return
+        try:
+            cursor = self.statements.cursor()
+            if free := [queue for queue in self.ownership.owned if not self.hand.holds(queue)]:
+                self.ownership.let_go(cursor, free)
+            self.ownership.tend(cursor)
+        except LOST:
+            self.statements.close()
 
     def _let_go(self) -> None:
         """Give up the ordered queues, and write down the last that is known of backoffs."""

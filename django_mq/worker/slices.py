@@ -181,7 +181,7 @@ class Slices:
 
     def _run_all(self, tasks: list[Task], progress: Progress) -> None:
         if tasks[0].handler.batch:
-            self._attempt(tasks, progress)
+            self._attempt_batch(tasks, progress)
             return
         until = progress.started + self._slice_seconds
         for place, task in enumerate(tasks):
@@ -198,6 +198,16 @@ class Slices:
                 continue
             self._attempt([task], progress)
             progress.stopped = progress.stopped or task.delivery._row.wants_result
+
+    def _attempt_batch(self, tasks: list[Task], progress: Progress) -> None:
+        """Run a batch without those of shut queues, or with something before them in their line."""
+        free: list[Task] = []
+        for task in tasks:
+            halted = task.line is not None and task.line in progress.halted
+            waits = halted or (bool(self._shut) and self._is_shut(task, progress))
+            (progress.left if waits else free).append(task)
+        if free:
+            self._attempt(free, progress)
 
     def _is_shut(self, task: Task, progress: Progress) -> bool:
         """Say whether its queue is to back off, by what ran in this slice or elsewhere."""

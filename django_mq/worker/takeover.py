@@ -27,6 +27,7 @@ def take_over(
     lease: float,
     limit: int,
     max_bytes: int,
+    skip_dead: bool = False,
     admitted: bool = False,
 ) -> Lapsed:
     """Claim lapsed messages as `lapsed.claim_lapsed()` does, with what follows from a death."""
@@ -38,6 +39,7 @@ def take_over(
             lease=lease,
             limit=limit,
             max_bytes=max_bytes,
+            skip_dead=skip_dead,
             admitted=admitted,
         )
         consequences.follow(cursor, list(map(_buried, found.dead)))

@@ -349,7 +349,7 @@ def test_a_line_that_is_locked_is_seen_as_it_is_then(
             "bytes": 1 << 20,
         },
     )
-    assert theirs.fetchall() == []
+    assert [row[0] for row in theirs.fetchall()] == [None]
 
 
 def test_a_head_that_changes_between_snapshot_and_lock_is_taken_all_the_same(

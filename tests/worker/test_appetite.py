@@ -28,11 +28,16 @@ def eat(appetite: Appetite, clock: Clock, seconds: float) -> int:
 
 
 def test_begins_with_one_for_each_thread(clock: Clock) -> None:
+    """PMQ-38."""
     appetite = Appetite(least=3, most=400, batch=100, clock=clock)
     assert appetite.room(0) == 3
 
 
 def test_grows_while_it_is_eaten_fast_and_no_further_than_the_most(clock: Clock) -> None:
+    """PMQ-38: what is in hand is bounded, whatever the batch size; with a batch of one by one."""
+    alone = Appetite(least=1, most=1, batch=1, clock=clock)
+    assert [eat(alone, clock, 0.01) for _ in range(5)] == [1] * 5
+    assert alone.room(1) == 0
     appetite = Appetite(least=1, most=400, batch=100, clock=clock)
     rooms = [eat(appetite, clock, 0.01) for _ in range(12)]
     assert rooms[:4] == [1, 2, 4, 8]
@@ -92,3 +97,15 @@ def test_an_empty_hand_always_has_room(clock: Clock, least: int, most: int, batc
         assert appetite.room(0) >= 1
         assert appetite.least >= 1
         eat(appetite, clock, seconds)
+
+
+@pytest.mark.parametrize("waiting", [0, 1, 3, 4, 5, 399, 400, 401, 10_000])
+def test_room_is_never_below_zero(clock: Clock, waiting: int) -> None:
+    """PMQ-39: with more in hand than is wanted there is no room, and nothing is owed."""
+    appetite = Appetite(least=4, most=400, batch=100, clock=clock)
+    for _ in range(12):
+        eat(appetite, clock, 0.01)
+    appetite.lose()
+    room = appetite.room(waiting)
+    assert 0 <= room <= max(0, 4 - waiting)
+    assert appetite.room(0) == 4

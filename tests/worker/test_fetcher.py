@@ -8,9 +8,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db.models.functions import Now
 
 from django_mq.messages import ClaimedRow
-from django_mq.models import QueuedMessage
+from django_mq.models import QueuedMessage, QueueState
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import marks as marks_module
 from django_mq.worker.claiming import Claims, Terms
@@ -19,7 +20,7 @@ from django_mq.worker.marks import Marks
 from django_mq.worker.ownership import Ownership
 from django_mq.worker.shut import Shut
 from tests.database import second_connection
-from tests.rows import add, stored
+from tests.rows import add, decide, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,7 +35,8 @@ class Counting:
     def execute(self, statement: str, params: Any = None) -> Any:
         kinds = {"with due": "claim", "with found": "lapsed", "with recursive": "look"}
         head = statement.strip()
-        self.asked.append(next(kind for start, kind in kinds.items() if head.startswith(start)))
+        found = (kind for start, kind in kinds.items() if head.startswith(start))
+        self.asked.append(next(found, "gate"))
         return self._cursor.execute(statement, params)
 
     def __getattr__(self, name: str) -> Any:
@@ -151,6 +153,23 @@ def test_a_ring_makes_it_look_at_once_and_once_more(rig: Rig) -> None:
     second = add()  # whose ring was left out
     rig.settle()
     assert rig.ids() == [second.pk]
+
+
+def test_a_ring_does_not_shorten_a_backoff(rig: Rig) -> None:
+    """PMQ-40: whoever rings, and however often; when the wait is over, one message probes."""
+    state = decide(backoff_level=3, backoff=3600)
+    messages = [add() for _ in range(3)]
+    rig.make(poll=600.0)
+    rig.settle()
+    for _ in range(5):
+        rig.fetcher.rang()
+        rig.settle()
+    assert rig.ids() == []
+    assert stored(state).backoff_until == state.backoff_until
+    QueueState.objects.update(backoff_until=Now())
+    rig.fetcher.rang()
+    rig.settle()
+    assert rig.ids() == [messages[0].pk]
 
 
 def test_a_ring_that_was_too_early_is_looked_after(rig: Rig) -> None:
@@ -463,3 +482,16 @@ def test_marks_move_and_are_forgotten(marks: tuple[Marks, Clock]) -> None:
     assert own.lane("mail", 0, full=True)[2:] != (at, 7)
     own.keep([("mail", 1)])
     assert own.lane("mail", 0, full=False) == own.lane("mail", 0, full=True)
+
+
+def test_rings_without_end_do_not_keep_it_from_all_else(rig: Rig) -> None:
+    """Many producers ring at each turn: lapsed messages are taken over all the same."""
+    rig.make(poll=1.0)
+    rig.settle()
+    lapsed = add(leased=-1, attempts=1)
+    for _ in range(200):
+        rig.fetcher.rang()
+        rig.clock.now += rig.fetcher.fetch(rig.cursor) + 0.01
+        if rig.taken:
+            break
+    assert rig.ids() == [lapsed.pk]

@@ -545,3 +545,19 @@ def test_a_broken_line_gives_its_coroutines_back(hand: Hand) -> None:
     hand.leave(("a",))
     assert hand.take_coroutines() == []
     assert hand.admit(task(2, "coroutine", line="a"))
+
+
+def test_a_coroutine_whose_turn_it_is_waits_for_a_suspect_to_end(hand: Hand, told: Told) -> None:
+    """Else it would be charged for a process that the suspect ends."""
+    hand.put([task(1, line="a")])
+    first = start(hand)
+    hand.put([task(2, suspect=True)])
+    assert not hand.admit(task(3, "coroutine", line="a"))
+    hand.done(first)
+    suspect = start(hand)
+    assert suspect.alone
+    assert hand.take_coroutines() == []
+    before = told.count
+    hand.done(suspect)
+    assert told.count > before
+    assert ids(hand.take_coroutines()) == [3]

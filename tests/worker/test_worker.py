@@ -655,7 +655,7 @@ def patient(settings: Any) -> None:
 
 
 def test_woken_by_notify(start: Start, said: Said, patient: None) -> None:
-    """CAR-14, CAR-32: Nothing but the ring tells it: guarantee 7 from its other side."""
+    """CAR-14: Nothing but the ring tells it: guarantee 7 from its other side."""
 
     @handler("a", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...
@@ -666,6 +666,21 @@ def test_woken_by_notify(start: Start, said: Said, patient: None) -> None:
         broadcast("a")
     said.wait("message_acked")
     running.stop()
+
+
+def test_a_ring_wakes_all_who_sleep(start: Start, said: Said, patient: None) -> None:
+    """CAR-32: one ring of one commit, and each looks at its own queue."""
+
+    @handler("a", queue="mail", queues=("post",), name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    workers = [start(queues=[queue]) for queue in ("mail", "post")]
+    until(lambda: listeners() == 2)
+    with transaction.atomic():
+        broadcast("a", queue="mail")
+        broadcast("a", queue="post")
+    said.wait("message_acked", 2)
+    assert all(worker.stop() for worker in workers)
 
 
 def listeners() -> int:
