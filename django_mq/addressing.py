@@ -35,8 +35,21 @@ RESERVED = "mq."
 LOWEST, HIGHEST = -100, 100
 _ON_DUPLICATE = ("skip", "raise", "update", "debounce", "requeue")
 _LARGEST = 2**31 - 1
-#: So many addresses are remembered within one call.
+#: So many addresses are remembered.
 MOST_ADDRESSES = 1024
+
+
+#: By type and queue: what comes before the payload and after it, for each subscriber.
+Routes = dict[tuple[str, str | None], list[tuple[Any, Any]]]
+_last: tuple[object, object, Routes] = (None, None, {})
+
+
+def _remembered(settings: Settings, table: object) -> Routes:
+    """Return what earlier calls with these settings and handlers learnt of plain messages."""
+    global _last
+    if _last[0] is not settings or _last[1] is not table:
+        _last = (settings, table, {})
+    return _last[2]
 
 
 class Addresser:
@@ -48,8 +61,9 @@ class Addresser:
         self._table = handlers.table()
         self._trace = trace(settings.max_hops)
         self._wants_result = wants_result
-        #: By type and queue: what comes before the payload and after it, for each subscriber.
-        self._plain: dict[tuple[str, str | None], list[tuple[Any, Any]]] = {}
+        #: What plain messages have in common, from earlier calls too where nothing is special.
+        own = wants_result or self._trace != "{}"
+        self._plain: Routes = {} if own else _remembered(settings, self._table)
         #: Of the queues met so far, those with `max_backlog`, and those with
         #: `key_order="commit"`: is their whole queue one line? Most calls meet none.
         self.limits: dict[str, int] = {}
@@ -69,7 +83,8 @@ class Addresser:
             if len(self._plain) >= MOST_ADDRESSES:
                 self._plain.clear()
             known = self._checked_rows(message)
-            self._plain[address] = [(row[:2], row[3:]) for row in known]
+            if not (self.limits or self.in_commit_order):  # each call has to learn of those
+                self._plain[address] = [(row[:2], row[3:]) for row in known]
             return known
         payload = (self._encode_payload(message.payload),)
         return [NewRow._make(before + payload + after) for before, after in around]
