@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from django_mq.messages import ClaimedRow
 from django_mq.store.census import NO_JIT
+from django_mq.store.claimed import claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -31,7 +32,7 @@ def take_turn(cursor: Cursor, *, every: float) -> bool:
 
 
 # MATERIALIZED: a plan that scans it again finds, by SKIP LOCKED, other rows than before.
-EXPIRE = """
+EXPIRE = f"""
 with expired as materialized (
     select m.id
       from django_mq_queuedmessage m
@@ -45,14 +46,8 @@ update django_mq_queuedmessage m
    set dead_at = statement_timestamp(), dead_reason = 'expired', blocked_by = null
   from expired
  where m.id = expired.id
-returning m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m.metadata::text,
-          m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, '',
-          m.wants_result, m.suspect,
-          extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), m.unique_id, m.ordered,
-          extract(epoch from statement_timestamp()
-                             - greatest(m.created_at, m.processable_after))::float8
-"""
+returning {claimed_columns()}
+"""  # noqa: S608  (made of our own texts)
 
 
 def expire(cursor: Cursor, *, limit: int) -> list[ClaimedRow]:

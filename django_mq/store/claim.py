@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq.messages import ClaimedRow
+from django_mq.store import gates
+from django_mq.store.claimed import claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -46,27 +48,22 @@ class Claim(NamedTuple):
 
 NOTHING = Claim([], {})
 
-# A queue that is paused is closed. One that backs off, or that may have only so many messages in
-# flight, is open to those who were admitted: they hold its gate.
-CLAIM = """
-with due as materialized (
-    select d.*, row_number() over () as n
-      from (
-        select d.*
-          from (
+#: What `lane_columns()` gives, without the lanes of closed queues, in order.
+OPEN_LANES = f"""
             select lane.*
               from unnest(%(queues)s::text[], %(priorities)s::smallint[],
                           %(ats)s::timestamptz[], %(ids)s::bigint[])
                    with ordinality as lane (queue, priority, at, id, place)
-             where not exists (
-                select from django_mq_queuestate s
-                 where s.queue = lane.queue
-                   and (s.paused_at is not null
-                        and (s.paused_until is null or s.paused_until > statement_timestamp())
-                        or not %(admitted)s
-                        and (s.backoff_level > 0 or s.max_in_flight is not null)))
+             where {gates.is_open("lane.queue")}
              order by lane.place
-          ) lane
+"""  # noqa: S608  (made of our own texts, as is the next)
+
+CLAIM = f"""
+with due as materialized (
+    select d.*, row_number() over () as n
+      from (
+        select d.*
+          from ({OPEN_LANES}) lane
          cross join lateral (
             select m.id, m.processable_after as at, m.payload::text as payload
               from django_mq_queuedmessage m
@@ -94,15 +91,9 @@ update django_mq_queuedmessage m
        leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
   from taken
  where m.id = taken.id
-returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.metadata::text,
-          m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
-          m.wants_result, m.suspect,
-          extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), m.unique_id, m.ordered,
-          extract(epoch from statement_timestamp()
-                             - greatest(m.created_at, m.processable_after))::float8,
+returning {claimed_columns(payload="taken.payload")},
           taken.at, taken.n
-"""
+"""  # noqa: S608
 
 
 def claim(

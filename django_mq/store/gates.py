@@ -1,4 +1,4 @@
-"""Gates: how many messages of a queue may be claimed now, where the fleet is to hold back."""
+"""Gates: which queues are open to claims, and for how many where the fleet is to hold back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
+
+
+def is_open(queue: str) -> str:
+    """Return the condition that what the SQL text `queue` names may be claimed from.
+
+    A queue that is paused is closed. One that backs off, or that may have only so many messages
+    in flight, is open to those who were `admitted`: they hold its gate.
+    """
+    return f"""not exists (
+                select from django_mq_queuestate s
+                 where s.queue = {queue}
+                   and (s.paused_at is not null
+                        and (s.paused_until is null or s.paused_until > statement_timestamp())
+                        or not %(admitted)s
+                        and (s.backoff_level > 0 or s.max_in_flight is not null)))"""
+
 
 # One claim at a time for such a queue, over the fleet: what is counted next is still true when
 # the claim commits. A statement of its own, so that the next one's snapshot follows the lock.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # A probe for each message that others were parked behind, the oldest first, up to `looked`: 0.1 s
 # for 10,000. Rows of one line may be parked behind different ones, some of them gone. Asked for a
-# key with = the planner may walk the primary key (see keys.py).
+# key with = the planner may walk the primary key (see keyed.py).
 BLOCKED = """
 with recursive blocker (id, queue, handler, key, n) as (
     (select m.blocked_by, m.queue, m.handler, m.key, 1

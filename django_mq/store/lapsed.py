@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
+from django_mq.store import gates
+from django_mq.store.claimed import WIDTH, claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -15,18 +17,12 @@ if TYPE_CHECKING:
 # a message that lapses a second time runs alone. Of a line (an order key, an ordered queue) only
 # the first can have run: the others are given back, refunded, also when the first failed or died
 # and its worker vanished before it gave them back.
-CLAIM_LAPSED = """
+CLAIM_LAPSED = f"""
 with found as materialized (
     select m.*, m.attempts < m.max_attempts as again
       from django_mq_queuedmessage m
      where m.queue = any(%(queues)s) and m.leased_until <= statement_timestamp()
-       and not exists (
-           select from django_mq_queuestate s
-            where s.queue = m.queue
-              and (s.paused_at is not null
-                   and (s.paused_until is null or s.paused_until > statement_timestamp())
-                   or not %(admitted)s
-                   and (s.backoff_level > 0 or s.max_in_flight is not null)))
+       and {gates.is_open("m.queue")}
      order by m.leased_until, m.id
      limit %(limit)s
        for no key update of m skip locked
@@ -81,15 +77,9 @@ update django_mq_queuedmessage m
        dead_reason = case when lapsed.again then '' else 'exhausted' end
   from lapsed
  where m.id = lapsed.id
-returning m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m.metadata::text,
-          m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, coalesce(m.claimed_by, ''),
-          m.wants_result, lapsed.suspect,
-          extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), m.unique_id, m.ordered,
-          extract(epoch from statement_timestamp()
-                             - greatest(m.created_at, m.processable_after))::float8,
+returning {claimed_columns(suspect="lapsed.suspect")},
           lapsed.leased_until, lapsed.again
-"""
+"""  # noqa: S608  (made of our own texts)
 
 
 class Lapsed(NamedTuple):
@@ -135,9 +125,9 @@ def claim_lapsed(
             "admitted": admitted,
         },
     )
-    found = sorted(cursor.fetchall(), key=lambda row: (row[21], row[0]))
-    taken = [ClaimedRow._make(row[:21]) for row in found if row[22]]
-    dead = [ClaimedRow._make(row[:21]) for row in found if not row[22]]
+    found = sorted(cursor.fetchall(), key=lambda row: (row[-2], row[0]))
+    taken = [ClaimedRow._make(row[:WIDTH]) for row in found if row[-1]]
+    dead = [ClaimedRow._make(row[:WIDTH]) for row in found if not row[-1]]
     return Lapsed(taken, dead)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
+from django_mq.store import gates
+from django_mq.store.claimed import claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -149,7 +151,7 @@ select queue
 
 # From the head on as far as it goes unbroken, and only when nothing of the queue is in flight.
 # Asked with = the planner may walk the primary key instead of the line.
-CLAIM_LINE = """
+CLAIM_LINE = f"""
 with head as materialized (
     select m.id, m.payload::text as payload,
            m.dead_at is null and m.processable_after <= statement_timestamp() as ok
@@ -159,13 +161,7 @@ with head as materialized (
        and not exists (
            select from django_mq_queuedmessage flying
             where flying.queue = %(queue)s and flying.leased_until is not null)
-       and not exists (
-           select from django_mq_queuestate s
-            where s.queue = %(queue)s
-              and (s.paused_at is not null
-                   and (s.paused_until is null or s.paused_until > statement_timestamp())
-                   or not %(admitted)s
-                   and (s.backoff_level > 0 or s.max_in_flight is not null)))
+       and {gates.is_open("%(queue)s")}
      order by m.queue, m.id
      limit %(limit)s
 ), locked as materialized (
@@ -195,14 +191,8 @@ update django_mq_queuedmessage m
        leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
   from taken
  where m.id = taken.id
-returning m.id, m.queue, m.type, m.handler, m.schema_version, taken.payload, m.metadata::text,
-          m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
-          m.wants_result, m.suspect,
-          extract(epoch from statement_timestamp() - m.held_since)::float8,
-          m.created_at, statement_timestamp(), m.unique_id, m.ordered,
-          extract(epoch from statement_timestamp()
-                             - greatest(m.created_at, m.processable_after))::float8
-"""
+returning {claimed_columns(payload="taken.payload")}
+"""  # noqa: S608  (made of our own texts)
 
 
 def claim(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import fence_columns
+from django_mq.store.claimed import claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.messages import Fence
@@ -37,20 +38,14 @@ def release_all_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> s
     return {row[0] for row in cursor.fetchall()}
 
 
-LOCK_RUNNING = """
-select m.id, m.queue, m.type, m.handler, m.schema_version, m.payload::text, m.metadata::text,
-       m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, m.claimed_by,
-       m.wants_result, m.suspect,
-       extract(epoch from statement_timestamp() - m.held_since)::float8,
-       m.created_at, statement_timestamp(), m.unique_id, m.ordered,
-       extract(epoch from statement_timestamp()
-                          - greatest(m.created_at, m.processable_after))::float8
+LOCK_RUNNING = f"""
+select {claimed_columns()}
   from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
        as fence (id, attempt, claimer)
   join django_mq_queuedmessage m
     on m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
    for no key update of m skip locked
-"""
+"""  # noqa: S608  (made of our own texts)
 
 
 def lock_running(cursor: Cursor, fences: Sequence[Fence]) -> list[ClaimedRow]:

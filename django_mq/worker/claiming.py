@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from django_mq.store import claim, gates, keys, lapsed, lines, queue_backoff
+from django_mq.store import claim, gates, keyed, lapsed, lines, queue_backoff
 from django_mq.store.claim import NOTHING, Claim
 from django_mq.worker.takeover import say_dead, take_over
 
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 
 #: A queue in which no key was seen for so many seconds is claimed from the plain way again.
 FORGET_KEYS = 60.0
+
+
+class Asked(TypedDict):
+    """What every claim is asked with, whatever its statement."""
+
+    claimer: str
+    lease: float
+    limit: int
+    max_bytes: int
+    admitted: bool
 
 
 class Terms(NamedTuple):
@@ -36,6 +46,16 @@ class Terms(NamedTuple):
     ordered: bool = False
     skip_dead: bool = False
     limit: int | None = None
+
+    def asked(self, claimer: str, limit: int, *, admitted: bool = False) -> Asked:
+        """Return what a claim on these terms is asked with, for up to `limit` messages."""
+        return {
+            "claimer": claimer,
+            "lease": self.lease,
+            "limit": limit,
+            "max_bytes": self.batch_bytes,
+            "admitted": admitted,
+        }
 
 
 class Took(NamedTuple):
@@ -124,21 +144,13 @@ class Claims:
         queue = lanes[0].queue
         way = self.way(queue, terms)
         if not way:
-            return Took(
-                claim.claim(
-                    cursor,
-                    lanes=lanes,
-                    claimer=self._claimer(),
-                    lease=terms.lease,
-                    limit=limit,
-                    max_bytes=terms.batch_bytes,
-                )
-            )
+            return Took(claim.claim(cursor, lanes=lanes, **terms.asked(self._claimer(), limit)))
         if terms.ordered and (queue not in self._owned or self._holding(queue)):
             return Took(NOTHING)
         with cursor.connection.transaction():
             if not self._is_gated(queue, terms):
-                return Took(self._take_locked(cursor, lanes, terms, self._claimer(), limit))
+                asked = terms.asked(self._claimer(), limit)
+                return Took(self._take_locked(cursor, lanes, terms, asked))
             return self._take_gated(cursor, lanes, terms, limit)
 
     def take_over(
@@ -153,7 +165,8 @@ class Claims:
             if not queues:
                 return lapsed.NOTHING
         if not self._is_gated(queues[0], terms):
-            found = self._take_over(cursor, queues, terms, self._claimer(), limit)
+            asked = terms.asked(self._claimer(), limit)
+            found = take_over(cursor, queues=queues, skip_dead=terms.skip_dead, **asked)
         else:
             with cursor.connection.transaction():
                 found = self._take_over_gated(cursor, queues[0], terms, limit)
@@ -174,15 +187,14 @@ class Claims:
             return Took(NOTHING, full=bool(gate.most))
         limit = limit if gate.room is None else min(limit, gate.room)
         if gate.level == 0:
-            taken = self._take_locked(cursor, lanes, terms, claimer, limit, admitted=True)
+            asked = terms.asked(claimer, limit, admitted=True)
+            taken = self._take_locked(cursor, lanes, terms, asked)
             return Took(taken, full=len(taken.rows) == gate.room)
         if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=terms.lease):
             return Took(NOTHING)
-        taken = self._take_locked(cursor, lanes, terms, claimer, 1, admitted=True)
-        if taken.rows:
-            self._probing(queue, claimer)
-        else:
-            queue_backoff.cancel_probe(cursor, queue=queue, claimer=claimer)
+        asked = terms.asked(claimer, 1, admitted=True)
+        taken = self._take_locked(cursor, lanes, terms, asked)
+        self._started(cursor, queue, claimer, probes=bool(taken.rows))
         return Took(taken)
 
     def _take_over_gated(self, cursor: Cursor, queue: str, terms: Terms, limit: int) -> Lapsed:
@@ -191,78 +203,31 @@ class Claims:
         if gate is None or gate.most == 0 or not lapsed.any_lapsed(cursor, queue=queue):
             return lapsed.NOTHING
         if gate.level == 0:
-            return self._take_over(cursor, [queue], terms, claimer, limit, admitted=True)
+            asked = terms.asked(claimer, limit, admitted=True)
+            return take_over(cursor, queues=[queue], skip_dead=terms.skip_dead, **asked)
         if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=terms.lease):
             return lapsed.NOTHING
-        found = self._take_over(cursor, [queue], terms, claimer, 1, admitted=True)
-        if found.taken:
+        asked = terms.asked(claimer, 1, admitted=True)
+        found = take_over(cursor, queues=[queue], skip_dead=terms.skip_dead, **asked)
+        self._started(cursor, queue, claimer, probes=bool(found.taken))
+        return found
+
+    def _started(self, cursor: Cursor, queue: str, claimer: str, *, probes: bool) -> None:
+        """Tell of the probe that was started; without a message that `probes` there is none."""
+        if probes:
             self._probing(queue, claimer)
         else:
             queue_backoff.cancel_probe(cursor, queue=queue, claimer=claimer)
-        return found
-
-    def _take_over(
-        self,
-        cursor: Cursor,
-        queues: Sequence[str],
-        terms: Terms,
-        claimer: str,
-        limit: int,
-        *,
-        admitted: bool = False,
-    ) -> Lapsed:
-        return take_over(
-            cursor,
-            queues=queues,
-            claimer=claimer,
-            lease=terms.lease,
-            limit=limit,
-            max_bytes=terms.batch_bytes,
-            skip_dead=terms.skip_dead,
-            admitted=admitted,
-        )
 
     def _take_locked(
-        self,
-        cursor: Cursor,
-        lanes: Sequence[Lane],
-        terms: Terms,
-        claimer: str,
-        limit: int,
-        *,
-        admitted: bool = False,
+        self, cursor: Cursor, lanes: Sequence[Lane], terms: Terms, asked: Asked
     ) -> Claim:
-        queue = lanes[0].queue
+        queue, skip_dead = lanes[0].queue, terms.skip_dead
         if terms.ordered:
             rows = lines.claim(
-                cursor,
-                queue=queue,
-                worker=self._worker,
-                claimer=claimer,
-                lease=terms.lease,
-                limit=limit,
-                max_bytes=terms.batch_bytes,
-                skip_dead=terms.skip_dead,
-                admitted=admitted,
+                cursor, queue=queue, worker=self._worker, skip_dead=skip_dead, **asked
             )
             return Claim(rows, {})
         if queue in self._keyed:
-            return keys.claim(
-                cursor,
-                lanes=lanes,
-                claimer=claimer,
-                lease=terms.lease,
-                limit=limit,
-                max_bytes=terms.batch_bytes,
-                skip_dead=terms.skip_dead,
-                admitted=admitted,
-            )
-        return claim.claim(
-            cursor,
-            lanes=lanes,
-            claimer=claimer,
-            lease=terms.lease,
-            limit=limit,
-            max_bytes=terms.batch_bytes,
-            admitted=admitted,
-        )
+            return keyed.claim(cursor, lanes=lanes, skip_dead=skip_dead, **asked)
+        return claim.claim(cursor, lanes=lanes, **asked)

@@ -97,7 +97,7 @@ STATES: dict[str, tuple[dict[str, Any], bool]] = {
 
 @pytest.mark.parametrize("state", STATES)
 def test_what_is_due_in_each_state(cursor: Cursor, state: str) -> None:
-    """PMQ-18, 24 as changed: one rule, at or before now; the same for look()."""
+    """PMQ-18, PMQ-24 as changed: one rule, at or before now; the same for look()."""
     given, due = STATES[state]
     message = add(**given)
     before = stored(message).attempts

@@ -16,8 +16,10 @@ from django_mq.messages import ClaimedRow, Fence
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues import acting
 from django_mq.store import chores, claim, keys, lapsed, settle
+from django_mq.store import keyed as with_keys
 from django_mq.store.claim import BEGINNING, Claim, Lane
-from django_mq.store.keys import CLAIM_LINES, LOCK_LINES, Line
+from django_mq.store.keyed import CLAIM_LINES, LOCK_LINES
+from django_mq.store.keys import Line
 from django_mq.store.looking import look
 from django_mq.worker.database import ONE_PLAN
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
@@ -62,7 +64,7 @@ def take_open(
     skip_dead: bool = False,
 ) -> Claim:
     """Claim in the transaction that is open."""
-    return keys.claim(
+    return with_keys.claim(
         cursor,
         lanes=lanes or [Lane("mail", 0)],
         claimer="me:7",
@@ -641,7 +643,7 @@ def test_parking_waits_for_nobody_and_is_seen_by_the_ack(
 
 @pytest.fixture
 def small_window(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(keys, "WINDOW", 10)
+    monkeypatch.setattr(with_keys, "WINDOW", 10)
     return 10
 
 
@@ -757,7 +759,7 @@ def test_followers_of_a_dead_head_cost_a_claim_nothing_once_parked(crowd: Cursor
     """By the buffers that a claim touches, since that is the same on a busy machine."""
     crowd.execute("delete from django_mq_queuedmessage where key <> 'long'")
     crowd.execute("vacuum django_mq_queuedmessage")
-    for _ in range(20_000 // keys.WINDOW + 1):
+    for _ in range(20_000 // with_keys.WINDOW + 1):
         assert take(crowd).rows == []
     crowd.execute("select count(*) from django_mq_queuedmessage where blocked_by is null")
     assert crowd.fetchone() == (1,)  # the head

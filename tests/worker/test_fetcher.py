@@ -127,7 +127,7 @@ def test_takes_what_is_due_and_sleeps_until_the_poll(rig: Rig) -> None:
 
 
 def test_sleeps_until_the_next_due_time(rig: Rig) -> None:
-    """PMQ-61, 62: to the moment, not to the poll; and then it is claimed."""
+    """PMQ-61, PMQ-62: to the moment, not to the poll; and then it is claimed."""
     soon = add(after=30, priority=3)
     add(after=60)
     rig.make(poll=600.0)

@@ -13,7 +13,8 @@ from django.db import connection
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
-from django_mq.store import claim, keys, lapsed
+from django_mq.store import claim, lapsed
+from django_mq.store import keyed as with_keys
 from django_mq.store.claim import Lane
 from django_mq.testing import drain
 from django_mq.worker import aio, ownership, terms
@@ -70,7 +71,7 @@ def claimed_with_keys(count: int) -> list[Any]:
     for _ in range(count):
         keyed()
     with second_connection() as other, other.transaction():
-        return keys.claim(
+        return with_keys.claim(
             other.cursor(),
             lanes=[Lane("mail", 0)],
             claimer="bench:1",
@@ -212,7 +213,7 @@ def test_a_line_is_not_mixed_up_with_a_message_that_came_meanwhile() -> None:
         lock(somebody, first.pk)
         with second_connection() as other:
             found = other.cursor().execute(
-                keys.CLAIM_LINES,
+                with_keys.CLAIM_LINES,
                 {
                     **claim.lane_columns([Lane("mail", 0)]),
                     "limit": 100,
@@ -304,7 +305,7 @@ def test_an_owner_that_is_busy_lets_its_line_go(start: Start, settings: Any, sai
 
 
 def test_drain_gets_past_a_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "WINDOW", 5)
+    monkeypatch.setattr(with_keys, "WINDOW", 5)
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -397,7 +398,7 @@ def test_a_small_claim_passes_by_a_line_that_is_being_claimed() -> None:
 
 
 def claimed(cursor: psycopg.Cursor[Any], *, limit: int) -> list[int]:
-    taken = keys.claim(
+    taken = with_keys.claim(
         cursor,
         lanes=[Lane("mail", 0)],
         claimer="me:1",
