@@ -54,15 +54,22 @@ class Line:
     url: str
     cells: Sequence[Cell]
     workers: Sequence[queues.Worker]
-    #: The page of the message that others wait behind.
+    #: The page of the message that the oldest blocked one waits behind.
     head_url: str = ""
+    #: The message that others wait behind and somebody should know of, and its page.
+    first: int | None = None
+    first_url: str = ""
 
     @property
     def stands(self) -> bool:
-        """Return whether nothing of an ordered queue goes on: its first message does not."""
+        """Return whether nothing of the queue goes on before its `first` message does."""
         counts = self.counts
-        held = counts.paused or counts.backoff_level or counts.max_in_flight == 0
-        return counts.ordered and counts.head is not None and not held
+        return self.first is not None and (counts.ordered or counts.depth == counts.blocked)
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Return whether messages wait behind a dead one: they do not go on by themselves."""
+        return self.first is not None and self.first == self.counts.dead_head
 
     @property
     def badge(self) -> Any:
@@ -74,16 +81,19 @@ class Line:
         if self.counts.max_in_flight == 0:
             return badge(MessageState.PAUSED, gettext("held back"))
         if self.stands:
-            return badge(MessageState.BLOCKED)
+            colour = MessageState.DEAD if self.needs_somebody else MessageState.BLOCKED
+            return badge(colour, MessageState.BLOCKED.label)
         if not self.counts.depth:
             return badge("idle", gettext("empty"))
         if not self.workers:
             return badge(MessageState.HELD, gettext("no worker"))
+        if self.needs_somebody:
+            return badge(MessageState.DEAD, gettext("partly blocked"))
         return badge(MessageState.PROCESSABLE, gettext("active"))
 
     @property
     def note(self) -> str:
-        """Return until when that is so, or how many workers there are."""
+        """Return until when that is so, behind which message, or how many workers there are."""
         counts = self.counts
         if counts.paused:
             until = counts.paused_until
@@ -96,10 +106,16 @@ class Line:
             return note % {"at": _clock(counts.backoff_until), "level": counts.backoff_level}
         if counts.max_in_flight == 0:
             return gettext("its limit is 0")
-        if self.stands:
-            return gettext("behind #%d") % counts.head
+        if self.names_first:
+            dead, other = gettext("behind dead #%d"), gettext("behind #%d")
+            return (dead if self.needs_somebody else other) % self.first
         count = len(self.workers)
         return ngettext("%(count)d worker", "%(count)d workers", count) % {"count": count}
+
+    @property
+    def names_first(self) -> bool:
+        """Return whether the note is about the `first` message."""
+        return self.stands or (self.needs_somebody and bool(self.workers))
 
     @property
     def owner(self) -> str:
@@ -132,16 +148,21 @@ class QueueLinesAdmin(HeadsAdmin):
     def lines(self, request: HttpRequest, found: Iterable[queues.QueueCounts]) -> list[Line]:
         alive = [each for each in queues.workers(using=self.alias) if each.alive]
         linked = self.may_see_messages(request)
-        return [
-            Line(
-                counts,
-                self.url(QueueState, "change", counts.queue),
-                [self._cell(counts, name, label, linked) for name, label in COLUMNS],
-                [worker for worker in alive if worker.serves(counts.queue)],
-                self.message_url(request, counts.head) if counts.head is not None else "",
+        lines = []
+        for counts in found:
+            first = _first(counts)
+            lines.append(
+                Line(
+                    counts,
+                    self.url(QueueState, "change", counts.queue),
+                    [self._cell(counts, name, label, linked) for name, label in COLUMNS],
+                    [worker for worker in alive if worker.serves(counts.queue)],
+                    self.message_url(request, counts.head) if counts.head is not None else "",
+                    first,
+                    self.message_url(request, first) if first is not None else "",
+                )
             )
-            for counts in found
-        ]
+        return lines
 
     def _cell(self, counts: queues.QueueCounts, name: str, label: Any, linked: bool) -> Cell:
         text = counts.shown(name)
@@ -152,6 +173,16 @@ class QueueLinesAdmin(HeadsAdmin):
             address = self.url(QueuedMessage, "changelist", queue=counts.queue, state=state)
         most = counts.max_in_flight if name == IN_FLIGHT else None
         return Cell(name, label, text, address, "" if most is None else f"{most:,}")
+
+
+def _first(counts: queues.QueueCounts) -> int | None:
+    """Return the message that others wait behind, where nothing else holds the queue.
+
+    In an ordered queue its first, else a dead one: other heads go on by themselves.
+    """
+    if counts.paused or counts.backoff_level or counts.max_in_flight == 0:
+        return None
+    return counts.head if counts.ordered else counts.dead_head
 
 
 def _clock(at: datetime) -> str:

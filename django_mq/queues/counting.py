@@ -35,8 +35,9 @@ class QueueCounts:
 
     `blocked_key` is the order key of the oldest blocked message (of those that were counted), and
     `head` the message that must go before it; in an `ordered` queue `head` is its first message
-    while that one is dead, delayed or retrying, so that nothing of the queue goes on. `heads()`
-    returns all such lines.
+    while that one is dead, delayed or retrying, so that nothing of the queue goes on. `dead_head`
+    is the oldest such message, of any key, that is dead: what is behind it does not go on by
+    itself. `heads()` returns all such lines.
     """
 
     queue: str
@@ -51,6 +52,7 @@ class QueueCounts:
     dead: int
     blocked_key: str | None
     head: int | None
+    dead_head: int | None
     oldest: timedelta | None
     paused: bool
     paused_until: datetime | None
@@ -145,6 +147,7 @@ def _counts(row: census.Census) -> QueueCounts:
         **{each: min(n, MOST) if each in capped else n for each, n in found.items()},
         blocked_key=row.blocked_key,
         head=row.head,
+        dead_head=row.dead_head,
         oldest=row.oldest,
         paused=row.paused,
         paused_until=row.paused_until,

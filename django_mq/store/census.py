@@ -134,6 +134,7 @@ select named.queue,
        later.n, later.held, later.expired, later.retrying,
        leased.n, leased.running, leased.lapsed, leased.held, leased.expired,
        keyed.n, keyed.blocked, keyed.key, coalesce(head.id, first.id),
+       coalesce(keyed.dead_head, case when first.dead then first.id end),
        dead.n,
        statement_timestamp() - oldest.at,
        coalesce(s.paused_at is not null
@@ -209,18 +210,29 @@ select named.queue,
       ) m
  ) leased
  cross join lateral (
-    select count(*) as n,
-           count(*) filter (where m.parked) as blocked,
-           (array_agg(m.handler order by m.id) filter (where m.parked))[1] as handler,
-           (array_agg(m.key order by m.id) filter (where m.parked))[1] as key
+    select coalesce(sum(line.n), 0)::bigint as n,
+           coalesce(sum(line.blocked), 0)::bigint as blocked,
+           (array_agg(line.handler order by line.parked) filter (where line.blocked > 0))[1]
+               as handler,
+           (array_agg(line.key order by line.parked) filter (where line.blocked > 0))[1] as key,
+           min(line.first) filter (
+               where line.blocked > 0 and line.first = line.dead
+                 and named.queue <> all(%(skipping)s::text[])) as dead_head
       from (
-        select m.id, m.handler, m.key,
-               m.blocked_by is not null and m.leased_until is null and m.dead_at is null as parked
-          from django_mq_queuedmessage m
-         where m.queue = named.queue and m.key is not null
-         order by m.handler, m.key, m.id
-         limit %(limit)s
-      ) m
+        select m.handler, m.key, count(*) as n, count(*) filter (where m.waits) as blocked,
+               min(m.id) as first, min(m.id) filter (where m.waits) as parked,
+               min(m.id) filter (where m.dead_at is not null) as dead
+          from (
+            select m.id, m.handler, m.key, m.dead_at,
+                   m.blocked_by is not null and m.leased_until is null
+                   and m.dead_at is null as waits
+              from django_mq_queuedmessage m
+             where m.queue = named.queue and m.key is not null
+             order by m.handler, m.key, m.id
+             limit %(limit)s
+          ) m
+         group by m.handler, m.key
+      ) line
  ) keyed
   left join lateral (
     select m.id
@@ -232,9 +244,9 @@ select named.queue,
      limit 1
  ) head on true
   left join lateral (
-    select m.id, m.leased_until is null
-                 and (m.dead_at is not null
-                      or m.processable_after > statement_timestamp()) as waits
+    select m.id, m.dead_at is not null as dead,
+           m.leased_until is null
+           and (m.dead_at is not null or m.processable_after > statement_timestamp()) as waits
       from django_mq_queuedmessage m
      where m.queue >= named.queue and m.queue <= named.queue and m.ordered
        and named.queue = any(%(ordered)s::text[])
@@ -278,7 +290,8 @@ class Census(NamedTuple):
     due: all, held, expired; later: all, held, expired, retrying; leased: all, running, lapsed,
     and of the lapsed: held, expired; keyed: all, blocked. `blocked_key` is that of the oldest
     blocked one of those that were counted, `head` the first of that key, or the first of an
-    ordered queue that is dead, delayed or retrying.
+    ordered queue that is dead, delayed or retrying. `dead_head`: the oldest such first message,
+    of any key, that is dead.
     """
 
     queue: str
@@ -288,6 +301,7 @@ class Census(NamedTuple):
     keyed: tuple[int, int]
     blocked_key: str | None
     head: int | None
+    dead_head: int | None
     dead: int
     oldest: timedelta | None
     paused: bool

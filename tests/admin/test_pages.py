@@ -534,9 +534,61 @@ class TestBlockedQueues:
         head = add("line", ordered=True, dead=-5)
         add("line", ordered=True)
         words = text(boss.get(url("queuestate")))
-        assert f"line ordered, owned by no worker blocked behind #{head.pk}" in words
+        assert f"line ordered, owned by no worker blocked behind dead #{head.pk}" in words
         words = text(boss.get(url("queuestate", "change", "line")))
         assert f"nothing of it goes on before message {head.pk} does" in words
         assert "the whole queue" in words
         queues.pause("line")
-        assert f"behind #{head.pk}" not in text(boss.get(url("queuestate")))
+        assert f"#{head.pk}" not in text(boss.get(url("queuestate")))
+        queues.resume("line")
+        QueuedMessage.objects.filter(pk=head.pk).update(dead_at=None, processable_after=LATER)
+        assert f"blocked behind #{head.pk}" in text(boss.get(url("queuestate")))
+
+    @pytest.mark.parametrize(
+        ("other", "words"),
+        [
+            (None, "blocked behind dead"),
+            ({}, "partly blocked behind dead"),
+            ({"after": 60}, "partly blocked behind dead"),
+        ],
+        ids=["nothing", "due", "delayed"],
+    )
+    def test_a_key_behind_a_dead_message_is_a_warning(self, boss, other, words):
+        """It does not go on by itself, whatever else there is in the queue."""
+        beat()
+        head = add(key="k", dead=-5)
+        add(key="k", blocked_by=head.pk)
+        if other is not None:
+            add(key="other", **other)
+        address = url("queuestate", "change", "mail")
+        for page in (boss.get(url("queuestate")), boss.get(address)):
+            assert f"{words} #{head.pk}" in text(page)
+            link = f'href="{url("queuedmessage", "change", head.pk)}">behind dead #{head.pk}'
+            assert link in page.content.decode()
+        assert "goes on when that one is requeued or discarded" in text(boss.get(address))
+
+    def test_a_key_behind_a_message_that_goes_on_by_itself_is_none(self, boss):
+        beat()
+        head = add(key="k", after=60)
+        add(key="k", blocked_by=head.pk)
+        assert "active 1 worker" in text(boss.get(url("queuestate")))
+        page = text(boss.get(url("queuestate", "change", "mail")))
+        assert "active 1 worker" in page
+        assert "requeued or discarded" not in page
+
+    def test_what_stops_the_whole_queue_is_said_first(self, boss):
+        head = add(key="k", dead=-5)
+        add(key="k", blocked_by=head.pk)
+        add()
+        assert "no worker 0 workers" in text(boss.get(url("queuestate")))
+        queues.pause("mail")
+        page = text(boss.get(url("queuestate")))
+        assert "paused until resumed" in page
+        assert "behind dead" not in page
+
+    def test_a_dead_message_that_the_user_may_not_see_is_not_linked(self, login):
+        head = add(key="k", dead=-5)
+        add(key="k", blocked_by=head.pk)
+        page = login("view_queuestate").get(url("queuestate"))
+        assert f"blocked behind dead #{head.pk}" in text(page)
+        assert url("queuedmessage", "change", head.pk) not in page.content.decode()

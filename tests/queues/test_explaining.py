@@ -167,7 +167,7 @@ def test_its_own_reason_goes_first(columns):
 
 
 class TestOrdered:
-    """PMQ-42, 44: the line of an ordered queue, and who has it."""
+    """PMQ-42, PMQ-44: the line of an ordered queue, and who has it."""
 
     @pytest.fixture(autouse=True)
     def _ordered(self, settings):

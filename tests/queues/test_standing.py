@@ -89,6 +89,7 @@ def test_an_ordered_queue_that_stands(settings, columns, blocks):
         [(head.pk, None, blocks)] if blocks else []
     )
     assert queues.counts("line").head == (head.pk if blocks else None)
+    assert queues.counts("line").dead_head == (head.pk if "dead" in columns else None)
     assert queues.counts("line").ordered
     assert found("mail") == []
 
@@ -102,6 +103,27 @@ def test_counts_name_the_key_that_is_blocked_longest():
     assert queues.counts("mail").head == second.pk
     counts = queues.counts("other")
     assert (counts.blocked_key, counts.head, counts.ordered) == (None, None, False)
+
+
+def test_counts_name_the_oldest_dead_message_that_others_wait_behind(settings):
+    """Of any key, whatever is blocked longest; one that nobody waits behind is none."""
+    line("a", after=60)
+    add(key="c", dead=-5)
+    assert queues.counts("mail").dead_head is None
+    late = line("d", dead=-5, handler="h1")[0]
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": "skip"}}}
+    assert queues.counts("mail").dead_head is None
+    settings.DJANGO_MQ = {}
+    assert queues.counts("mail").dead_head == late.pk
+    first = line("b", dead=-5, handler="h2")[0]
+    late.delete()
+    assert queues.counts("mail").dead_head == first.pk
+    assert queues.counts("mail").blocked_key == "a"
+    add(key="b", handler="h2", dead=-5), add(key="a", dead=-5)
+    assert queues.counts("mail").dead_head == first.pk
+    first.delete()
+    assert queues.counts("mail").dead_head is None
+    assert queues.counts("mail").head is not None
 
 
 @pytest.mark.parametrize(
