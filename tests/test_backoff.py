@@ -111,7 +111,7 @@ def test_exponential_waits_within_its_jitter_and_never_beyond_its_cap(
 
 @given(schedules, st.integers(1, 1000))
 def test_data_comes_back_through_json_equal(backoff: Schedule, max_attempts: int) -> None:
-    """RMQ-15..17: the policy travels with the message."""
+    """RMQ-15, RMQ-16, RMQ-17: the policy travels with the message."""
     policy = RetryPolicy(max_attempts, backoff)
     assert RetryPolicy.from_data(json.loads(json.dumps(policy.to_data()))) == policy
 

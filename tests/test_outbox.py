@@ -153,7 +153,7 @@ def test_it_is_seen_when_the_caller_has_committed_and_not_before() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_rollback_takes_it_along() -> None:
-    """PMQ-7, 10."""
+    """PMQ-7, PMQ-10."""
     with transaction.atomic():
         broadcast("a.b")
         broadcast_many([Message("a.b")] * (FEW + 1))
@@ -218,7 +218,7 @@ def test_a_payload_is_any_json_value(payload: object) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("form", ["moment", "past"])
 def test_a_moment_is_stored_as_it_is(form: str) -> None:
-    """PMQ-8, 25: it may lie in the past."""
+    """PMQ-8, PMQ-25: it may lie in the past."""
     at = now() + timedelta(days=1 if form == "moment" else -1)
     with transaction.atomic():
         broadcast("a.b", after=at, expires=now() + timedelta(days=2))

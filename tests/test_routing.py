@@ -44,7 +44,7 @@ def names(type: str, metadata: Mapping[str, Any], to: Sequence[To]) -> list[str]
         ("mailer.ad.*", "mailer.ad.expired", True),
         ("mailer.user.*", "mailer.ad.expired", False),
         ("mailer.#", "mailer.ad.expired", True),
-        # PMQ-28, 29: `*` is one word of any text, and the number of words counts
+        # PMQ-28, PMQ-29: `*` is one word of any text, and the number of words counts
         ("*", "a", True),
         ("*", "a.b", False),
         ("a.*", "a", False),

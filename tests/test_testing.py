@@ -1,4 +1,4 @@
-"""django_mq.testing: all in a plain TestCase (PMQ-13 to 16, PMQ-19)."""
+"""django_mq.testing: all in a plain TestCase (PMQ-13, PMQ-14, PMQ-15, PMQ-16, PMQ-19)."""
 
 from __future__ import annotations
 

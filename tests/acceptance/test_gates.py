@@ -59,7 +59,7 @@ def test_a_limit_holds_over_processes_that_are_killed(
 def test_a_probe_whose_process_is_killed_is_not_kept(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """NSQ-5, 7, 8: 64 messages of a service that is down burn few attempts; and one probes."""
+    """NSQ-5, NSQ-7, NSQ-8: 64 messages of a service that is down burn few attempts; one probes."""
     backoff = {"multiplier": 0.25, "maximum": 1, "jitter": 0.1}
     mq: dict[str, Any] = {"LEASE": 300, "QUEUES": {"service": {"backoff": backoff}}}
     worker = start("--processes", 3, "--threads", 2, mq=mq)

@@ -70,7 +70,7 @@ def test_keys_in_a_storm(start: Callable[..., Worker], queue: Queue, witness: Wi
 def test_an_ordered_queue_in_a_storm(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """PMQ-41, 43, 46, 47: one line over the fleet, while its owner is killed again and again."""
+    """PMQ-41, PMQ-43, PMQ-46, PMQ-47: one line, while its owner is killed again and again."""
     with transaction.atomic():
         for n in range(0, 100, 20):  # five batches of twenty in one transaction
             send("l", range(n, n + 20), queue="line", share=0.05, pause=0.002)

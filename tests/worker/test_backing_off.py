@@ -158,7 +158,7 @@ def test_other_processes_give_back_what_they_hold_at_their_next_look(
 def test_what_says_nothing_of_the_service_changes_nothing(
     start: Start, service: Service, settings: Any, error: BaseException
 ) -> None:
-    """NSQ-2, 12, 13, 14, 20."""
+    """NSQ-2, NSQ-12, NSQ-13, NSQ-14, NSQ-20."""
     backing_off(settings)
     service.handle(retry=AT_ONCE)
     service.error = error
@@ -207,7 +207,9 @@ def test_retry_says_so(start: Start, said: Said, service: Service, settings: Any
 def test_the_sequence_over_a_fleet(
     start: Start, said: Said, service: Service, settings: Any
 ) -> None:
-    """NSQ-4, 5, 7, 8, 9: all, none, one, none, one, none, one, all; each change is said once."""
+    """NSQ-4, NSQ-5, NSQ-7, NSQ-8, NSQ-9: all, none, one, none, one, none, one, all; each change
+    is said once.
+    """
     backing_off(settings, 0.5)
     service.handle(retry=AT_ONCE)
     add(handler="h")

@@ -57,7 +57,7 @@ def test_a_handler_is_told_of_its_message(start: Start, options: dict[str, Any])
 def test_without_backoff_it_is_tried_again_at_once_as_the_same_row(
     start: Start, said: Said
 ) -> None:
-    """PMQ-52; PMQ-51, 53 as changed: its id stays, and so does what is known of its failures."""
+    """PMQ-52; PMQ-51, PMQ-53 as changed: its id stays, and what is known of its failures."""
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(0)))
     def h(delivery: Delivery) -> None:

@@ -30,7 +30,8 @@ from django_mq import (
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.queues import acting
-from django_mq.store import keys, lines
+from django_mq.store import keyed as with_keys
+from django_mq.store import lines
 from django_mq.testing import drain, due
 from django_mq.worker import DeadWorker
 from django_mq.worker.ownership import Ownership
@@ -146,7 +147,7 @@ def empty() -> bool:
 
 
 def test_a_line_over_two_workers(start: Start, said: Said, log: Log) -> None:
-    """PMQ-41, KAF-2, 12: five batches of twenty in one transaction, several subscribers,
+    """PMQ-41, KAF-2, KAF-12: five batches of twenty in one transaction, several subscribers,
 
     priorities without effect: in order of ids, one at a time, by one of the two workers.
     """
@@ -182,7 +183,7 @@ def test_a_line_over_two_workers(start: Start, said: Said, log: Log) -> None:
 
 
 def test_the_second_stays_free_while_the_first_runs(start: Start, gate: threading.Event) -> None:
-    """PMQ-37, 42: with a batch size of 1 it is neither claimed nor locked."""
+    """PMQ-37, PMQ-42: with a batch size of 1 it is neither claimed nor locked."""
     began = threading.Event()
 
     @handler("#", queue="line", name="h")
@@ -206,7 +207,7 @@ def test_the_second_stays_free_while_the_first_runs(start: Start, gate: threadin
 
 @pytest.mark.parametrize("size", [2, 100])
 def test_batches_keep_the_order(start: Start, log: Log, size: int) -> None:
-    """PMQ-57, 58 as changed: the second fails: the first is done once, then the second again,
+    """PMQ-57, PMQ-58 as changed: the second fails: the first is done once, then the second again,
 
     then the third.
     """
@@ -256,7 +257,7 @@ def swallows(delivery: Delivery) -> None:
 def test_a_failing_first_goes_before_the_second_however_it_fails(
     start: Start, log: Log, form: Callable[[Delivery], None], queue: str
 ) -> None:
-    """PMQ-43, 46: always; in an ordered queue and in a key."""
+    """PMQ-43, PMQ-46: always; in an ordered queue and in a key."""
     first: list[int] = []
 
     @handler("#", queue=queue, name="h", retry=AT_ONCE)
@@ -306,7 +307,7 @@ def test_its_backoff_pauses_the_line(start: Start, said: Said, log: Log, queue: 
 
 
 def test_the_attempt_that_a_policy_is_asked_with(start: Start) -> None:
-    """PMQ-45, 47 as changed: the attempts of the message, kept in its row over restarts."""
+    """PMQ-45, PMQ-47 as changed: the attempts of the message, kept in its row over restarts."""
     asked: list[int] = []
 
     def backoff(attempt: int) -> float:
@@ -384,7 +385,7 @@ def test_a_message_that_dies_stops_the_line_until_somebody_acts(
 
 
 def test_signals_of_a_line(start: Start, said: Said, gate: threading.Event) -> None:
-    """KAF-1, 9, 12: assigned, caught up once, unassigned: after the last handler has ended."""
+    """KAF-1, KAF-9, KAF-12: assigned, caught up once, unassigned after the last handler ended."""
     began = threading.Event()
 
     @handler("#", queue="line", name="h")
@@ -419,7 +420,7 @@ def test_signals_of_a_line(start: Start, said: Said, gate: threading.Event) -> N
 
 
 def test_a_line_moves_when_its_owner_drains(start: Start, said: Said, log: Log) -> None:
-    """KAF-9, 12: at once, and with what the first did not begin."""
+    """KAF-9, KAF-12: at once, and with what the first did not begin."""
 
     @handler("#", queue="line", name="h")
     def h(delivery: Delivery) -> None:
@@ -977,7 +978,7 @@ def test_long_lines_are_parked_and_handled_in_order(
     start: Start, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a window of 5 everything is parked at some time; two workers."""
-    monkeypatch.setattr(keys, "WINDOW", 5)
+    monkeypatch.setattr(with_keys, "WINDOW", 5)
 
     @handler("#", queue="mail", name="h", retry=AT_ONCE)
     def h(delivery: Delivery) -> None:

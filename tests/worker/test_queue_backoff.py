@@ -186,7 +186,7 @@ def test_a_failure_lets_the_queue_back_off(fleet: Fleet, heard: list[tuple[str, 
               UnreadablePayload("deep")], ids=lambda error: type(error).__name__
 )  # fmt: skip
 def test_at_full_rate_nothing_else_is_noted(fleet: Fleet, error: BaseException | None) -> None:
-    """NSQ-2, NSQ-11, 12, 14, 20: at zero a success changes, and writes, nothing."""
+    """NSQ-2, NSQ-11, NSQ-12, NSQ-14, NSQ-20: at zero a success changes, and writes, nothing."""
     assert not fleet.end(fleet.claim(), error)
     assert fleet.write() == set()
     assert not QueueState.objects.exists()

@@ -68,7 +68,7 @@ def test_writes_broadcasts_and_acks_commit_together(bench: Bench) -> None:
 
 
 def test_a_failure_takes_its_own_writes_and_broadcasts_alone(bench: Bench) -> None:
-    """PMQ-36; PMQ-55, 58 as changed: its neighbours are acked. PMQ-46: however it fails."""
+    """PMQ-36; PMQ-55, PMQ-58 as changed: its neighbours are acked. PMQ-46: however it fails."""
 
     @handler("shop.orders.*", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(7)))
     def h(delivery: Delivery) -> None:
@@ -1098,7 +1098,7 @@ def test_a_failure_that_the_database_refuses_to_write_down_stops_nobody(
 
 
 def test_batch_handlers_get_the_list_behind_one_savepoint(bench: Bench) -> None:
-    """PMQ-20, 21: they succeed together."""
+    """PMQ-20, PMQ-21: they succeed together."""
     calls: list[list[int]] = []
 
     @handler("#", queue="mail", name="h", batch=True)
@@ -1118,7 +1118,7 @@ def test_batch_handlers_get_the_list_behind_one_savepoint(bench: Bench) -> None:
 def test_a_batch_that_fails_runs_one_by_one(
     bench: Bench, do: Callable[[Delivery], None] | None
 ) -> None:
-    """PMQ-21, 58 as changed: one bad message does not take the others along."""
+    """PMQ-21, PMQ-58 as changed: one bad message does not take the others along."""
     calls: list[list[str]] = []
 
     @handler("#", queue="mail", name="h", batch=True)
@@ -1162,7 +1162,7 @@ def test_expired_messages_do_not_start(bench: Bench, said: Said) -> None:
 
 
 def test_retry_snooze_reject(bench: Bench, said: Said) -> None:
-    """CAR-22, CAR-25 as changed, NSQ-12..14, RMQ-9."""
+    """CAR-22, CAR-25 as changed, NSQ-12, NSQ-13, NSQ-14, RMQ-9."""
     at = timezone.now() + timedelta(hours=2)
     raised = {
         "policy": Retry(),

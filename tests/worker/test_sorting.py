@@ -77,7 +77,7 @@ def test_an_old_name_still_finds_the_handler() -> None:
 
 
 def test_an_unknown_handler_is_held(said: Said) -> None:
-    """PMQ-14, 31 as changed: another worker may know it; nothing is imported for it."""
+    """PMQ-14, PMQ-31 as changed: another worker may know it; nothing is imported for it."""
     message = add(handler="os.system")
     assert sort() == []
     assert_held(message, "no handler named os.system")

@@ -9,7 +9,7 @@ from django_mq.worker.wakeup import Deadline, Wakeup
 
 
 def test_pokes_are_kept_until_seen_and_many_are_as_good_as_one() -> None:
-    """PMQ-62, 64: nothing is lost between looking and sleeping."""
+    """PMQ-62, PMQ-64: nothing is lost between looking and sleeping."""
     wakeup = Wakeup()
     wakeup.poke()
     wakeup.poke()

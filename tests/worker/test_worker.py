@@ -193,7 +193,7 @@ def test_max_seconds(start: Start) -> None:
 
 
 def test_threads_run_in_parallel(start: Start) -> None:
-    """PMQ-48, 59 as changed: each on its own connection."""
+    """PMQ-48, PMQ-59 as changed: each on its own connection."""
     together = threading.Barrier(3, timeout=PATIENCE)
     pids: set[int] = set()
 
@@ -212,7 +212,7 @@ def test_threads_run_in_parallel(start: Start) -> None:
 def test_a_slow_message_does_not_hold_up_the_others(
     start: Start, said: Said, gate: threading.Event
 ) -> None:
-    """PMQ-48, 49, 57."""
+    """PMQ-48, PMQ-49, PMQ-57."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -232,7 +232,7 @@ def test_a_slow_message_does_not_hold_up_the_others(
 
 
 def test_two_workers_share_a_queue(start: Start, said: Said) -> None:
-    """RMQ-7, PMQ-22, 59: each message once."""
+    """RMQ-7, PMQ-22, PMQ-59: each message once."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -694,7 +694,7 @@ def listeners() -> int:
 
 
 def test_woken_by_the_next_due_time(start: Start, said: Said, patient: None) -> None:
-    """PMQ-61, 62: the undelayed first, then each at its time; the poll has no part in it."""
+    """PMQ-61, PMQ-62: the undelayed first, then each at its time; the poll has no part in it."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...
