@@ -1,6 +1,7 @@
 """Tables, constraints and indexes. `store/` reads and writes them; people look at them here.
 
-The store names tables and columns by itself; a test holds the two together.
+The store names tables and columns by itself; a test holds the two together. How the tables are
+vacuumed is set by the migration that makes them: Django has no option for it.
 """
 
 from __future__ import annotations
