@@ -1,0 +1,130 @@
+"""The figures of all rounds, and the rows of the table that they make."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.database import Wrong
+from benchmarks.report import Row, compared, failed
+
+
+class Board:
+    """Figures by what was measured and of whom; rows compare with `against`."""
+
+    def __init__(self, against: str) -> None:
+        self._against = against
+        self._figures: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._notes: dict[tuple[str, str], str] = {}
+        self._wrongs: dict[tuple[str, str], str] = {}
+
+    def measure(
+        self,
+        whats: Sequence[str],
+        title: str,
+        act: Callable[..., Mapping[str, Sequence[float]]],
+        *arguments: Any,
+    ) -> None:
+        """Keep what `act` returns: by title, one figure for each of `whats` (more are dropped).
+
+        Who was wrong once is not asked again.
+        """
+        if any((what, title) in self._wrongs for what in whats):
+            return
+        try:
+            found = act(*arguments)
+        except Exception as error:  # whatever one does, the others keep their rows
+            reason = str(error) if isinstance(error, Wrong) else repr(error)
+            self._wrongs.update({(what, title): reason for what in whats})
+            return
+        for name, figures in found.items():
+            for what, figure in zip(whats, figures, strict=False):
+                self._figures[what, name].append(figure)
+
+    def note(self, what: str, title: str, text: str) -> None:
+        """Have the row say so."""
+        self._notes[what, title] = text
+
+    def rates(
+        self, what: str, ours: str, others: Sequence[str], *, at_least: float | None = None
+    ) -> list[Row]:
+        """Return a row of each rate, and one of ours against the best of the others."""
+        return self._rows(what, ours, others, unit="a second", best=max, limit=at_least)
+
+    def times(
+        self, what: str, ours: str, others: Sequence[str], *, at_most: float | None = None
+    ) -> list[Row]:
+        """Return a row of each time, and one of ours against the best of the others."""
+        return self._rows(what, ours, others, unit="ms", best=min, limit=at_most)
+
+    def shares(self, what: str, base: str, title: str) -> Row:
+        """Return the row of a rate against the same one's rate in other circumstances."""
+        name = f"peers: {what}, {title}"
+        wrong = self._wrongs.get((what, title)) or self._wrongs.get((base, title))
+        figures, bases = self._figures[what, title], self._figures[base, title]
+        if wrong or not figures:
+            return failed(name, wrong or "nothing was measured")
+        note = f"figures {self._said(what, title)}"
+        return compared(name, figures, bases, unit="a second", note=note)
+
+    def _rows(
+        self,
+        what: str,
+        ours: str,
+        others: Sequence[str],
+        *,
+        unit: str,
+        best: Callable[[Sequence[float]], float],
+        limit: float | None,
+    ) -> list[Row]:
+        rows = [self._row(what, title, unit) for title in (ours, self._against, *others)]
+        right = {title: self._good(what, title) for title in others}
+        rivals = {title: figures for title, figures in right.items() if figures}
+        mine = self._good(what, ours)
+        if not rivals or not mine:
+            return rows
+        bests = [best(each) for each in zip(*rivals.values(), strict=True)]
+        ratios = [one / other for one, other in zip(mine, bests, strict=True)]
+        ratio = median(ratios)
+        sign, ok = (">=", ratio >= (limit or 0)) if best is max else ("<=", ratio <= (limit or 0))
+        leader = best(rivals, key=lambda title: median(rivals[title]))  # type: ignore[call-arg]
+        row = Row(
+            workload=f"peers: {what}, {ours} against the best peer",
+            figure=median(mine),
+            unit=unit,
+            against=median(bests),
+            ratio=ratio,
+            target="" if limit is None else f"ratio {sign} {limit:g}",
+            ok=None if limit is None else ok,
+            note=f"{leader}; rounds {min(ratios):.2f} to {max(ratios):.2f}",
+        )
+        return [*rows, row]
+
+    def _row(self, what: str, title: str, unit: str) -> Row:
+        name = f"peers: {what}, {title}"
+        figures, against = self._good(what, title), self._good(what, self._against)
+        if not figures:
+            return failed(name, self._wrongs.get((what, title), "nothing was measured"))
+        note = f"rounds {self._said(what, title)}"
+        if title == self._against or len(against) != len(figures):
+            return Row(workload=name, figure=median(figures), unit=unit, note=note)
+        return Row(
+            workload=name,
+            figure=median(figures),
+            unit=unit,
+            against=median(against),
+            ratio=median(one / other for one, other in zip(figures, against, strict=True)),
+            note=note,
+        )
+
+    def _said(self, what: str, title: str) -> str:
+        figures = self._figures[what, title]
+        low, high = min(figures), max(figures)
+        digits = 0 if high >= 100 else 2
+        spread = f"{low:,.{digits}f} to {high:,.{digits}f}"
+        return "; ".join(filter(None, (spread, self._notes.get((what, title)))))
+
+    def _good(self, what: str, title: str) -> list[float]:
+        return [] if (what, title) in self._wrongs else self._figures[what, title]

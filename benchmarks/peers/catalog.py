@@ -1,0 +1,111 @@
+"""Who the peers are, and what the measurements must know of their tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One peer: its name in versions.toml, how the table calls it, its driver, its SQL.
+
+    `tables` are emptied before each measurement. In `table`, `due` is true of the jobs that are
+    due and not done. `delayed` and `failed` store rows that must not be in the way; they are given
+    `count` and `payload`. A slow peer gets fewer jobs to drain.
+    """
+
+    name: str
+    title: str
+    driver: str
+    tables: str
+    table: str
+    due: str
+    delayed: str
+    failed: str
+    slow: bool = False
+
+
+#: Rows are written past procrastinate's triggers, which say NOTIFY and log an event for each.
+PAST_TRIGGERS = """
+alter table procrastinate_jobs disable trigger user;
+{};
+alter table procrastinate_jobs enable trigger user
+"""
+PROCRASTINATE = """
+insert into procrastinate_jobs (queue_name, task_name, args, status, attempts, scheduled_at)
+select 'default', 'noop', %(payload)s::jsonb, {} from generate_series(1, %(count)s)
+"""
+PROCRASTINATE_DUE = "status in ('todo', 'doing') and coalesce(scheduled_at <= now(), true)"
+
+PGQUEUER = """
+insert into pgqueuer (priority, entrypoint, payload, status, execute_after)
+select 0, 'noop', convert_to(%(payload)s, 'utf8'), {} from generate_series(1, %(count)s)
+"""
+PGQUEUER_DUE = "status in ('queued', 'picked') and execute_after <= now()"
+
+TASKS_DB = """
+insert into django_tasks_database_dbtaskresult
+       (id, args_kwargs, priority, task_path, queue_name, backend_name, exception_class_path,
+        traceback, worker_ids, enqueued_at, status, started_at, finished_at, run_after)
+select gen_random_uuid(), jsonb_build_object('args', '[]'::jsonb, 'kwargs', %(payload)s::jsonb),
+       0, 'django_tasks_db_driver.noop', 'default', 'default', '', '', '[]', now(), {}
+  from generate_series(1, %(count)s)
+"""
+TASKS_DB_DUE = """
+status in ('READY', 'RUNNING') and (run_after <= now() or run_after > now() + interval '100 years')
+"""
+
+GRAPHILE = """
+insert into graphile_worker._private_tasks (identifier) values ('noop') on conflict do nothing;
+insert into graphile_worker._private_jobs (task_id, payload, attempts, run_at)
+select t.id, %(payload)s::json, {}
+  from graphile_worker._private_tasks t, generate_series(1, %(count)s)
+ where t.identifier = 'noop'
+"""
+GRAPHILE_DUE = "run_at <= now() and (locked_at is not null or attempts < max_attempts)"
+
+
+PEERS = (
+    Peer(
+        name="graphile",
+        title="Graphile Worker",
+        driver="graphile.mjs",
+        tables="graphile_worker._private_jobs",
+        table="graphile_worker._private_jobs",
+        due=GRAPHILE_DUE,
+        delayed=GRAPHILE.format("0, now() + interval '1 day'"),
+        failed=GRAPHILE.format("25, now()"),
+    ),
+    Peer(
+        name="pgqueuer",
+        title="PgQueuer",
+        driver="pgqueuer_driver.py",
+        tables="pgqueuer, pgqueuer_log, pgqueuer_statistics",
+        table="pgqueuer",
+        due=PGQUEUER_DUE,
+        delayed=PGQUEUER.format("'queued', now() + interval '1 day'"),
+        failed=PGQUEUER.format("'failed', now()"),
+    ),
+    Peer(
+        name="procrastinate",
+        title="procrastinate",
+        driver="procrastinate_driver.py",
+        tables="procrastinate_jobs, procrastinate_events, procrastinate_periodic_defers",
+        table="procrastinate_jobs",
+        due=PROCRASTINATE_DUE,
+        delayed=PAST_TRIGGERS.format(PROCRASTINATE.format("'todo', 0, now() + interval '1 day'")),
+        failed=PAST_TRIGGERS.format(PROCRASTINATE.format("'failed', 1, null")),
+        slow=True,
+    ),
+    Peer(
+        name="django_tasks_db",
+        title="django-tasks-db",
+        driver="django_tasks_db_driver.py",
+        tables="django_tasks_database_dbtaskresult",
+        table="django_tasks_database_dbtaskresult",
+        due=TASKS_DB_DUE,
+        delayed=TASKS_DB.format("'READY', null, null, now() + interval '1 day'"),
+        failed=TASKS_DB.format("'FAILED', now(), now(), now()"),
+        slow=True,
+    ),
+)

@@ -1,0 +1,103 @@
+"""What the Python drivers share: how they are told what to do, and how they tell what they did.
+
+`driver.py COMMAND ARGUMENTS`, with ARGUMENTS as JSON, writes one line of JSON. Only `work` is a
+conversation: "ready" when it is connected; then it waits for a line; it tells how many jobs are
+done, again and again, until the next line, which ends it; last comes what it saw.
+
+The database is that of libpq's environment variables. Standard library only: each driver runs in
+the environment of its peer. The clock is the one that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any
+
+#: Seconds between two reports of a working driver.
+REPORT = 0.05
+
+
+def say(**data: Any) -> None:
+    """Write one line."""
+    sys.stdout.write(json.dumps(data) + "\n")
+    sys.stdout.flush()
+
+
+def main(commands: dict[str, Callable[..., Any]]) -> None:
+    """Do what the command line says."""
+    arguments = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    say(**(commands[sys.argv[1]](**arguments) or {}))
+
+
+def timed(count: int, warm_up: int, enqueue: Callable[[], tuple[Any, Any]]) -> dict[str, Any]:
+    """Call `enqueue` so often; it returns the ids of its business row and of its job."""
+    pairs = [enqueue() for _ in range(warm_up)]
+    began = monotonic()
+    pairs += [enqueue() for _ in range(count)]
+    return {"seconds": monotonic() - began, "pairs": pairs}
+
+
+def paced(count: int, every: float, enqueue: Callable[[], tuple[Any, Any]]) -> dict[str, Any]:
+    """Call `enqueue` each so many seconds; note when each returned, which is after its COMMIT."""
+    commits = []
+    at = monotonic()
+    for _ in range(count):
+        at += every
+        sleep(max(0.0, at - monotonic()))
+        _, id = enqueue()
+        commits.append((str(id), monotonic()))
+    return {"commits": commits}
+
+
+class Work:
+    """What one working process did."""
+
+    def __init__(self) -> None:
+        self.begin: float | None = None
+        self.end = 0.0
+        self.done = 0
+        self.ids: list[Any] = []
+        self.starts: list[float] = []
+
+    def handled(self, id: Any) -> None:
+        """A handler was called with this job."""
+        self.starts.append(monotonic())
+        self.ids.append(id)
+
+    def claiming(self) -> None:
+        """Jobs are about to be claimed; the first time is when the clock starts."""
+        if self.begin is None:
+            self.begin = monotonic()
+
+    def settled(self, count: int = 1) -> None:
+        """So many jobs are removed, or marked as done, and that is committed."""
+        self.end = monotonic()
+        self.done += count
+
+    def wait(self, stop: Callable[[], Any]) -> None:
+        """Say "ready" and wait for the start; from then on report, and call `stop` when told."""
+        say(ready=True)
+        sys.stdin.readline()
+        threading.Thread(target=self._report, daemon=True).start()
+        threading.Thread(target=self._listen, args=(stop,), daemon=True).start()
+
+    def seen(self) -> dict[str, Any]:
+        """Return everything."""
+        ids = [str(id) for id in self.ids]
+        return {"begin": self.begin, "end": self.end, "ids": ids, "starts": self.starts}
+
+    def _report(self) -> None:
+        told = 0
+        while True:
+            sleep(REPORT)
+            if self.done != told:
+                told = self.done
+                say(done=told)
+
+    def _listen(self, stop: Callable[[], Any]) -> None:
+        sys.stdin.readline()
+        stop()

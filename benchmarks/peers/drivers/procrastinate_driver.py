@@ -1,0 +1,106 @@
+"""procrastinate: https://procrastinate.readthedocs.io
+
+Tuned: async jobs side by side, connections that commit by themselves and are not checked before
+each use, finished jobs deleted. It claims and finishes jobs one by one; there is no batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Any
+
+import procrastinate
+import psycopg
+import psycopg_pool
+from common import Work, main, paced, timed
+
+CONCURRENCY = 10
+CHUNK = 5_000
+
+work = Work()
+app = procrastinate.App(connector=procrastinate.PsycopgConnector())
+syncapp = procrastinate.App(connector=procrastinate.SyncPsycopgConnector())
+
+
+@app.task(name="noop", pass_context=True)
+async def noop(context: procrastinate.JobContext, **payload: Any) -> None:
+    work.handled(context.job.id)
+
+
+def schema() -> None:
+    with syncapp.open():
+        syncapp.schema_manager.apply_schema()
+
+
+def _one(connection: psycopg.Connection, insert: str, payload: dict[str, Any]) -> Any:
+    def enqueue() -> tuple[Any, Any]:
+        with connection.transaction():
+            order = connection.execute(insert, ("both",)).fetchone()[0]
+            task = syncapp.configure_task("noop", connection=connection, allow_unknown=True)
+            return order, task.defer(**{**payload, "number": order})
+
+    return enqueue
+
+
+def enqueue(count: int, warm_up: int, **how: Any) -> dict[str, Any]:
+    with psycopg.connect(autocommit=True) as connection:
+        return timed(count, warm_up, _one(connection, **how))
+
+
+def produce(count: int, every: float, **how: Any) -> dict[str, Any]:
+    with psycopg.connect(autocommit=True) as connection:
+        return paced(count, every, _one(connection, **how))
+
+
+def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
+    jobs = [{**payload, "number": number} for number in range(count)]
+    ids = []
+    with psycopg.connect() as connection:
+        task = syncapp.configure_task("noop", connection=connection, allow_unknown=True)
+        began = monotonic()
+        for at in range(0, count, CHUNK):
+            ids += task.batch_defer(*jobs[at : at + CHUNK])
+        connection.commit()
+        return {"seconds": monotonic() - began, "ids": ids}
+
+
+def work_on() -> dict[str, Any]:
+    asyncio.run(_work())
+    return work.seen()
+
+
+async def _work() -> None:
+    manager = app.job_manager
+    fetch_job, finish_job = manager.fetch_job, manager.finish_job
+
+    async def fetch(*args: Any, **kwargs: Any) -> Any:
+        work.claiming()
+        return await fetch_job(*args, **kwargs)
+
+    async def finish(*args: Any, **kwargs: Any) -> None:
+        await finish_job(*args, **kwargs)
+        work.settled()
+
+    manager.fetch_job, manager.finish_job = fetch, finish
+    pool = psycopg_pool.AsyncConnectionPool(
+        min_size=CONCURRENCY + 1, max_size=CONCURRENCY + 1, configure=_autocommit, open=False
+    )
+    async with pool:
+        await pool.wait()
+        await app.open_async(pool)
+        loop, running = asyncio.get_running_loop(), asyncio.current_task()
+        work.wait(lambda: loop.call_soon_threadsafe(running.cancel))
+        try:
+            await app.run_worker_async(concurrency=CONCURRENCY, delete_jobs="successful")
+        except asyncio.CancelledError:
+            running.uncancel()
+
+
+async def _autocommit(connection: psycopg.AsyncConnection) -> None:
+    await connection.set_autocommit(True)
+
+
+if __name__ == "__main__":
+    commands = {"schema": schema, "enqueue": enqueue, "produce": produce, "bulk": bulk}
+    main({**commands, "work": work_on})

@@ -1,0 +1,167 @@
+"""django_mq, the bare driver and other queues on PostgreSQL, one after the other in each round.
+
+Each peer has a database and an environment of its own, and is tuned as its manual says
+(`benchmarks/peers/README.md`). A peer that cannot be installed here has a row that says why; one
+that loses or doubles a job has WRONG in its row.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from benchmarks.database import Wrong, copied
+from benchmarks.peers import ours
+from benchmarks.peers.board import Board
+from benchmarks.peers.catalog import PEERS
+from benchmarks.peers.driving import Driven
+from benchmarks.peers.environments import Absent, command
+from benchmarks.peers.ours import BARE, OURS
+from benchmarks.report import Row, failed, percentile
+from benchmarks.workloads import Bench
+
+ENQUEUE = "enqueue one per transaction"
+BULK = "bulk"
+DRAIN = {1: "drain, 1 process", 2: "drain, 2 processes"}
+MEDIAN, LAST = "start after commit, median", "start after commit, 99th percentile"
+BESIDE, BASE = "drain beside delayed and failed", "drain beside nothing"
+
+#: Seconds after which a peer's drain is stopped; its rate is that of what was done until then.
+LIMIT = 15.0
+#: Seconds between two messages of the latency, and how many are not counted at its start.
+EVERY, WARM_UP = 0.1, 5
+DAY = 86_400.0
+
+
+def run(bench: Bench) -> list[Row]:
+    """Everybody in every round; then each beside its own crowd, in turn with itself without."""
+    board = Board(BARE)
+    with ExitStack() as stack:
+        bench.database.clear()
+        peers, absent = _peers(bench, stack)
+        for _ in bench.in_turn("peers"):
+            _round(bench, board, peers)
+        _ours_beside(bench, board)
+        for peer in peers:
+            _peer_beside(bench, board, peer)
+    others = [peer.title for peer in peers]
+    _say_how_many(bench, board, peers)
+    rows: list[Row] = []
+    for what in (ENQUEUE, BULK, *DRAIN.values()):
+        target = 1.0 if what in (ENQUEUE, DRAIN[1]) else None
+        rows += board.rates(what, OURS, others, at_least=target)
+    for title in (OURS, BARE, *others):
+        rows.append(board.shares(BESIDE, BASE, title))
+    rows += board.times(MEDIAN, OURS, others)
+    rows += board.times(LAST, OURS, others, at_most=1.0)
+    return [*rows, *absent]
+
+
+def _peers(bench: Bench, stack: ExitStack) -> tuple[list[Driven], list[Row]]:
+    """Install all peers and make their databases; return those that are there, and the others."""
+    found, absent = [], []
+    for peer in PEERS:
+        try:
+            words = command(peer.name, peer.driver)
+        except Absent as missing:
+            note = f"not present: {missing}"
+            absent.append(Row(workload=f"peers: {peer.title}", figure=0.0, unit="", note=note))
+            continue
+        database = stack.enter_context(copied(bench.database, peer.name[:8]))
+        driven = Driven(peer, words, database)
+        try:
+            driven.run("schema")
+        except Wrong as wrong:
+            absent.append(failed(f"peers: {peer.title}", str(wrong)))
+            continue
+        found.append(driven)
+    return found, absent
+
+
+def _round(bench: Bench, board: Board, peers: list[Driven]) -> None:
+    transactions, warm_up = bench.size(2_000, 150), bench.size(300, 50)
+    waits = bench.size(100, 20)
+
+    board.measure((ENQUEUE,), OURS, ours.enqueued, bench, transactions, warm_up)
+    for peer in peers:
+        board.measure((ENQUEUE,), peer.title, _enqueued, peer, transactions, warm_up)
+
+    board.measure((BULK,), OURS, ours.stored_at_once, bench)
+    for processes, what in DRAIN.items():
+        count = processes * _count(bench)
+        board.measure((what,), OURS, ours.drained_by, bench.database, count, processes)
+        for peer in peers:
+            whats = (what, BULK) if processes == 1 else (what,)
+            board.measure(whats, peer.title, _drained, bench, peer, processes)
+
+    board.measure((MEDIAN, LAST), OURS, ours.waited, bench)
+    for peer in peers:
+        board.measure((MEDIAN, LAST), peer.title, _waited, peer, waits)
+
+
+def _ours_beside(bench: Bench, board: Board) -> None:
+    beside = bench.size(1_000_000, 20_000)
+    with copied(bench.database, "beside") as crowded:
+        for priority in (0, 5):
+            crowded.fill(beside // 2, priority=priority, after=DAY)
+        crowded.fill(beside, dead=True)
+        for _ in bench.in_turn(f"peers, beside, {OURS}"):
+            board.measure((BESIDE,), OURS, ours.drained_beside, crowded, _count(bench))
+            board.measure((BASE,), OURS, ours.drained_by, bench.database, _count(bench))
+
+
+def _peer_beside(bench: Bench, board: Board, peer: Driven) -> None:
+    with copied(bench.database, "beside") as database:
+        crowded = peer.on(database)
+        board.measure((BESIDE,), peer.title, _crowded, crowded, bench.size(1_000_000, 20_000))
+        for _ in bench.in_turn(f"peers, beside, {peer.title}"):
+            board.measure((BESIDE,), peer.title, _drained_beside, bench, crowded)
+            board.measure((BASE,), peer.title, _drained, bench, peer, 1)
+
+
+def _enqueued(peer: Driven, count: int, warm_up: int) -> dict[str, tuple[float, ...]]:
+    return {peer.title: (peer.enqueue(count, warm_up),)}
+
+
+def _drained(bench: Bench, peer: Driven, processes: int) -> dict[str, tuple[float, ...]]:
+    """The rates of the drain, and of the enqueuing before."""
+    peer.clear()
+    peer.settle()
+    bulk, due = peer.bulk(processes * _count(bench, peer))
+    peer.settle()
+    return {peer.title: (peer.drain(due, processes, LIMIT), bulk)}
+
+
+def _crowded(crowded: Driven, count: int) -> dict[str, tuple[float, ...]]:
+    crowded.run("schema")
+    crowded.crowd(count)
+    return {}
+
+
+def _drained_beside(bench: Bench, crowded: Driven) -> dict[str, tuple[float, ...]]:
+    crowded.purge()
+    _, due = crowded.bulk(_count(bench, crowded))
+    crowded.settle()
+    return {crowded.title: (crowded.drain(due, 1, LIMIT),)}
+
+
+def _waited(peer: Driven, count: int) -> dict[str, tuple[float, ...]]:
+    waits = peer.waits(count, EVERY, WARM_UP)
+    return {peer.title: (percentile(waits, 0.5), percentile(waits, 0.99))}
+
+
+def _say_how_many(bench: Bench, board: Board, peers: list[Driven]) -> None:
+    beside = f"beside {bench.size(1_000_000, 20_000):,} of each; against: without them"
+    for title in (OURS, BARE):
+        board.note(BESIDE, title, beside)
+    for peer in peers:
+        count = _count(bench, peer)
+        board.note(BULK, peer.title, f"{count:,} jobs")
+        board.note(BESIDE, peer.title, f"{count:,} jobs or {LIMIT:g} s; {beside}")
+        for processes, what in DRAIN.items():
+            board.note(what, peer.title, f"{processes * count:,} jobs or {LIMIT:g} s")
+
+
+def _count(bench: Bench, peer: Driven | None = None) -> int:
+    if peer and peer.slow:
+        return bench.size(3_000, 200)
+    return bench.size(50_000, 3_000)
