@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import sys
+import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +70,9 @@ def _run(database: Database, options: argparse.Namespace) -> list[Row]:
             rows += workload.run(bench)
         except Wrong as wrong:
             rows.append(failed(name, str(wrong)))
+        except Exception as error:  # the others are measured all the same
+            traceback.print_exc()
+            rows.append(failed(name, repr(error)))
     return rows
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -45,6 +45,8 @@ delete from {TABLE}
  where id in (select id from {TABLE} order by id limit %s for update skip locked)
 returning id, payload::text
 """  # noqa: S608
+#: What a handler that writes one row writes, too.
+WRITE = "insert into bench_entry (message, note) values (%s, 'handled')"
 
 
 class Run(NamedTuple):
@@ -57,10 +59,37 @@ class Run(NamedTuple):
 
 def drain(params: dict[str, Any], statement: str = FROM_MESSAGES) -> Run:
     """Take all messages, a hundred a transaction."""
+    with psycopg.connect(**params) as connection:
+        return drain_on(connection, statement)
+
+
+def drain_on(connection: psycopg.Connection[Any], statement: str = FROM_MESSAGES) -> Run:
+    """Take all messages, a hundred a transaction, on a connection that is open."""
+    ids: list[int] = []
+    with connection.cursor() as cursor:
+        begin = end = monotonic()
+        while rows := cursor.execute(statement, (BATCH,)).fetchall():
+            connection.commit()
+            ids.extend([row[0] for row in rows])
+            end = monotonic()
+    return Run(begin, end, ids)
+
+
+def drain_together(params: dict[str, Any], processes: int) -> Run:
+    """Take all messages, a hundred a transaction, in several processes."""
+    return _together(_drain, params, processes)
+
+
+def write(params: dict[str, Any]) -> Run:
+    """Take all messages, a hundred a transaction, and write a row for each, in a savepoint."""
     ids: list[int] = []
     with psycopg.connect(**params) as connection, connection.cursor() as cursor:
         begin = end = monotonic()
-        while rows := cursor.execute(statement, (BATCH,)).fetchall():
+        while rows := cursor.execute(FROM_MESSAGES, (BATCH,)).fetchall():
+            for id, _ in rows:
+                cursor.execute("savepoint one")
+                cursor.execute(WRITE, (id,))
+                cursor.execute("release savepoint one")
             connection.commit()
             ids.extend([row[0] for row in rows])
             end = monotonic()
@@ -80,10 +109,14 @@ def copy(params: dict[str, Any], statement: str, rows: Sequence[tuple[Any, ...]]
 
 def contend(params: dict[str, Any], processes: int) -> Run:
     """Take messages one a transaction, in several processes, each updating the row it names."""
+    return _together(_contend, params, processes)
+
+
+def _together(target: Callable[..., None], params: dict[str, Any], processes: int) -> Run:
     context = multiprocessing.get_context("spawn")
     together, answers = context.Barrier(processes), context.Queue()
     arguments = (params, together, answers)
-    started = [context.Process(target=_contend, args=arguments) for _ in range(processes)]
+    started = [context.Process(target=target, args=arguments) for _ in range(processes)]
     for process in started:
         process.start()
     try:
@@ -94,6 +127,13 @@ def contend(params: dict[str, Any], processes: int) -> Run:
             process.join()
     ids = [id for run in runs for id in run.ids]
     return Run(min(run.begin for run in runs), max(run.end for run in runs), ids)
+
+
+def _drain(params: dict[str, Any], together: Any, answers: Any) -> None:
+    with psycopg.connect(**params) as connection:
+        together.wait()
+        done = drain_on(connection)
+    answers.put(tuple(done))
 
 
 def _contend(params: dict[str, Any], together: Any, answers: Any) -> None:

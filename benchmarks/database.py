@@ -97,14 +97,22 @@ class Database:
         """Empty every table that a workload fills."""
         self.execute(
             f"truncate django_mq_queuedmessage, django_mq_failedattempt, {TABLE}, bench_order,"
-            " bench_counter, django_mq_workerheartbeat, django_mq_queuestate, django_mq_uniquekey"
-            " restart identity"
+            " bench_entry, bench_counter, django_mq_workerheartbeat, django_mq_queuestate,"
+            " django_mq_uniquekey restart identity"
         )
 
     def settle(self) -> None:
         """Remove dead rows, learn statistics and write pages out, so that each round finds all
         alike."""
+        self.vacuum()
+        self.checkpoint()
+
+    def vacuum(self) -> None:
+        """Remove dead rows and learn statistics."""
         self.execute(f"vacuum (analyze) django_mq_queuedmessage, {TABLE}")
+
+    def checkpoint(self) -> None:
+        """Write pages out, if the login may."""
         with suppress(psycopg.errors.InsufficientPrivilege):
             self.execute("checkpoint")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -16,6 +16,7 @@ class Row:
     """One figure, what it stands against, and whether the target is met (None: no target).
 
     `ratio` is the median of the rounds' ratios, as the machine changes less within a round.
+    `series` are named courses, for a plot: the rate of each fifth, or of each minute.
     """
 
     workload: str
@@ -26,6 +27,7 @@ class Row:
     target: str = ""
     ok: bool | None = None
     note: str = ""
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def compared(
@@ -36,6 +38,7 @@ def compared(
     unit: str = "msg/s",
     at_least: float | None = None,
     note: str = "",
+    series: Mapping[str, Sequence[float]] | None = None,
 ) -> Row:
     """Return the row of two rates measured in turn; `at_least` is the target for their ratio."""
     ratios = [one / other for one, other in zip(ours, bare, strict=True)]
@@ -50,6 +53,7 @@ def compared(
         target="" if at_least is None else f"ratio >= {at_least:g}",
         ok=None if at_least is None else ratio >= at_least,
         note="; ".join(filter(None, (spread, note))),
+        series=series or {},
     )
 
 
@@ -116,9 +120,9 @@ def write_json(path: Path, rows: Sequence[Row], **circumstances: object) -> None
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.workload,
-        _number(row.figure),
+        number(row.figure),
         row.unit,
-        _number(row.against),
+        number(row.against),
         "" if row.ratio is None else f"{row.ratio:.2f}",
         row.target,
         {True: "ok", False: "BELOW", None: ""}[row.ok],
@@ -126,7 +130,12 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Return a figure as it is printed; nothing for none.
+
+    >>> number(32230.4), number(0.0456), number(None)
+    ('32,230', '0.0456', '')
+    """
     if value is None or value != value:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

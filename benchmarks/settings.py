@@ -14,7 +14,9 @@ from testproject.settings import DATABASES, INSTALLED_APPS, env
 
 #: The database in which `create database` is said.
 BENCH_MAINTENANCE_DATABASE = DATABASES["default"]["NAME"]
-BENCH_DATABASE = "mq_bench"
+#: Named after it, so that nobody drops those of another run on this server: a lock of PostgreSQL
+#: is one within the database. (A name has 63 bytes at most.)
+BENCH_DATABASE = f"{BENCH_MAINTENANCE_DATABASE[:40]}_mq_bench"
 BENCH_RECORDING = env.json("MQ_BENCH_RECORDING", default=None)
 
 DATABASES["default"]["NAME"] = env.str("MQ_BENCH_DATABASE", default=BENCH_DATABASE)

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from array import array
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +26,16 @@ ROOT = Path(__file__).resolve().parent.parent
 class Seen:
     """What the processes of one worker saw; times are of the machine's monotonic clock.
 
-    `steps` are (calls, time, bytes in RAM), `statements` (time, thread, text).
+    `ids` are in the order of each process, one after another.
+    `steps` are (calls, time, bytes in RAM), `statements` (time, thread, text); `cpu_seconds` those
+    of all threads from begin to end, the supervisor's not among them.
     """
 
     begin: float
     end: float
-    ids: list[int]
+    cpu_seconds: float
+    ids: array[int]
+    processes: int
     starts: dict[int, float]
     finished: list[float]
     steps: list[tuple[int, float, int]]
@@ -45,14 +51,15 @@ class Seen:
 class Worker:
     """One `mq_worker` on `database`, in a `with` block, with default settings save `settings`.
 
-    `expected` messages in each process end the measurement; time and memory are noted at each
-    `every` calls; with `statements`, every statement is.
+    Its `processes` begin together, each with memory for what it sees of `expected` messages; time
+    and memory are noted at each `every` calls; with `statements`, every statement is.
     """
 
     def __init__(
         self,
         database: Database,
         *options: str,
+        processes: int = 1,
         expected: int = 0,
         every: int = 0,
         statements: bool = False,
@@ -60,7 +67,14 @@ class Worker:
     ) -> None:
         self._database = database
         self._command = [sys.executable, "manage.py", "mq_worker", *options]
-        self._recording = {"expected": expected, "every": every, "statements": statements}
+        if processes > 1:
+            self._command += ["--processes", str(processes)]
+        self._recording = {
+            "expected": expected,
+            "every": every,
+            "together": processes,
+            "statements": statements,
+        }
         self._settings = settings
 
     def __enter__(self) -> Worker:
@@ -108,6 +122,10 @@ class Worker:
             check(monotonic() < deadline, f"the worker did not start: {self._log()}")
             sleep(0.01)
 
+    def calls(self) -> int:
+        """How many handlers were called so far, up to the last `every` calls."""
+        return sum(int(path.read_text() or 0) for path in self._directory.glob("*.calls"))
+
     def stop(self) -> Seen:
         """Drain it, and return what it saw."""
         self._process.send_signal(signal.SIGTERM)
@@ -120,12 +138,19 @@ class Worker:
         except subprocess.TimeoutExpired:
             raise Wrong(f"the worker did not end in {seconds:g} s: {self._log()}") from None
         check(code == 0, f"the worker ended with code {code}: {self._log()}")
-        found = [json.loads(path.read_text()) for path in self._directory.glob("*.json")]
+        paths = list(self._directory.glob("*.json"))
+        found = [json.loads(path.read_text()) for path in paths]
         check(found, f"no process of the worker wrote what it saw: {self._log()}")
+        check(all(one["begin"] for one in found), "its processes did not begin together")
+        ids = array("q")
+        for path in paths:
+            ids.frombytes(path.with_suffix(".ids").read_bytes())
         return Seen(
             begin=min(one["begin"] for one in found),
             end=max(one["end"] for one in found),
-            ids=[id for one in found for id in one["ids"]],
+            cpu_seconds=sum(one["cpu_seconds"] for one in found),
+            ids=ids,
+            processes=len(found),
             starts={id: at for one in found for id, at in one["starts"]},
             finished=[at for one in found for at in one["finished"]],
             steps=[tuple(step) for one in found for step in one["steps"]],
@@ -138,23 +163,37 @@ class Worker:
         return " / ".join(text.splitlines()[-5:])
 
 
-def drained(database: Database, count: int, *options: str, every: int = 0, **settings: Any) -> Seen:
-    """Have one worker process take the `count` messages that are due, and verify that it did.
+def drained(
+    database: Database,
+    count: int,
+    *options: str,
+    processes: int = 1,
+    every: int = 0,
+    **settings: Any,
+) -> Seen:
+    """Have one worker take the `count` messages that are due, and verify that it did.
 
     Raises Wrong unless each handler ran exactly once, and each message is gone.
     """
     due = database.ids()
     check(len(due) == count, f"{len(due)} messages are due instead of {count}")
     with Worker(
-        database, "--until-empty", *options, expected=count, every=every, **settings
+        database,
+        "--until-empty",
+        *options,
+        processes=processes,
+        expected=count,
+        every=every,
+        **settings,
     ) as worker:
         seen = worker.wait()
     verify(database, due, seen.ids)
     check(seen.end, "the last commit was not seen")
+    check(seen.processes == processes, f"{seen.processes} processes instead of {processes}")
     return seen
 
 
-def verify(database: Database, due: set[int], ids: list[int]) -> None:
+def verify(database: Database, due: set[int], ids: Sequence[int]) -> None:
     """Raise Wrong unless `ids` are those that were due, each once, and nothing is left."""
     check(set(ids) == due, f"{len(due - set(ids))} messages were not handled")
     check(len(ids) == len(due), f"{len(ids) - len(due)} messages were handled twice")

@@ -2,21 +2,29 @@
 
 from time import monotonic, sleep
 
-from django.db import transaction
+from django.db import connection
 from django.db.models import F
 
 from benchmarks.app.models import Counter
 from benchmarks.app.recording import recorder
+from benchmarks.bare import WRITE
 from django_mq import Delivery, handler
 
 QUEUE = "bench"
+#: Queues of one worker that has many.
+SPREAD = tuple(f"bench{number}" for number in range(100))
 
 
 @handler("bench.noop", queue=QUEUE, name="bench.noop")
 def noop(delivery: Delivery) -> None:
-    """Nothing. The last one has the time of its commit noted, by a hook of its own."""
-    if recorder.called(delivery.id):
-        transaction.on_commit(recorder.committed)
+    """Nothing."""
+    recorder.called(delivery.id)
+
+
+@handler("bench.spread", queues=SPREAD, name="bench.spread")
+def spread(delivery: Delivery) -> None:
+    """Nothing, in any of the many queues."""
+    noop(delivery)
 
 
 @handler("bench.timed", queue=QUEUE, name="bench.timed")
@@ -30,7 +38,14 @@ def count(delivery: Delivery) -> None:
     """Update one of a few rows that everybody updates."""
     recorder.called(delivery.id)
     Counter.objects.filter(pk=delivery.payload["counter"]).update(value=F("value") + 1)
-    transaction.on_commit(recorder.committed)
+
+
+@handler("bench.write", queue=QUEUE, name="bench.write")
+def write(delivery: Delivery) -> None:
+    """Write one row, as short as Django lets one write it."""
+    with connection.cursor() as cursor:
+        cursor.execute(WRITE, (delivery.id,))
+    recorder.called(delivery.id)
 
 
 @handler("bench.long", queue=QUEUE, name="bench.long")

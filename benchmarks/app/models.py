@@ -15,6 +15,16 @@ class Order(models.Model):
         return f"order {self.pk}"
 
 
+class Entry(models.Model):
+    """What a handler writes: one row for one message."""
+
+    message = models.BigIntegerField()
+    note = models.TextField()
+
+    def __str__(self) -> str:
+        return f"entry of message {self.message}"
+
+
 class Counter(models.Model):
     """What handlers fight for."""
 

@@ -1,8 +1,9 @@
 """What a worker process under measurement sees, and writes to a file when it stops.
 
 The clock is CLOCK_MONOTONIC, which all processes of a machine share. A run begins with the signal
-`worker_started`: after the process started and connected, before its first claim. It ends after
-the COMMIT of the last message, when the on_commit hook of that message runs.
+`worker_started`: after the process started and connected, before its first claim; several
+processes begin together. It ends after the COMMIT of the last message: the first message of each
+transaction has an on_commit hook that notes the time, and the last time counts.
 """
 
 from __future__ import annotations
@@ -12,37 +13,62 @@ import os
 import threading
 from array import array
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time, sleep
 from typing import Any
 
 import psycopg
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.signals import worker_started, worker_stopped
 
+#: More than any count.
+NEVER = 1 << 62
+
 
 class Recorder:
-    """Memory for `expected` calls is taken and touched at the start, so that it does not grow."""
+    """Memory for `expected` calls is taken and touched at the start, so that it does not grow.
+
+    One thread of the process runs handlers.
+    """
 
     def __init__(self) -> None:
         self.begin = 0.0
         self.end = 0.0
+        self.cpu_begin = 0.0
+        self.cpu_end = 0.0
         self.calls = 0
         self.expected = 0
-        self.every = 1 << 62
+        self.every = NEVER
+        self.progress = -1
+        self.wrapper: BaseDatabaseWrapper | None = None
         self.ids = array("q")
         self.starts: list[tuple[int, float]] = []
         self.finished: list[float] = []
         self.steps: list[tuple[int, float, int]] = []
         self.statements: list[tuple[float, str, str]] = []
 
-    def expect(self, messages: int, every: int) -> None:
-        """Expect so many messages in this process; note time and memory at each `every` calls."""
+    def expect(self, messages: int, every: int, progress: int) -> None:
+        """Expect so many messages in this process.
+
+        Note time and memory at each `every` calls, and tell the file `progress` how many.
+        """
         self.expected = messages
-        self.every = every or self.every
+        self.every = every or NEVER
+        self.progress = progress
         self.ids = array("q", bytes(8 * messages))
 
-    def called(self, id: int) -> bool:
-        """A handler was called; say whether it was the last that is expected."""
+    def start(self) -> None:
+        """The first claim is next."""
+        self.cpu_begin = process_time()
+        self.begin = monotonic()
+
+    def called(self, id: int) -> None:
+        """A handler was called, in the transaction of its slice."""
+        if self.wrapper is None:
+            self.wrapper = connections["default"]
+        if not self.wrapper.run_on_commit:
+            transaction.on_commit(self.committed)
         at = self.calls
         self.calls = at + 1
         if at < self.expected:
@@ -51,7 +77,7 @@ class Recorder:
             self.ids.append(id)
         if (at + 1) % self.every == 0:
             self.steps.append((at + 1, monotonic(), resident_bytes()))
-        return at + 1 == self.expected
+            os.pwrite(self.progress, f"{at + 1:20}".encode(), 0)
 
     def started(self, id: int, at: float) -> None:
         """A handler started at `at`."""
@@ -62,16 +88,16 @@ class Recorder:
         self.finished.append(monotonic())
 
     def committed(self) -> None:
-        """A message's transaction is committed."""
+        """The transaction of a slice is committed."""
         self.end = monotonic()
+        self.cpu_end = process_time()
 
     def as_data(self) -> dict[str, Any]:
         """Everything, as JSON."""
         return {
             "begin": self.begin,
             "end": self.end,
-            "calls": self.calls,
-            "ids": self.ids[: self.calls].tolist(),
+            "cpu_seconds": self.cpu_end - self.cpu_begin,
             "starts": self.starts,
             "finished": self.finished,
             "steps": self.steps,
@@ -83,15 +109,30 @@ class Recorder:
 recorder = Recorder()
 
 
-def begin(*, directory: str, expected: int = 0, every: int = 0, statements: bool = False) -> None:
-    """Record in this process and its children; each child writes `<pid>.json` at its end."""
+def begin(
+    *,
+    directory: str,
+    expected: int = 0,
+    every: int = 0,
+    together: int = 1,
+    statements: bool = False,
+) -> None:
+    """Record in this process and its children, of which so many begin `together`.
+
+    Each child writes `<pid>.calls` as it goes (at each `every` calls), and `<pid>.ids` (as the
+    machine has them in memory) and `<pid>.json` at its end.
+    """
 
     def start(**_: object) -> None:
-        recorder.expect(expected, every)
-        recorder.begin = monotonic()
+        path = Path(directory, f"{os.getpid()}.calls")
+        progress = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        recorder.expect(expected, every, progress)
+        if _all_are_here(Path(directory), together):
+            recorder.start()
 
     def stop(**_: object) -> None:
         path = Path(directory, f"{os.getpid()}.json")
+        path.with_suffix(".ids").write_bytes(recorder.ids[: recorder.calls].tobytes())
         path.with_suffix(".new").write_text(json.dumps(recorder.as_data()))
         path.with_suffix(".new").rename(path)
 
@@ -99,6 +140,16 @@ def begin(*, directory: str, expected: int = 0, every: int = 0, statements: bool
     worker_stopped.connect(stop, weak=False, dispatch_uid="bench.stop")
     if statements:
         _watch_statements()
+
+
+def _all_are_here(directory: Path, count: int) -> bool:
+    """Wait for the other processes; a raised error would reach nobody from a signal."""
+    deadline = monotonic() + 60
+    while len(list(directory.glob("*.calls"))) < count:
+        if monotonic() > deadline:
+            return False
+        sleep(0.001)
+    return True
 
 
 def _watch_statements() -> None:

@@ -12,15 +12,22 @@ from benchmarks.database import Database
 NAMES = (
     "drain",
     "lines",
+    "writing",
     "broadcast",
     "bulk",
     "latency",
     "lapsed",
     "idle",
     "contention",
+    "producers",
+    "footprint",
     "memory",
     "snapshot",
     "backlog",
+    "sustained",
+    "breadth",
+    "growth",
+    "peers",
 )
 
 

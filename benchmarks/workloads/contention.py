@@ -43,7 +43,7 @@ def _worker_rate(bench: Bench, count: int, **settings: float) -> tuple[float, in
     _prepare(bench, count)
     due = database.ids()
     with Worker(
-        database, "--until-empty", "--processes", str(PROCESSES), expected=count, **settings
+        database, "--until-empty", processes=PROCESSES, expected=count, **settings
     ) as worker:
         seen = worker.wait()
     check(set(seen.ids) == due, f"{len(due - set(seen.ids))} messages were not handled")

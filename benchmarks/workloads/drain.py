@@ -1,8 +1,9 @@
-"""Draining no-op messages: one worker process with default settings, against the bare loop.
+"""Draining no-op messages: a worker with default settings, against the bare loop.
 
-The worker is a real `mq_worker` process. Its time runs from its signal `worker_started` (it has
-connected, and claimed nothing yet) to the hook after its last COMMIT, so neither Python's start
-nor the end of the process counts; nor does the bare loop's connecting.
+The worker is a real `mq_worker`. Its time runs from its signal `worker_started` (it has connected,
+and claimed nothing yet) to the hook after its last COMMIT, so neither Python's start nor the end
+of the process counts; nor does the bare loop's connecting. Two processes begin together, and have
+twice the messages.
 """
 
 from __future__ import annotations
@@ -19,35 +20,44 @@ insert into {bare.TABLE} (payload) select payload from django_mq_queuedmessage
 
 
 def run(bench: Bench) -> list[Row]:
-    """Worker, bare loop on the same table, bare loop on a table as plain as can be, in turn."""
+    """Worker, bare loop on the same table, bare loop on a table as plain as can be, in turn; and
+    both again with two processes."""
     count = bench.size(50_000, 5_000)
-    ours, same, plain = [], [], []
+    ours, same, plain, two, bare_two = [], [], [], [], []
     for _ in bench.in_turn("drain"):
         ours.append(worker_rate(bench.database, count))
         same.append(bare_rate(bench.database, count))
         plain.append(plain_rate(bench.database, count))
+        two.append(worker_rate(bench.database, 2 * count, processes=2))
+        bare_two.append(bare_rate(bench.database, 2 * count, processes=2))
     note = f"{count:,} no-op messages, one process"
+    note_two = f"{2 * count:,} no-op messages, two processes; against: "
     return [
-        compared("drain", ours, same, at_least=0.3, note=note),
-        compared("drain, bare loop on a plain table", ours, plain, at_least=0.3),
+        compared("drain", ours, same, at_least=0.6, note=note),
+        compared("drain, bare loop on a plain table", ours, plain, at_least=0.6),
+        compared("drain, two processes", two, same, at_least=0.75, note=f"{note_two}one bare loop"),
+        compared("drain, two bare loops", two, bare_two, note=f"{note_two}two bare loops"),
     ]
 
 
-def worker_rate(database: Database, count: int) -> float:
-    """Return messages a second of one worker process."""
+def worker_rate(database: Database, count: int, processes: int = 1) -> float:
+    """Return messages a second of one worker."""
     database.clear()
     database.fill(count)
     database.settle()
-    return count / drained(database, count).seconds
+    return count / drained(database, count, processes=processes).seconds
 
 
-def bare_rate(database: Database, count: int) -> float:
+def bare_rate(database: Database, count: int, processes: int = 1) -> float:
     """Return messages a second of the bare loop, on the same rows of the same table."""
     database.clear()
     database.fill(count)
     database.settle()
     due = database.ids()
-    done = bare.drain(database.params())
+    if processes == 1:
+        done = bare.drain(database.params())
+    else:
+        done = bare.drain_together(database.params(), processes)
     verify(database, due, done.ids)
     return count / (done.end - done.begin)
 

@@ -1,0 +1,107 @@
+"""Rows of several systems that did the same: which are they, and who is better?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from benchmarks.markdown import figure, plain, table
+from benchmarks.plots import Bar, bars
+from benchmarks.report import Row
+
+PREFIX = "peers: "
+OURS = "django_mq"
+#: Ends the name of a row that sums up; it is nobody's own.
+SUMMARY = " against the best peer"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Who did `what`: the best first. `shares`: of what each does in other circumstances."""
+
+    what: str
+    rows: list[tuple[str, Row]]
+    shares: bool
+
+    @property
+    def title(self) -> str:
+        """What was compared, with a capital at its beginning."""
+        return titled(self.what)
+
+    def chart(self) -> str:
+        """Return the SVG."""
+        unit = "of its own rate without" if self.shares else self.rows[0][1].unit
+        better = "more" if self.shares or more_is_better(unit) else "less"
+        shown = [Bar(who, self._value(row), is_ours(who)) for who, row in self.rows]
+        return bars(self.title, f"{better} is better", unit, shown, linear=self.shares)
+
+    def table(self) -> str:
+        """Return who did how much, and how much that is of ours."""
+        ours = next((row.figure for who, row in self.rows if is_ours(who)), None)
+        lines = [
+            (
+                f"**{plain(who)}**" if is_ours(who) else plain(who),
+                figure(row.figure, row.unit),
+                f"{row.ratio:.2f}" if self.shares and row.ratio is not None else "",
+                f"{row.figure / ours:.2f}" if ours and not self.shares else "",
+                plain(row.note),
+            )
+            for who, row in self.rows
+        ]
+        return table(("", "figure", "of its own without", "of ours", "note"), lines)
+
+    def _value(self, row: Row) -> float:
+        return row.ratio if self.shares and row.ratio is not None else row.figure
+
+
+def comparisons(rows: Iterable[Row]) -> list[Comparison]:
+    """Return everything that was compared.
+
+    The rows are named `peers: <what>, <who>`; who failed is left out. Against whom all others
+    stand has no ratio; where each has one, it stands against itself.
+
+    >>> rows = [Row(workload=f"peers: drain, {who}", figure=rate, unit="msg/s")
+    ...         for who, rate in (("slow", 1), ("fast", 3), ("wrong", float("nan")))]
+    >>> [(each.what, [who for who, _ in each.rows]) for each in comparisons(rows)]
+    [('drain', ['fast', 'slow'])]
+    """
+    found: dict[str, list[tuple[str, Row]]] = {}
+    for row in rows:
+        what, _, who = row.workload.removeprefix(PREFIX).rpartition(", ")
+        ours = row.workload.startswith(PREFIX) and not who.endswith(SUMMARY)
+        if ours and what and row.figure == row.figure:
+            found.setdefault(what, []).append((who, row))
+    return [_comparison(what, each) for what, each in found.items()]
+
+
+def _comparison(what: str, rows: list[tuple[str, Row]]) -> Comparison:
+    shares = all(row.ratio is not None for _, row in rows)
+    comparison = Comparison(what, rows, shares)
+    more = shares or more_is_better(rows[0][1].unit)
+    rows.sort(key=lambda one: comparison._value(one[1]), reverse=more)
+    return comparison
+
+
+def absent(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that say why somebody was not there: `peers: <who>`."""
+    named = [row for row in rows if row.workload.startswith(PREFIX)]
+    return [row for row in named if ", " not in row.workload]
+
+
+def more_is_better(unit: str) -> bool:
+    """Say whether a figure of this unit is a rate.
+
+    >>> more_is_better("msg/s"), more_is_better("a second"), more_is_better("ms")
+    (True, True, False)
+    """
+    return unit.endswith(("/s", "a second"))
+
+
+def is_ours(who: str) -> bool:
+    """Say whether this is django_mq, in whatever form."""
+    return who.startswith(OURS)
+
+
+def titled(what: str) -> str:
+    """Return it with a capital at its beginning."""
+    return what[:1].upper() + what[1:]

@@ -1,0 +1,186 @@
+"""Writes docs/benchmarks.md, its charts, and the figures of docs/scaling.md from measured results.
+
+    python -m benchmarks.pages results.json [more.json ...]
+
+The files are what `python -m benchmarks --json` wrote. Without any, the pages are written again
+from docs/benchmarks/results.json, where everything is kept that they are made of. With some, what
+they measured replaces what is there; `--fresh` forgets it first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.comparing import PREFIX, absent, comparisons, titled
+from benchmarks.markdown import plain, rows_table
+from benchmarks.plots import courses
+from benchmarks.predicting import predictions
+from benchmarks.report import Row
+from benchmarks.results import Run, read, rows_of, write
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BLOCK = re.compile(r"(<!-- (rows|model): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+INTRODUCTION = """\
+# Benchmarks
+
+<!-- Written by `python -m benchmarks.pages`: change that, not this. -->
+
+How fast django_mq is, on one small machine, beside the bare driver and beside other queues that
+live in PostgreSQL. Run it yourself: [benchmarks/README.md](../benchmarks/README.md) has the
+command, what each row measures, and against what. [scaling.md](scaling.md) says how it grows.
+
+## Method
+
+- Absolute figures belong to the machine and the hour: read the ratios. What is compared ran in
+  turns, round after round; a ratio is the median of the rounds' ratios.
+- No figure counts before it is verified: the messages that were due are those that were handled,
+  each once, and nothing is left. Else the row has no figure, and says why.
+- The worker is the real `mq_worker` with default settings, unless the row says otherwise; the bare
+  loop is psycopg with its own defaults on the same rows.
+- All results are here, whether or not they are flattering; the raw ones are
+  [results.json](benchmarks/results.json).
+"""
+
+
+def main() -> int:
+    """Write the pages."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__)
+    parser.add_argument("results", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="default: the project's docs/")
+    options = parser.parse_args()
+    kept = options.docs / "benchmarks/results.json"
+    before = [kept] if kept.exists() and not options.fresh else []
+    runs = read([*before, *options.results])
+    if not runs:
+        parser.error("there are no results yet: name a file")
+    write(kept, runs)
+    write_pages(options.docs, runs)
+    return 0
+
+
+def write_pages(docs: Path, runs: Sequence[Run]) -> None:
+    """Write page, charts, and the figures of scaling.md, if that is there."""
+    rows = rows_of(runs)
+    drawn = charts(rows)
+    (docs / "benchmarks").mkdir(exist_ok=True)
+    for old in (docs / "benchmarks").glob("*.svg"):
+        old.unlink()
+    for name, svg in drawn.items():
+        (docs / "benchmarks" / name).write_text(svg)
+    (docs / "benchmarks.md").write_text(page(runs))
+    scaling = docs / "scaling.md"
+    if scaling.exists():
+        scaling.write_text(filled(scaling.read_text(), rows))
+
+
+def charts(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the charts by the names of their files."""
+    drawn = {file_name(each.what): each.chart() for each in comparisons(rows) if len(each.rows) > 1}
+    for row in rows:
+        if row.series:
+            most = max(len(values) for values in row.series.values())
+            steps = [str(step) for step in range(1, most + 1)]
+            drawn[file_name(row.workload)] = courses(
+                titled(row.workload), "", row.unit, row.series, steps
+            )
+    return drawn
+
+
+def file_name(title: str) -> str:
+    """Return the name of a chart's file.
+
+    >>> file_name("Drain, 1 process (100%)")
+    'drain-1-process-100.svg'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") + ".svg"
+
+
+def page(runs: Sequence[Run]) -> str:
+    """Return docs/benchmarks.md."""
+    rows = rows_of(runs)
+    parts = [INTRODUCTION, *_targets(rows), *_peers(rows), *_courses(rows), *_everything(runs)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _targets(rows: Sequence[Row]) -> list[str]:
+    aimed = [row for row in rows if row.target]
+    missed = [row for row in aimed if row.ok is False]
+    wrong = [row for row in rows if row.figure != row.figure]
+    if not aimed and not wrong:
+        return []
+    parts = ["## Targets\n", f"{len(aimed) - len(missed)} of {len(aimed)} are met."]
+    if missed:
+        parts[-1] += " Missed:\n"
+        parts.append(rows_table(missed))
+    if wrong:
+        parts.append("\nNot counted, since something did not do its work:\n")
+        parts += [f"- {plain(row.workload)}: {plain(row.note)}" for row in wrong]
+    return [*parts, ""]
+
+
+def _peers(rows: Sequence[Row]) -> list[str]:
+    found = comparisons(rows)
+    if not found:
+        return []
+    parts = ["## Beside others\n"]
+    for each in found:
+        parts.append(f"### {plain(each.title)}\n")
+        if len(each.rows) > 1:
+            parts.append(f"![{plain(each.title)}](benchmarks/{file_name(each.what)})\n")
+        parts += [each.table(), ""]
+    for row in absent(rows):
+        parts.append(f"{plain(row.workload.removeprefix(PREFIX))}: {plain(row.note)}.\n")
+    return parts
+
+
+def _courses(rows: Sequence[Row]) -> list[str]:
+    found = [row for row in rows if row.series]
+    if not found:
+        return []
+    parts = ["## Over time\n"]
+    for row in found:
+        name = plain(titled(row.workload))
+        parts.append(f"![{name}](benchmarks/{file_name(row.workload)})\n")
+        if row.note:
+            parts.append(f"{plain(titled(row.note))}.\n")
+    return parts
+
+
+def _everything(runs: Sequence[Run]) -> list[str]:
+    parts = ["## All figures\n"]
+    for run in runs:
+        told = [f"{name} {value}" for name, value in run.circumstances.items()]
+        parts += [f"{plain(', '.join(told))}:\n", rows_table(run.rows), ""]
+    return parts
+
+
+def filled(text: str, rows: Sequence[Row]) -> str:
+    """Return a page with the tables between its marks written anew.
+
+    `<!-- rows: growth: backlog; backlog -->` is for the rows whose names begin with one of these,
+    `<!-- model: rates -->` for one of the model's tables; `<!-- end -->` ends each.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        kind, name = found[2], found[3]
+        names = tuple(name.split("; "))
+        chosen = [row for row in rows if row.workload.startswith(names)]
+        if kind == "model":
+            written = predictions(name, rows)
+        elif chosen:
+            written = rows_table(chosen, without=f"{name}, ")
+        else:
+            written = "Not measured yet."
+        return f"{found[1]}\n{written}\n\n{found[5]}"
+
+    return BLOCK.sub(table, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

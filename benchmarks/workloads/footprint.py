@@ -1,0 +1,121 @@
+"""What a thousand messages cost a machine: CPU of Python, CPU of PostgreSQL, bytes of WAL.
+
+Of a plain drain by one worker process, against the bare loop on the same table. CPU of Python is
+that of the process that runs handlers, with all its threads, from before the first claim to after
+the last commit. CPU of PostgreSQL is that of the backends of the worker's connections, which is
+read from /proc while they are idle after the last message: where the server is another machine it
+is left out. WAL is what the whole server wrote. There is no checkpoint between filling and
+draining, which would add whole pages to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import process_time
+
+from benchmarks import bare
+from benchmarks.database import Database
+from benchmarks.report import Row, compared
+from benchmarks.workers import Worker, until_empty, verify
+from benchmarks.workloads import Bench
+
+BACKENDS = """
+select pid from pg_stat_activity
+ where datname = current_database() and backend_type = 'client backend'
+   and pid <> pg_backend_pid()
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds and bytes of a whole drain; `postgres` is None where it cannot be seen."""
+
+    python: float
+    postgres: float | None
+    wal: int
+
+
+def run(bench: Bench) -> list[Row]:
+    """Worker and bare loop in turn."""
+    count = bench.size(100_000, 5_000)
+    ours, loop = [], []
+    for _ in bench.in_turn("footprint"):
+        ours.append(_worker(bench.database, count))
+        loop.append(_bare(bench.database, count))
+
+    def row(name: str, unit: str, of: Callable[[Cost], float], note: str) -> Row:
+        return compared(
+            f"footprint, {name}", list(map(of, ours)), list(map(of, loop)), unit=unit, note=note
+        )
+
+    per = 1000 / count  # seconds of all messages are milliseconds of a thousand: 1000 / thousands
+    seen = all(cost.postgres is not None for cost in (*ours, *loop))
+    told = f"{count:,} no-op messages, one process" + (
+        "" if seen else "; that of PostgreSQL cannot be seen from here"
+    )
+    rows = [row("Python's CPU", "ms / 1,000", lambda cost: cost.python * per * 1000, told)]
+    if seen:
+        rows.append(
+            row(
+                "PostgreSQL's CPU", "ms / 1,000", lambda cost: (cost.postgres or 0) * per * 1000, ""
+            )
+        )
+    return [*rows, row("WAL", "bytes / msg", lambda cost: cost.wal / count, "")]
+
+
+def _worker(database: Database, count: int) -> Cost:
+    due, written = _prepare(database, count)
+    with Worker(database, expected=count) as worker:
+        until_empty(database, 600)
+        wal, postgres = _wal(database) - written, _backend_seconds(database)
+        seen = worker.stop()
+    verify(database, due, seen.ids)
+    return Cost(seen.cpu_seconds, postgres, wal)
+
+
+def _bare(database: Database, count: int) -> Cost:
+    due, written = _prepare(database, count)
+    with database.connect(autocommit=False) as connection:
+        began = process_time()
+        done = bare.drain_on(connection)
+        python = process_time() - began
+        wal, postgres = _wal(database) - written, _backend_seconds(database)
+    verify(database, due, done.ids)
+    return Cost(python, postgres, wal)
+
+
+def _prepare(database: Database, count: int) -> tuple[set[int], int]:
+    database.clear()
+    database.checkpoint()
+    database.fill(count)
+    database.vacuum()
+    return database.ids(), _wal(database)
+
+
+def _wal(database: Database) -> int:
+    """Return how many bytes the server ever wrote."""
+    return int(database.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")[0][0])
+
+
+def _backend_seconds(database: Database) -> float | None:
+    """Return the CPU seconds of all backends of this database; None where they are elsewhere."""
+    pids = [pid for (pid,) in database.execute(BACKENDS)]
+    try:
+        return sum(map(_seconds, pids))
+    except OSError:
+        return None
+
+
+def _seconds(pid: int) -> float:
+    """Return the CPU seconds of one process, user's and system's.
+
+    Raises OSError if there is none, or it is not PostgreSQL's: pids of another machine.
+    """
+    name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    if "postgres" not in name:
+        raise ProcessLookupError(pid)
+    user, system = rest.split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

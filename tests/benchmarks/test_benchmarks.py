@@ -1,0 +1,61 @@
+"""The benchmarks still run: small, and without a look at how fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Their app is not one of the test project's, so they have processes of their own.
+EXAMPLES = """
+import doctest, importlib, os, sys
+os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+import django
+django.setup()
+results = [doctest.testmod(importlib.import_module(name)) for name in sys.argv[1:]]
+assert all(result.attempted for result in results)
+sys.exit(sum(result.failed for result in results))
+"""
+#: Each way of measuring is there: one worker and two, bare loops, processes that are forked.
+WORKLOADS = {
+    "drain": {
+        "drain",
+        "drain, bare loop on a plain table",
+        "drain, two processes",
+        "drain, two bare loops",
+    },
+    "writing": {"writing"},
+    "producers": {"producers, threads", "producers, processes"},
+}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True
+    )
+
+
+def test_examples() -> None:
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+        if ">>> " in path.read_text(encoding="utf-8") and "peers" not in path.parts
+    ]
+    assert "benchmarks.report" in modules
+    done = run("-c", EXAMPLES, *modules)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_command_measures_what_it_verified(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    only = [option for name in WORKLOADS for option in ("--only", name)]
+    done = run("-m", "benchmarks", "--quick", "--rounds", "1", "--json", str(results), *only)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads(results.read_text())
+    assert written["quick"] is True
+    rows = {row["workload"]: row for row in written["rows"]}
+    assert rows.keys() == set().union(*WORKLOADS.values())
+    assert all(row["figure"] > 0 and row["against"] > 0 for row in rows.values())
