@@ -35,7 +35,7 @@ def encode(
 ) -> str:
     """Return `value` as JSON text of at most `max_bytes` of UTF-8, nested at most `max_depth`.
 
-    `what` names it in errors ("payload"). Raises PayloadTooLarge, and InvalidPayload for what
+    `what` names it in errors ("payload"). The order of keys is jsonb's affair, not kept here. Raises PayloadTooLarge, and InvalidPayload for what
     cannot be encoded or would not come back: NaN, NUL, lone surrogates, keys that become the
     same text, cycles, integers of more than 4,300 digits.
 
@@ -46,8 +46,10 @@ def encode(
         return "{}"
     dumps = _dumps(encoder)  # type: ignore[arg-type]  # mypy: a class is hashable, too
     try:
-        _check(value, max_depth, ())
-        text = dumps(value)
+        text = _encode_plain(value, encoder, max_depth) if encoder in _TRUSTED else None
+        if text is None:
+            _check(value, max_depth, ())
+            text = dumps(value)
         size = len(text) if text.isascii() else len(text.encode())
         if "\\u0000" in text:  # NUL, or a backslash before u0000: reading it back tells
             _check_nul(_read_back(text))
@@ -76,15 +78,30 @@ class _Refused(Exception):
         return self
 
 
-@lru_cache(maxsize=8)
-def _dumps(encoder: type[json.JSONEncoder]) -> Callable[[Any], str]:
-    made = encoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _encode_plain(value: object, encoder: type[json.JSONEncoder], max_depth: int) -> str | None:
+    """Return the text of what needs no `_check()`, as its text shows; None for anything else.
+
+    Only keys of different types can become the same text, and those cannot be sorted. So few
+    brackets are not nested too deeply, and so short a text has no endless integer in it.
+    """
+    dumps = _dumps(encoder, sort_keys=True)  # type: ignore[arg-type]
+    try:
+        text = dumps(value)
+    except Exception:  # `_check()`, or encoding it once more, finds out what it is
+        return None
+    plain = len(text) <= MAX_DIGITS and text.count("{") + text.count("[") <= max_depth
+    return text if plain else None
+
+
+@lru_cache(maxsize=16)
+def _dumps(encoder: type[json.JSONEncoder], *, sort_keys: bool = False) -> Callable[[Any], str]:
+    made = encoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys)
     own = encoder.encode, encoder.iterencode
     if own != (json.JSONEncoder.encode, json.JSONEncoder.iterencode) or c_make_encoder is None:
         return made.encode
     # What `encode` makes anew for each call, made once: 1.4 us of 3.8 for a small payload.
     write = c_make_encoder(
-        None, made.default, encode_basestring, None, ":", ",", False, False, False
+        None, made.default, encode_basestring, None, ":", ",", sort_keys, False, False
     )
     return lambda value: "".join(write(value, 0))
 

@@ -84,7 +84,10 @@ def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt
         copies = iter(storer.dedupe([row for each in wanted for row in each]))
         return [_deduped(connection, each, islice(copies, len(each))) for each in wanted]
     ids = iter(storer.insert([row for rows in addressed for row in rows]))
-    return [_receipt(connection, rows, islice(ids, len(rows))) for rows in addressed]
+    return [
+        _receipt(connection, rows, (next(ids),) if len(rows) == 1 else islice(ids, len(rows)))
+        for rows in addressed
+    ]
 
 
 def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:

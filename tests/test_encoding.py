@@ -53,7 +53,7 @@ class Tier(enum.StrEnum):
         pytest.param({"a": [1, 2.5, None, True, "x"]}, '{"a":[1,2.5,null,true,"x"]}', id="plain"),
         pytest.param("Zoë \U0001f600", '"Zoë \U0001f600"', id="text"),
         pytest.param((1, (2,)), "[1,[2]]", id="tuples"),
-        pytest.param(OrderedDict(b=1, a=2), '{"b":1,"a":2}', id="dict-like"),
+        pytest.param(OrderedDict(b=1, a=2), '{"a":2,"b":1}', id="dict-like"),
         pytest.param({1: "a", None: "b", False: "c"}, None, id="keys-that-collide-not"),
         pytest.param({"n": 10**4299}, None, id="as-many-digits-as-can-be-read"),
         pytest.param("a backslash and u0000: \\u0000", None, id="not-nul"),
