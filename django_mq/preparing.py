@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg import generators, pq
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 #: A statement is prepared when it was said so often on a connection: not for a single request.
 THRESHOLD = 2
+
+# How often a statement was said on a connection of the driver.
+_said: WeakKeyDictionary[psycopg.Connection[Any], dict[str, int]] = WeakKeyDictionary()
 
 
 def may_prepare(connection: BaseDatabaseWrapper) -> bool:
@@ -28,23 +35,93 @@ def may_prepare(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
+def fetch_prepared(
+    connection: BaseDatabaseWrapper, statement: str, values: Sequence[object]
+) -> list[bytes] | None:
+    """Run a prepared statement; return the first column of its rows, as text.
+
+    A third of what a cursor of the driver takes for it, since nothing is looked up or converted.
+    None, and nothing was done, where a cursor is needed: where somebody looks on (a query log,
+    `assertNumQueries`, an execute wrapper), where the driver itself prepares statements (a
+    rollback then makes it deallocate all), where it begins its transactions in a way of its own,
+    and the first times.
+    """
+    if _is_watched(connection) or not may_prepare(connection) or connection.needs_rollback:
+        return None
+    driver: psycopg.Connection[Any] | None = connection.connection
+    if driver is None or driver.prepare_threshold is not None:
+        return None
+    pgconn, begins = driver.pgconn, False
+    if pgconn.transaction_status == TransactionStatus.IDLE:
+        begins = not driver.autocommit
+    elif pgconn.transaction_status != TransactionStatus.INTRANS:
+        return None
+    if pgconn.pipeline_status != PipelineStatus.OFF or (begins and _begins_specially(driver)):
+        return None
+    said = _said.setdefault(driver, {})
+    times = said.get(statement, 0)
+    if times <= THRESHOLD:
+        said[statement] = times + 1
+    if times < THRESHOLD:
+        return None
+    name, numbered = _named(statement)
+    with driver.lock:
+        if begins:
+            pgconn.send_query(b"begin")
+            _result(driver)
+        if times == THRESHOLD:
+            pgconn.send_prepare(name, numbered)
+            _result(driver)
+        pgconn.send_query_prepared(name, list(map(_as_text, values)))
+        result = _result(driver)
+    return [result.get_value(row, 0) or b"" for row in range(result.ntuples)]
+
+
 @contextmanager
 def own_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
-    """Return a cursor for our own statements on the caller's connection, prepared if they may be.
+    """Return a cursor for our own statements on the caller's connection.
 
-    Where somebody looks on (a query log, `assertNumQueries`, an execute wrapper), it is Django's
-    own cursor, so that they see the statement.
+    The driver's where that prepares statements by itself: on a worker's connection, or by OPTIONS.
+    Elsewhere, and where somebody looks on, Django's.
     """
-    if connection.queries_logged or connection.execute_wrappers or not may_prepare(connection):
-        with connection.cursor() as cursor:
+    with connection.cursor() as cursor:
+        driver: psycopg.Connection[Any] = connection.connection
+        if _is_watched(connection) or driver.prepare_threshold is None:
             yield cursor
-        return
-    connection.validate_no_broken_transaction()
-    connection.ensure_connection()
-    driver: psycopg.Connection[Any] = connection.connection
-    before, driver.prepare_threshold = driver.prepare_threshold, THRESHOLD
-    try:
-        with psycopg.Cursor(driver) as cursor:
-            yield cursor
-    finally:
-        driver.prepare_threshold = before
+            return
+    with psycopg.Cursor(driver) as cursor:
+        yield cursor
+
+
+def _is_watched(connection: BaseDatabaseWrapper) -> bool:
+    return bool(connection.queries_logged or connection.execute_wrappers)
+
+
+def _begins_specially(driver: psycopg.Connection[Any]) -> bool:
+    return (driver.isolation_level, driver.read_only, driver.deferrable) != (None, None, None)
+
+
+def _as_text(value: object) -> bytes | None:
+    return None if value is None else str(value).encode()
+
+
+def _result(driver: psycopg.Connection[Any]) -> pq.abc.PGresult:
+    """Return what the server answered; raise what it refused."""
+    result: pq.abc.PGresult
+    (result,) = driver.wait(generators.execute(driver.pgconn))
+    if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+        _said.pop(driver, None)  # perhaps it is not prepared any more: DISCARD ALL
+        raise psycopg.errors.error_from_result(result, encoding=driver.info.encoding)
+    return result
+
+
+@cache
+def _named(statement: str) -> tuple[bytes, bytes]:
+    """Return the statement's name on the server, and its text with the server's placeholders.
+
+    >>> _named("select %s, %s")[1]
+    b'select $1, $2'
+    """
+    first, *others = statement.split("%s")
+    numbered = first + "".join(f"${n}{text}" for n, text in enumerate(others, 1))
+    return f"django_mq_{_named.cache_info().currsize}".encode(), numbered.encode()

@@ -16,9 +16,9 @@ from django_mq.backlog import admit
 from django_mq.conf import Settings
 from django_mq.drafting import Wanted
 from django_mq.messages import CopyReceipt
-from django_mq.preparing import own_cursor
+from django_mq.preparing import fetch_prepared, own_cursor
 from django_mq.store.backlog import lock_lines
-from django_mq.store.insert import FEW, NewRow, insert
+from django_mq.store.insert import FEW, NewRow, insert, one_statement
 
 #: A chunk of a large broadcast ends at so many rows, or so many characters of JSON.
 CHUNK_ROWS = 2_000
@@ -55,10 +55,18 @@ class Storer:
             admit(self._connection, self._limits, rows)
         if self._in_commit_order:
             self._join_lines(rows)
-        with own_cursor(self._connection) as cursor, self._connection.wrap_database_errors:
-            ids = insert(cursor, rows)
+        with self._connection.wrap_database_errors:
+            ids = self._insert(rows)
         self._ring(rows)
         return ids
+
+    def _insert(self, rows: list[NewRow]) -> list[int]:
+        if len(rows) <= FEW:
+            found = fetch_prepared(self._connection, *one_statement(rows))
+            if found is not None:
+                return sorted(map(int, found))
+        with own_cursor(self._connection) as cursor:
+            return insert(cursor, rows)
 
     def dedupe(self, wanted: Sequence[Wanted]) -> list[CopyReceipt]:
         """Store rows of which some have unique ids, all or none; say what became of each."""

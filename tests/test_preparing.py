@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.transaction import TransactionManagementError
+from django.utils import timezone
 
-from django_mq import broadcast, handlers
+from django_mq import Message, RetryPolicy, broadcast, broadcast_many, handlers
+from django_mq.addressing import Addresser
+from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
-from django_mq.preparing import own_cursor
+from django_mq.store.insert import NewRow
+from django_mq.storing import Storer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -46,6 +52,14 @@ def send(count: int) -> None:
             broadcast("a.b")
 
 
+@contextmanager
+def undone() -> Iterator[None]:
+    """A transaction that is rolled back."""
+    with transaction.atomic():
+        yield
+        transaction.set_rollback(True)
+
+
 def test_what_is_said_often_is_prepared() -> None:
     send(1)
     assert prepared() == 0
@@ -69,17 +83,101 @@ def test_nothing_is_prepared_where_the_alias_says_no(
     assert prepared() == 0
 
 
-def test_the_callers_own_statements_are_prepared_as_before() -> None:
+def test_a_rollback_leaves_them_prepared() -> None:
+    """The driver deallocates all when it prepared some itself, and a rollback comes."""
+    send(5)
+    for _ in range(2):
+        with undone():
+            broadcast("a.b")
+        send(1)
+    assert prepared() == 1
+    assert QueuedMessage.objects.count() == 7
+
+
+def test_where_the_driver_prepares_its_own_way_is_taken() -> None:
+    """By OPTIONS, or on a worker's connection."""
+    with connection.cursor():
+        driver().prepare_threshold = 1
+    for _ in range(2):
+        with undone():
+            for _ in range(4):
+                broadcast("a.b")
+            assert prepared() == 1
+    send(5)
+    assert driver().prepare_threshold == 1
+    assert QueuedMessage.objects.count() == 5
+
+
+def test_every_shape_of_a_few_rows_is_prepared() -> None:
+    """One plain row, one with options (times, nulls, numbers), several of them."""
+    due = timezone.now() + timedelta(days=1)
+    for _ in range(5):
+        with transaction.atomic():
+            broadcast("a.b", {"text": "a 'quoted' \u20ac \\ text"})
+            broadcast("a.b", after=due, expires=due + timedelta(hours=1), priority=-3, key="k")
+            broadcast("a.b", after=1.5, metadata={"a": None}, retry=RetryPolicy(max_attempts=2))
+            broadcast_many([Message("a.b", n) for n in range(3)])
+    assert prepared() == 3
+    rows = QueuedMessage.objects.order_by("pk")
+    for start in range(0, 30, 6):
+        plain, late, soon, *few = rows[start : start + 6]
+        assert plain.payload == {"text": "a 'quoted' \u20ac \\ text"}
+        assert (late.processable_after, late.expires_at) == (due, due + timedelta(hours=1))
+        assert (late.priority, late.key, late.retry) == (-3, "k", None)
+        assert soon.processable_after - soon.created_at == timedelta(seconds=1.5)
+        assert (soon.metadata, soon.max_attempts) == ({"a": None}, 2)
+        assert [each.payload for each in few] == [0, 1, 2]
+
+
+def test_the_first_statement_of_a_transaction_begins_it() -> None:
+    """The driver says BEGIN with the first statement, and this one goes past it."""
+    send(5)
+    with undone():
+        broadcast("a.b")
+    assert QueuedMessage.objects.count() == 5
+
+
+def test_what_the_alias_says_of_transactions_holds() -> None:
+    with connection.cursor():
+        driver().isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    send(5)
     with transaction.atomic():
-        before = driver().prepare_threshold
         broadcast("a.b")
-        assert driver().prepare_threshold == before
-        with pytest.raises(DatabaseError), transaction.atomic():  # noqa: SIM117
-            with connection.wrap_database_errors, own_cursor(connection) as cursor:
-                cursor.execute("select 1 / 0")
-        assert driver().prepare_threshold == before
+        with connection.cursor() as cursor:
+            cursor.execute("show transaction_isolation")
+            assert cursor.fetchone() == ("repeatable read",)
+
+
+def test_without_a_transaction(settings: Any) -> None:
+    settings.DJANGO_MQ = {"REQUIRE_ATOMIC": False}
+    for count in range(1, 6):
         broadcast("a.b")
-    assert QueuedMessage.objects.count() == 2
+        assert QueuedMessage.objects.count() == count
+        assert driver().info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert prepared() == 1
+
+
+def test_what_somebody_deallocated_is_prepared_again() -> None:
+    """One transaction breaks, as any prepared statement's would; the next does not."""
+    send(5)
+    with connection.cursor() as cursor:
+        cursor.execute("deallocate all")
+    with pytest.raises(DatabaseError, match="does not exist"):
+        send(1)
+    send(5)
+    assert prepared() == 1
+    assert QueuedMessage.objects.count() == 10
+
+
+@pytest.mark.parametrize("broken", ["queue = 'a b'", "type = ''"])
+def test_what_the_server_refuses_is_djangos_error(broken: str) -> None:
+    column, _, value = broken.partition(" = ")
+    row = NewRow("q", "a.b", "{}", 20)._replace(**{column: value.strip("'")})
+    for _ in range(5):
+        storer = Storer(connection, get_settings(), Addresser(get_settings()))
+        with pytest.raises(IntegrityError, match="name"), transaction.atomic():
+            storer.insert([row])
+    assert not QueuedMessage.objects.exists()
 
 
 def test_a_broken_transaction_is_said_by_django_before_any_sql() -> None:

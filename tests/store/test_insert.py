@@ -1,7 +1,7 @@
 """Inserting rows: three ways, one result."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,8 +11,9 @@ from django.db import connection
 from psycopg import sql
 
 from django_mq.models import QueuedMessage
-from django_mq.store import cancel, insert
-from django_mq.store.insert import FEW, NewRow, copy_many, insert_few, insert_one
+from django_mq.store import cancel
+from django_mq.store import insert as insert_module
+from django_mq.store.insert import FEW, INSERT_FEW, NewRow, as_json, copy_many, insert
 from tests.database import second_connection
 
 pytestmark = pytest.mark.django_db
@@ -38,7 +39,13 @@ PLAIN = NewRow(queue="mail", type="a.b", payload="{}", max_attempts=20)
 
 
 def one_by_one(cursor: Any, rows: list[NewRow]) -> list[int]:
-    return [insert_one(cursor, row) for row in rows]
+    return [insert(cursor, [row])[0] for row in rows]
+
+
+def insert_few(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
+    """What `insert()` does of up to FEW rows, also of one."""
+    cursor.execute(INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",))
+    return sorted(id for (id,) in cursor.fetchall())
 
 
 @pytest.fixture(params=[one_by_one, insert_few, copy_many], ids=lambda each: each.__name__)
@@ -154,25 +161,25 @@ def test_the_way_follows_the_number_of_rows(
     count: int, statements: int, django_assert_num_queries: Any
 ) -> None:
     with django_assert_num_queries(statements), connection.cursor() as cursor:
-        assert len(insert.insert(cursor, [PLAIN] * count)) == count
+        assert len(insert(cursor, [PLAIN] * count)) == count
     assert QueuedMessage.objects.count() == count
 
 
 def test_ids_that_copy_drew_are_not_drawn_again() -> None:
     with connection.cursor() as cursor:
         copied = copy_many(cursor, [PLAIN] * 3)
-        assert insert_one(cursor, PLAIN) > copied[-1]
+        assert insert(cursor, [PLAIN])[0] > copied[-1]
 
 
 def test_the_store_names_columns_that_the_model_has() -> None:
     table = QueuedMessage._meta.db_table
     columns = {field.column for field in QueuedMessage._meta.concrete_fields}
-    for statement in (insert.INSERT_ONE, insert.INSERT_FEW, insert.COPY):
+    for statement in (insert_module.INSERT_ONE, INSERT_FEW, insert_module.COPY):
         target = re.search(r"(?:insert into|copy) (\w+) \(([^)]*)\)", statement)
         assert target is not None
         assert target[1] == table
         assert set(re.findall(r"\w+", target[2])) <= columns
-    assert table in insert.DRAW
+    assert table in insert_module.DRAW
     assert set(re.findall(r"m\.(\w+)", cancel.CANCEL)) <= columns
     assert set(NewRow._fields) - columns == {"due", "delay", "expires", "lifetime"}
 
