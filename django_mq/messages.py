@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from django_mq.exceptions import UnreadablePayload, When
@@ -150,7 +151,8 @@ class ClaimedRow(NamedTuple):
     """The columns that a claim returns, in the order of the statement.
 
     `payload` and `metadata` are JSON text: they are decoded when a handler looks. `waited` is
-    the seconds from when it was due to its claim.
+    the seconds from when it was due to its claim. `created` and `claimed` are seconds since 1970,
+    by the database's clock: a tenth of what the driver takes to make a datetime.
     """
 
     id: int
@@ -169,11 +171,21 @@ class ClaimedRow(NamedTuple):
     wants_result: bool
     suspect: bool
     held_for: float | None
-    created_at: datetime
-    claimed_at: datetime
+    created: float
+    claimed: float
     unique_id: str | None = None
     ordered: bool = False
     waited: float = 0.0
+
+    @property
+    def created_at(self) -> datetime:
+        """When the message was broadcast."""
+        return datetime.fromtimestamp(self.created, UTC)
+
+    @property
+    def claimed_at(self) -> datetime:
+        """When it was claimed."""
+        return datetime.fromtimestamp(self.claimed, UTC)
 
 
 class Fence(NamedTuple):
@@ -182,6 +194,13 @@ class Fence(NamedTuple):
     id: int
     attempt: int
     claimed_by: str
+
+
+#: A Fence as a plain tuple.
+PlainFence = tuple[int, int, str]
+_fence_places = (ClaimedRow._fields.index(name) for name in ("id", "attempts", "claimed_by"))
+#: The fence of a row, for the hot path: it costs a tenth of a Fence.
+fence_of: Callable[[ClaimedRow], PlainFence] = itemgetter(*_fence_places)
 
 
 class Delivery:
@@ -266,12 +285,12 @@ class Delivery:
 
     @property
     def created_at(self) -> datetime:
-        return self._row[16]
+        return self._row.created_at
 
     @property
     def age(self) -> timedelta:
         """How old the message was when it was claimed, by the database's clock."""
-        return self._row[17] - self._row[16]
+        return self._row.claimed_at - self._row.created_at
 
     def extend(self, seconds: float) -> None:
         """Have `seconds` more from now before the handler's time is over.

@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import count
+from time import time
 from typing import Any, overload
 
 from asgiref.sync import async_to_sync
@@ -111,7 +111,7 @@ def deliver(
     settings = get_settings()
     connection = queue_connection(settings, using)
     found = _handler(handler)
-    now = datetime.now(UTC)
+    now = time()
     row = ClaimedRow(
         id=next(_delivered),
         queue=queue or queue_of(found, settings),
@@ -129,8 +129,8 @@ def deliver(
         wants_result=False,
         suspect=False,
         held_for=None,
-        created_at=now,
-        claimed_at=now,
+        created=now,
+        claimed=now,
     )
     delivery = Delivery(row) if found.atomic else _Unstored(row, alias=connection.alias)
     argument = [delivery] if found.batch else delivery

@@ -725,7 +725,8 @@ def delivery(**changed: Any) -> Delivery:
         "id": 77, "queue": "q", "type": "t", "handler": "h", "schema_version": 1,
         "payload": "{}", "metadata": "{}", "priority": 0, "key": None, "attempts": 1,
         "max_attempts": 20, "retry": None, "claimed_by": "w", "wants_result": False,
-        "suspect": False, "held_for": None, "created_at": now(), "claimed_at": now(), **changed,
+        "suspect": False, "held_for": None, "created": now().timestamp(),
+        "claimed": now().timestamp(), **changed,
     }  # fmt: skip
     return Delivery(ClaimedRow(**values))
 

@@ -18,7 +18,7 @@ def claimed_columns(*, payload: str = "m.payload::text", suspect: str = "m.suspe
        m.id, m.queue, m.type, m.handler, m.schema_version, {payload}, m.metadata::text,
        m.priority, m.key, m.attempts, m.max_attempts, m.retry::text, coalesce(m.claimed_by, ''),
        m.wants_result, {suspect},
-       extract(epoch from statement_timestamp() - m.held_since)::float8,
-       m.created_at, statement_timestamp(), m.unique_id, m.ordered,
-       extract(epoch from statement_timestamp()
-                          - greatest(m.created_at, m.processable_after))::float8"""
+       date_part('epoch', statement_timestamp() - m.held_since),
+       date_part('epoch', m.created_at), date_part('epoch', statement_timestamp()),
+       m.unique_id, m.ordered,
+       date_part('epoch', statement_timestamp() - greatest(m.created_at, m.processable_after))"""

@@ -10,18 +10,21 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mq.messages import Fence
-from django_mq.store import fence_columns
+from django_mq.messages import Fence, PlainFence
+from django_mq.store import array, fence_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
 
 class Locked(NamedTuple):
-    """A locked row: may an attempt still start, and which transaction holds the lock?"""
+    """What a transaction locked. `missing` are not ours any more, or locked by somebody else.
 
-    id: int
-    expired: bool
+    `expired` are locked, but no attempt may start; `xid` names the transaction.
+    """
+
+    missing: set[int]
+    expired: set[int]
     xid: str
 
 
@@ -30,27 +33,36 @@ LOCK = """
 with settings as materialized (
     select count(set_config(name, value, true))
       from unnest(%(names)s::text[], %(values)s::text[]) as setting (name, value)
+), locked as materialized (
+    select m.id, m.expires_at <= statement_timestamp() as expired
+      from settings
+     cross join unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
+           as fence (id, attempt, claimer)
+      join django_mq_queuedmessage m
+        on m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
+       for no key update of m skip locked
 )
-select m.id, coalesce(m.expires_at <= statement_timestamp(), false),
+select count(*),
+       case when count(*) < cardinality(%(ids)s::bigint[]) then array_agg(id) end,
+       array_agg(id) filter (where expired),
        pg_current_xact_id()::text
-  from settings
- cross join unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
-       as fence (id, attempt, claimer)
-  join django_mq_queuedmessage m
-    on m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
-   for no key update of m skip locked
+  from locked
 """
 
 
-def lock(cursor: Cursor, fences: Sequence[Fence], settings: Mapping[str, str]) -> dict[int, Locked]:
-    """Lock the rows of `fences` that are still ours and not locked by anybody; return them by id.
+def lock(cursor: Cursor, fences: Sequence[PlainFence], settings: Mapping[str, str]) -> Locked:
+    """Lock the rows of `fences` that are still ours and not locked by anybody.
 
     `settings` of the server hold from here to the end of the transaction.
     """
     params = fence_columns(fences)
-    params["names"], params["values"] = list(settings), list(settings.values())
+    params["names"], params["values"] = array(settings), array(settings.values())
     cursor.execute(LOCK, params)
-    return {row[0]: Locked._make(row) for row in cursor.fetchall()}
+    count, locked, expired, xid = cursor.fetchone()
+    missing: set[int] = set()
+    if count < len(fences):
+        missing = {fence[0] for fence in fences}.difference(locked or ())
+    return Locked(missing, set(expired or ()), xid)
 
 
 STILL_OURS = """
@@ -77,9 +89,11 @@ returning m.id
 """
 
 
-def ack(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
+def ack(cursor: Cursor, fences: Sequence[PlainFence]) -> set[int]:
     """Remove the messages of `fences`: their handlers are done. Return the ids removed."""
     cursor.execute(ACK, fence_columns(fences))
+    if cursor.rowcount == len(fences):
+        return {fence[0] for fence in fences}  # without reading what the server says of each
     return _ids(cursor)
 
 

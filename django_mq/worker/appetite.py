@@ -13,7 +13,7 @@ class Appetite:
     """Messages to have in hand, between `least` (one a thread) and `most`.
 
     It begins small: a process that cannot run a hundred messages soon must not keep them from
-    its siblings. Claims are not made smaller than half of what is wanted, or half a `batch`.
+    its siblings. It claims when half of what is wanted is gone; of that, a claim takes a `batch`.
     """
 
     def __init__(
@@ -64,4 +64,4 @@ class Appetite:
             self._wanted = max(self._wanted // 2, self._floor)
 
     def _smallest(self) -> int:
-        return max(1, min(self._wanted, self._batch) // 2)
+        return max(1, self._wanted // 2)

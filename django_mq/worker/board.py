@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from django_mq.messages import Fence
+from django_mq.messages import Fence, PlainFence
 
 # id of the message, its attempt, the number of its claim, deadline (seconds of the system-wide
 # monotonic clock; 0: none), whether its transaction undoes it. The id is written last and
@@ -37,6 +37,7 @@ class Board:
     def __init__(self, places: int) -> None:
         self._size = max(1, places) * _ENTRY.size
         self._memory = mmap.mmap(-1, self._size + _COUNT.size)
+        self._number = ("", 0)
         self.places = places
 
     @property
@@ -49,13 +50,15 @@ class Board:
         """So many messages were claimed: only one thread of one process may call it."""
         _COUNT.pack_into(self._memory, self._size, self.taken + count)
 
-    def write(self, place: int, fence: Fence, deadline: float, atomic: bool) -> None:
+    def write(self, place: int, fence: PlainFence, deadline: float, atomic: bool) -> None:
         """Say that the message of `fence` runs at `place` until `deadline`."""
+        id, attempt, claimer = fence
+        claim = self._number
+        if claim[0] != claimer:  # neighbours are mostly of one claim
+            claim = self._number = (claimer, int(claimer.rpartition(":")[2] or 0))
         at = place * _ENTRY.size
-        claim_number = int(fence[2].rpartition(":")[2] or 0)
-        memory = self._memory
-        _REST.pack_into(memory, at + _ID.size, fence[1], claim_number, deadline, atomic)
-        _ID.pack_into(memory, at, fence[0])
+        _REST.pack_into(self._memory, at + _ID.size, attempt, claim[1], deadline, atomic)
+        _ID.pack_into(self._memory, at, id)
 
     def clear(self, place: int) -> None:
         """Nothing runs at `place` any more."""
@@ -91,11 +94,14 @@ class Places:
         for offset, fence in enumerate(fences[: self._count]):
             self._board.write(self._first + offset, fence, deadline, atomic)
 
-    def start_one(self, fence: Fence, deadline: float, atomic: bool) -> None:
+    def start_one(self, fence: PlainFence, deadline: float, atomic: bool) -> None:
         """This message starts, alone."""
         self._board.write(self._first, fence, deadline, atomic)
 
     def end(self, count: int) -> None:
         """The `count` messages that started last are over."""
+        if count == 1:
+            self._board.clear(self._first)
+            return
         for offset in range(min(count, self._count)):
             self._board.clear(self._first + offset)

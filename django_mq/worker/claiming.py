@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from django_mq.store.looking import Seen
     from django_mq.worker.shut import Shut
 
+#: So many claims are made at once, if there is room for them.
+TOGETHER = 4
 #: A queue in which no key was seen for so many seconds is claimed from the plain way again.
 FORGET_KEYS = 60.0
 
@@ -135,8 +137,15 @@ class Claims:
         """Return what queues that one take-over can serve have in common, besides their terms."""
         return f"alone {queue}" if self._is_gated(queue, terms) else ""
 
+    def most(self, queue: str, terms: Terms) -> int:
+        """Return how many messages of `queue` can be taken at once."""
+        return terms.batch_size if self.way(queue, terms) else TOGETHER * terms.batch_size
+
     def take(self, cursor: Cursor, lanes: Sequence[Lane], terms: Terms, *, limit: int) -> Took:
-        """Claim up to `limit` messages of `lanes`, which have the same terms and way."""
+        """Claim up to `limit` messages of `lanes`, which have the same terms and way.
+
+        No single claim takes more than their batch size: more are several claims at once.
+        """
         if self._shut:
             lanes = [lane for lane in lanes if not self._shut.whole(lane.queue)]
             if not lanes:
@@ -144,7 +153,9 @@ class Claims:
         queue = lanes[0].queue
         way = self.way(queue, terms)
         if not way:
-            return Took(claim.claim(cursor, lanes=lanes, **terms.asked(self._claimer(), limit)))
+            asked = terms.asked(self._claimer(), limit)
+            further = [self._claimer() for _ in range((limit - 1) // terms.batch_size)]
+            return Took(claim.claim(cursor, lanes=lanes, further=further, **asked))
         if terms.ordered and (queue not in self._owned or self._holding(queue)):
             return Took(NOTHING)
         with cursor.connection.transaction():

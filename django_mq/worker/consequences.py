@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from django_mq.outcomes import DeadLettered
@@ -15,17 +16,13 @@ if TYPE_CHECKING:
     from django_mq.store import Cursor
     from django_mq.worker.ending import Ended
 
+_more = attrgetter("key", "unique_id", "wants_result", "ordered")
+_NOTHING = (None, None, False, False)
+
 
 def having_any(ended: Sequence[Ended]) -> list[Ended]:
     """Return those whose end changes more than their own rows: of most messages none."""
-    return [
-        each
-        for each in ended
-        if (row := each.delivery._row).key is not None
-        or row.unique_id is not None
-        or row.wants_result
-        or row.ordered
-    ]
+    return [each for each in ended if _more(each.delivery._row) != _NOTHING]
 
 
 def follow(cursor: Cursor, ended: Sequence[Ended]) -> None:

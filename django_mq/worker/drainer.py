@@ -11,6 +11,7 @@ import psycopg
 from asgiref.sync import async_to_sync
 
 from django_mq.conf import get_settings
+from django_mq.messages import Delivery
 from django_mq.store import lines, looking
 from django_mq.store.claim import Lane
 from django_mq.worker.board import Board, Places
@@ -62,7 +63,10 @@ class Drainer:
         """Run until nothing is due; return how many deliveries there were."""
         delivered = 0
         while rows := self._claim():
-            for task in self._sorter.sort(self._cursor(), rows):
+            for row in rows:
+                task = self._sorter.sort(self._cursor(), Delivery(row))
+                if task is None:
+                    continue
                 delivered += 1
                 if delivered > MOST_DELIVERIES:
                     raise RuntimeError(

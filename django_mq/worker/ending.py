@@ -13,6 +13,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import UnreadablePayload
+from django_mq.messages import fence_of
 from django_mq.outcomes import DeadLettered, Outcome, Retried, Snoozed, decide, one_line
 from django_mq.store import Cursor, settle
 from django_mq.worker import consequences
@@ -40,6 +41,8 @@ class Settled(Enum):
     LOST = auto()
 
 
+#: As a name of the module it costs a fifth of the attribute (Python 3.11).
+ACKED = Settled.ACKED
 #: The handler did its work.
 DONE = (Settled.ACKED, Settled.FINISHED)
 #: Nothing of it is in its queue any more, or it is not ours to say.
@@ -97,11 +100,11 @@ def within_transaction(cursor: Cursor) -> AbstractContextManager[Any]:
 
 def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
     lost: set[int] = set()
-    acked = [each.delivery.fence for each in ended if each.settled is Settled.ACKED]
+    acked = [fence_of(each.delivery._row) for each in ended if each.settled is ACKED]
     if acked:
         gone = settle.ack(cursor, acked)
         if len(gone) != len(acked):
-            lost.update({fence.id for fence in acked} - gone)
+            lost.update({fence[0] for fence in acked} - gone)
     if len(acked) == len(ended):
         return lost
     failed = list(filter(None, map(failed_row, ended)))
@@ -157,7 +160,8 @@ def ends_or_lost(ended: Sequence[Ended], lost: Collection[int]) -> list[Ended]:
 
 def any_back(ended: Sequence[Ended]) -> bool:
     """Say whether one of these is back in its queue, to run again."""
-    return any(each.settled is not Settled.ACKED and each.settled not in NOT_BACK for each in ended)
+    others = [each.settled for each in ended if each.settled is not ACKED]
+    return any(settled not in NOT_BACK for settled in others)
 
 
 def hold_delay(held_for: float | None) -> float:

@@ -127,7 +127,7 @@ class Fetcher:
             if full_kinds and ("both" in (terms.kind, *full_kinds) or terms.kind in full_kinds):
                 cramped = True  # what is preferred may have more, and that goes first
                 continue
-            room = min(self._room(terms.kind), terms.batch_size)
+            room = min(self._room(terms.kind), self._claims.most(lanes[0][0], terms))
             if room <= 0:
                 cramped = True
                 continue

@@ -98,7 +98,7 @@ class Hand:
         self._alone = False
         self._closed = False
         self._paces: dict[str, Pace] = {}
-        self._fences: dict[int, tuple[str, Fence]] = {}
+        self._held: dict[int, Delivery] = {}
         self._lines = Lines()
         #: Queues of which nothing is to start.
         self.shut_queues = Shut()
@@ -109,7 +109,6 @@ class Hand:
         with self._lock:
             wary = self._lines.broken or self.shut_queues
             for task in tasks:
-                self._fences[task.delivery.id] = (task.delivery.queue, task.delivery.fence)
                 if wary and self.is_unwanted(task):
                     self._given_back.append(task)
                 elif task.delivery._row.suspect and task.line is None:
@@ -224,7 +223,6 @@ class Hand:
     def admit(self, task: Task) -> bool:
         """Say whether a coroutine may start now; else it waits here, or is given back."""
         with self._lock:
-            self._fences[task.delivery.id] = (task.delivery.queue, task.delivery.fence)
             if self.is_unwanted(task):
                 self._given_back.append(task)
                 return False
@@ -279,16 +277,16 @@ class Hand:
                 self._lock.notify_all()
         self._tell_if_idle()
 
-    def hold(self, fences: Iterable[tuple[str, Fence]]) -> None:
-        """Keep the leases of these (queue, fence) renewed, until they are settled."""
+    def hold(self, deliveries: Iterable[Delivery]) -> None:
+        """Keep the leases of these renewed, until they are settled."""
         with self._lock:
-            self._fences.update((held[1].id, held) for held in fences)
+            self._held.update([(delivery._row.id, delivery) for delivery in deliveries])
 
     def settled(self, ids: Iterable[int]) -> None:
         """These are ours no more."""
         with self._lock:
             for id in ids:
-                self._fences.pop(id, None)
+                self._held.pop(id, None)
 
     def close(self) -> list[Task]:
         """Let nothing start any more; return what did not start."""
@@ -308,17 +306,18 @@ class Hand:
     def fences(self) -> list[tuple[str, Fence]]:
         """Everything that is claimed and not yet settled: queues and fences."""
         with self._lock:
-            return list(self._fences.values())
+            held = list(self._held.values())
+        return [(delivery.queue, delivery.fence) for delivery in held]
 
     def holds(self, queue: str) -> bool:
         """Say whether anything of `queue` is claimed here and not yet settled."""
         with self._lock:
-            return any(held[0] == queue for held in self._fences.values())
+            return any(delivery.queue == queue for delivery in self._held.values())
 
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
         with self._lock:
-            return not (self._fences or self._running or self._ready or self._suspects)
+            return not (self._held or self._running or self._ready or self._suspects)
 
     def exclusive(self) -> bool:
         """Say whether a suspect runs, or waits for everything else to end."""
@@ -332,7 +331,7 @@ class Hand:
         return pace
 
     def _tell_if_idle(self) -> None:
-        if not (self._running or self._fences):
+        if not (self._running or self._held):
             self._on_room()
 
     def _suspect_is_due(self) -> bool:

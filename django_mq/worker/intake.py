@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from django_mq.messages import ClaimedRow, Delivery
+from django_mq.messages import Delivery
 from django_mq.store import settle
 from django_mq.worker.database import LOST, Outage, Statements
 from django_mq.worker.sorting import line_of
 from django_mq.worker.waiting import is_coroutine
 
 if TYPE_CHECKING:
-    from django_mq.messages import Fence
+    from django_mq.messages import ClaimedRow, Fence
     from django_mq.store import Cursor
     from django_mq.worker.aio import AsyncRunner
     from django_mq.worker.hand import Hand, Line, Task
@@ -54,14 +54,15 @@ class Intake:
         self._outage = outage
         self._freed = freed
         self._uncount = uncount
-        self._unsorted: deque[ClaimedRow] = deque()
+        self._unsorted: deque[Delivery] = deque()
         # Lines of which something cannot run here: what was claimed with it goes back.
         self._broken: set[Line] = set()
 
     def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool) -> None:
         """Take rows that were claimed just now; those to be `first` go before what is in hand."""
-        self._hand.hold((row.queue, Delivery(row).fence) for row in rows)
-        self._unsorted.extend(rows)
+        deliveries = [Delivery(row) for row in rows]
+        self._hand.hold(deliveries)
+        self._unsorted.extend(deliveries)
         self.sort(cursor, first=first)
 
     def sort(self, cursor: Cursor, *, first: bool = False) -> None:
@@ -71,28 +72,24 @@ class Intake:
         behind: list[Fence] = []
         try:
             while self._unsorted:
-                row = self._unsorted[0]
-                if self._broken and line_of(row) in self._broken:
-                    behind.append(Delivery(self._unsorted.popleft()).fence)
+                if not self._broken:
+                    tasks += self._sorter.take_ready(self._unsorted)
+                    if not self._unsorted:
+                        break
+                delivery = self._unsorted[0]
+                line = line_of(delivery._row)
+                if line in self._broken:
+                    behind.append(self._unsorted.popleft().fence)
                     continue
-                try:
-                    found = self._sorter.sort(cursor, [row])
-                except LOST:
-                    # What is before them in their lines may run, and fail, meanwhile.
-                    self._broken.update(filter(None, map(line_of, self._unsorted)))
-                    raise
-                except Exception:  # the lease lapses, and the attempt counts
-                    logger.exception(
-                        "message %s cannot be sorted", row.id, extra={"event": "sorting_failed"}
-                    )
-                    found = []
+                task = self._sort_one(cursor, delivery)
                 self._unsorted.popleft()
-                tasks += found
-                if not found:
-                    others.append(row.id)
-                    self._cancel_probes(cursor, [Delivery(row).fence])
-                    if (line := line_of(row)) is not None:
-                        self._broken.add(line)
+                if task is not None:
+                    tasks.append(task)
+                    continue
+                others.append(delivery.id)
+                self._cancel_probes(cursor, [delivery.fence])
+                if line is not None:
+                    self._broken.add(line)
             self._broken.clear()
         finally:
             if others:
@@ -104,6 +101,20 @@ class Intake:
                 self._freed()
             self._hand_out(tasks, first)
 
+    def _sort_one(self, cursor: Cursor, delivery: Delivery) -> Task | None:
+        try:
+            return self._sorter.sort(cursor, delivery)
+        except LOST:
+            # What is before them in their lines may run, and fail, meanwhile.
+            lines = (line_of(each._row) for each in self._unsorted)
+            self._broken.update(filter(None, lines))
+            raise
+        except Exception:  # the lease lapses, and the attempt counts
+            logger.exception(
+                "message %s cannot be sorted", delivery.id, extra={"event": "sorting_failed"}
+            )
+            return None
+
     def go_on(self) -> None:
         """Start the coroutines whose turn it is in their lines."""
         if coroutines := self._hand.take_coroutines():
@@ -112,7 +123,7 @@ class Intake:
     def release(self, tasks: list[Task]) -> None:
         """Give back `tasks`, which did not start, and what was not sorted; attempts refunded."""
         fences = [task.delivery.fence for task in tasks]
-        fences += [Delivery(row).fence for row in self._unsorted]
+        fences += [delivery.fence for delivery in self._unsorted]
         self._unsorted.clear()
         self._release(fences)
 
@@ -137,6 +148,9 @@ class Intake:
 
     def _hand_out(self, tasks: list[Task], first: bool) -> None:
         put = self._hand.put_back if first else self._hand.put
+        if not any(task.handler.is_async for task in tasks):
+            put(tasks)
+            return
         coroutines: list[Task] = []
         waiting: list[Task] = []
         for task in tasks:

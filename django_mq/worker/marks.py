@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from time import monotonic
 
 from django_mq.store.claim import BEGINNING, Lane
@@ -24,7 +23,7 @@ class Marks:
 
     def __init__(self, *, full_every: float) -> None:
         self._full_every = full_every
-        self._marks: dict[LaneName, tuple[datetime, int]] = {}
+        self._marks: dict[LaneName, tuple[float, int]] = {}
         self._wanted = True
         self._allowed_at = 0.0
         self._last_full = float("-inf")
@@ -50,7 +49,7 @@ class Marks:
         return Lane(queue, priority, *mark)
 
     def scanned(
-        self, marks: dict[LaneName, tuple[datetime, int]], seconds: float, *, full: bool
+        self, marks: dict[LaneName, tuple[float, int]], seconds: float, *, full: bool
     ) -> None:
         """A scan took `seconds`, and its last rows were `marks`."""
         self._marks.update(marks)

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_mq")
 
-#: Batches that wait in hand at most, so that claiming and running overlap; and that a slice of
-#: short handlers may have, so that a commit is for many.
-MOST_BATCHES = 4
+#: Batches that a slice of short handlers may have, so that a commit is for many. Twice as many
+#: wait in hand at most: what is claimed at once while a slice runs, and what runs next.
+SLICE_BATCHES = 4
 #: Seconds until a level is written again whose row somebody had locked.
 WRITE_AGAIN = 0.25
 #: Seconds between two looks, in a drain, at the lines of what still runs.
@@ -73,8 +73,8 @@ class Process:
         self._in_doubt = self._worked = self._draining = False
         self._taken = 0
         batch = worker.batch_size or settings.batch_size
-        most = batch * MOST_BATCHES
-        self.appetite = Appetite(least=worker.threads, most=most, batch=batch)
+        most = batch * SLICE_BATCHES
+        self.appetite = Appetite(least=worker.threads, most=2 * most, batch=batch)
         self.hand = Hand(batch=batch, most=most, on_room=self.wakeup.poke)
         self.board = worker.board()
         self.statements = Statements(worker.alias)
@@ -355,8 +355,8 @@ class Process:
         moved = bool(limited) and any(row.queue in limited for row in rows)
         lined = [
             each
-            for each, row in zip(ended, rows, strict=True)
-            if row.key is not None or row.ordered
+            for each in ended
+            if each.delivery._row.key is not None or each.delivery._row.ordered
         ]
         for each in lined:
             moved = True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from django_mq import signals
 from django_mq.outcomes import DeadLettered, Retried, one_line
 from django_mq.worker import timings
-from django_mq.worker.ending import Settled
+from django_mq.worker.ending import ACKED, Settled
 from django_mq.worker.timings import queued_for
 
 if TYPE_CHECKING:
@@ -28,10 +28,11 @@ def started(delivery: Delivery) -> None:
 def all_ended(ended: Sequence[Ended]) -> None:
     """Several deliveries are settled, and that is committed."""
     timings.count(ended)
-    quiet = not signals.wanted(signals.message_acked)
-    for each in ended:
-        if not (quiet and each.settled is Settled.ACKED):
-            _say(each)
+    told = ended
+    if not signals.wanted(signals.message_acked):
+        told = [each for each in ended if each.settled is not ACKED]
+    for each in told:
+        _say(each)
 
 
 def one_ended(ended: Ended) -> None:

@@ -16,13 +16,14 @@ import psycopg
 from django.db import transaction
 
 from django_mq.exceptions import HandlerBrokeTransaction
+from django_mq.messages import fence_of
 from django_mq.queue_backoff import Step, step_of
 from django_mq.signals import message_started, wanted
 from django_mq.store import settle
 from django_mq.worker import reporting
 from django_mq.worker.calling import argument_of, call, tidy_up
 from django_mq.worker.database import Outage
-from django_mq.worker.ending import Ended, Settled, end, settle_all
+from django_mq.worker.ending import ACKED, Ended, Settled, end, settle_all
 from django_mq.worker.mending import Mender
 from django_mq.worker.progress import Conflicts, Gone, Lost, Progress, Remainder
 from django_mq.worker.savepoint import LazySavepoint, TransactionGone
@@ -127,24 +128,12 @@ class Slices:
     def _run_locked(self, tasks: Sequence[Task], progress: Progress) -> None:
         settings = self._server_settings(tasks)
         cursor = self._session.cursor()
-        locked = settle.lock(cursor, [task.delivery.fence for task in tasks], settings)
-        mine: list[Task] = []
-        skipped: list[Task] = []
-        for task in tasks:
-            row = locked.get(task.delivery.id)
-            if row is None:
-                skipped.append(task)
-                progress.halted.add(task.line)
-                continue
-            progress.xid = row.xid
-            if row.expired:
-                progress.ran.append(task)
-                progress.ended.append(Ended(task.delivery, Settled.BURIED, reason="expired"))
-                progress.halted.add(task.line)
-            else:
-                mine.append(task)
-        if skipped:
-            self._sort_skipped(cursor, skipped, progress)
+        locked = settle.lock(cursor, [fence_of(task.delivery._row) for task in tasks], settings)
+        if len(locked.missing) < len(tasks):
+            progress.xid = locked.xid
+        mine = list(tasks)
+        if locked.missing or locked.expired:
+            mine = self._sort_out(cursor, tasks, locked, progress)
         if mine:
             self._session.savepoint.begin(settings, own_session=not self._nested)
             self._run_all(mine, progress)
@@ -167,6 +156,30 @@ class Slices:
             name: str(min(max(1, round(seconds * 1000)), LONGEST))
             for name, seconds in limits.items()
         }
+
+    def _sort_out(
+        self,
+        cursor: psycopg.Cursor[Any],
+        tasks: Sequence[Task],
+        locked: settle.Locked,
+        progress: Progress,
+    ) -> list[Task]:
+        """Return the tasks that may run; the others halt their lines."""
+        mine: list[Task] = []
+        skipped: list[Task] = []
+        for task in tasks:
+            if task.delivery.id in locked.missing:
+                skipped.append(task)
+            elif task.delivery.id in locked.expired:
+                progress.ran.append(task)
+                progress.ended.append(Ended(task.delivery, Settled.BURIED, reason="expired"))
+            else:
+                mine.append(task)
+                continue
+            progress.halted.add(task.line)
+        if skipped:
+            self._sort_skipped(cursor, skipped, progress)
+        return mine
 
     def _sort_skipped(
         self, cursor: psycopg.Cursor[Any], skipped: list[Task], progress: Progress
@@ -215,9 +228,9 @@ class Slices:
         return delivery.queue in progress.eased or bool(self._shut and self._shut.has(delivery))
 
     def _attempt(self, tasks: list[Task], progress: Progress) -> None:
-        first, savepoint = tasks[0], self._session.savepoint
-        hooks = len(self._session.wrapper.run_on_commit)
-        wrappers = len(self._session.wrapper.execute_wrappers)
+        first, savepoint, wrapper = tasks[0], self._session.savepoint, self._session.wrapper
+        hooks = len(wrapper.run_on_commit)
+        wrappers = len(wrapper.execute_wrappers)
         error: BaseException | None = None
         seconds = 0.0
         progress.began = True
@@ -225,7 +238,7 @@ class Slices:
             fences = [task.delivery.fence for task in tasks]
             self._places.start(fences, monotonic() + first.timeout, True)
         else:
-            self._places.start_one(first.delivery.fence, monotonic() + first.timeout, True)
+            self._places.start_one(fence_of(first.delivery._row), monotonic() + first.timeout, True)
         try:
             if progress.announcing:
                 self._announce(tasks, progress)
@@ -239,7 +252,7 @@ class Slices:
                 progress.savepoints += 1
             if error is not None:
                 savepoint.undo()
-                del self._session.wrapper.run_on_commit[hooks:]
+                del wrapper.run_on_commit[hooks:]
         except TransactionGone as gone:
             broke = error or HandlerBrokeTransaction(f"the handler ended its transaction: {gone}")
             self._blame(tasks, broke, seconds, hooks, progress)
@@ -249,11 +262,11 @@ class Slices:
             raise Gone from lost
         finally:
             self._places.end(len(tasks))
-            del self._session.wrapper.execute_wrappers[wrappers:]
+            del wrapper.execute_wrappers[wrappers:]
         if error is None:
             progress.ran += tasks
             for task in tasks:
-                progress.ended.append(Ended(task.delivery, Settled.ACKED, result, seconds))
+                progress.ended.append(Ended(task.delivery, ACKED, result, seconds))
         else:
             self._failed(tasks, error, seconds, progress)
 

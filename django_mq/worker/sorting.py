@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import deque
 from typing import TYPE_CHECKING
 
 from django_mq import handlers
@@ -26,28 +26,55 @@ class Sorter:
         self._settings = settings
         self._known: dict[Handler, tuple[tuple[str, ...], float]] = {}
 
-    def sort(self, cursor: Cursor, rows: Iterable[ClaimedRow]) -> list[Task]:
-        """Return the tasks that can run; the others are settled here, by statement."""
+    def take_ready(self, deliveries: deque[Delivery]) -> list[Task]:
+        """Take from the left what can run as it is, up to the first for which more is to do."""
         tasks: list[Task] = []
-        for row in rows:
-            handler = handlers.get(row.handler) if row.handler else None
-            task: Task | None
-            if handler is None or row.queue not in self._queues(handler):
-                task = self._route(cursor, row, handler)
-            elif row.schema_version > handler.schema_version:
-                task = self._hold(cursor, row, self._newer(row, handler))
-            else:
-                task = self._task(row, handler)
-            if task is not None:
-                tasks.append(task)
+        last: tuple[str, str, int] | None = None
+        handler: Handler | None = None
+        for delivery in deliveries:
+            row = delivery._row
+            kind = row.handler, row.queue, row.schema_version
+            if kind != last:  # neighbours are mostly of one kind
+                last, handler = kind, self._ready_handler(row)
+                timeout = 0.0 if handler is None else self._timeout(handler)
+            if handler is None:
+                break
+            line = None if row.key is None and not row.ordered else line_of(row)
+            tasks.append(Task(delivery, handler, timeout, line))
+        for _ in tasks:
+            deliveries.popleft()
         return tasks
 
-    def _task(self, row: ClaimedRow, handler: Handler) -> Task:
-        line = None if row.key is None and not row.ordered else line_of(row)
-        return Task(Delivery(row), handler, self._facts(handler)[1], line)
+    def sort(self, cursor: Cursor, delivery: Delivery) -> Task | None:
+        """Return its task; None when it cannot run here: it is settled, by statement."""
+        row = delivery._row
+        handler = self._ready_handler(row)
+        if handler is not None:
+            return self._task(delivery, handler)
+        handler = handlers.get(row.handler) if row.handler else None
+        if handler is not None and row.queue in self._queues(handler):
+            return self._hold(cursor, row, self._newer(row, handler))
+        return self._route(cursor, row, handler)
+
+    def _ready_handler(self, row: ClaimedRow) -> Handler | None:
+        """Return the handler that `row` names, if that may have it here."""
+        handler = handlers.get(row.handler) if row.handler else None
+        if (
+            handler is None
+            or row.queue not in self._queues(handler)
+            or row.schema_version > handler.schema_version
+        ):
+            return None
+        return handler
+
+    def _task(self, delivery: Delivery, handler: Handler) -> Task:
+        return Task(delivery, handler, self._timeout(handler), line_of(delivery._row))
 
     def _queues(self, handler: Handler) -> tuple[str, ...]:
         return self._facts(handler)[0]
+
+    def _timeout(self, handler: Handler) -> float:
+        return self._facts(handler)[1]
 
     def _facts(self, handler: Handler) -> tuple[tuple[str, ...], float]:
         """Return the queues and the timeout of a handler, looked up once."""
@@ -105,7 +132,8 @@ class Sorter:
             settle.release(cursor, [fence])
             keys.free_next(cursor, [keys.Line(row.queue, "", row.key)])
             return None
-        return self._task(row._replace(handler=names[0], max_attempts=attempts[0]), ready[0])
+        row = row._replace(handler=names[0], max_attempts=attempts[0])
+        return self._task(Delivery(row), ready[0])
 
     def _newer(self, row: ClaimedRow, handler: Handler) -> str:
         return (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -12,7 +12,7 @@ import pytest
 from django.utils import timezone
 
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.store.claim import BEGINNING, CLAIM, Claim, Lane, claim
+from django_mq.store.claim import BEGINNING, CLAIM, Claim, Lane, claim, lane_columns
 from django_mq.store.lapsed import CLAIM_LAPSED, Lapsed, claim_lapsed
 from django_mq.store.looking import look
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
@@ -25,7 +25,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Cursor = psycopg.Cursor[Any]
 
 
-def take(cursor: Cursor, *lanes: Lane, limit: int = 100, max_bytes: int = 1 << 22) -> Claim:
+def take(
+    cursor: Cursor,
+    *lanes: Lane,
+    limit: int = 100,
+    max_bytes: int = 1 << 22,
+    further: Sequence[str] = (),
+) -> Claim:
     return claim(
         cursor,
         lanes=lanes or [Lane("mail", 0)],
@@ -33,6 +39,7 @@ def take(cursor: Cursor, *lanes: Lane, limit: int = 100, max_bytes: int = 1 << 2
         lease=30.0,
         limit=limit,
         max_bytes=max_bytes,
+        further=further,
     )
 
 
@@ -121,9 +128,9 @@ def test_order(cursor: Cursor) -> None:
         urgent.pk, early.pk, twins[0].pk, twins[1].pk, late.pk, other.pk
     ]  # fmt: skip
     assert claimed.marks == {
-        ("mail", 9): (stored(urgent).processable_after, urgent.pk),
-        ("mail", 0): (stored(late).processable_after, late.pk),
-        ("post", 0): (stored(other).processable_after, other.pk),
+        ("mail", 9): (stored(urgent).processable_after.timestamp(), urgent.pk),
+        ("mail", 0): (stored(late).processable_after.timestamp(), late.pk),
+        ("post", 0): (stored(other).processable_after.timestamp(), other.pk),
     }
 
 
@@ -141,9 +148,40 @@ def test_lanes_are_strictly_preferred(cursor: Cursor) -> None:
     assert take(cursor, *lanes).rows == []
 
 
+def test_several_claims_at_once_share_what_is_taken(cursor: Cursor) -> None:
+    """Guarantee 15: each of them has no more than its share of the limit."""
+    messages = [add(after=-60 + n) for n in range(9)]
+    lane = Lane("mail", 0)
+    taken = take(cursor, lane, limit=7, further=["me:8", "me:9"])
+    assert ids(taken) == [message.pk for message in messages[:7]]
+    assert [row.claimed_by for row in taken.rows] == ["me:7"] * 3 + ["me:8"] * 3 + ["me:9"]
+    assert [stored(message).claimed_by for message in messages[:7]] == [
+        row.claimed_by for row in taken.rows
+    ]
+    rest = take(cursor, lane, limit=7, further=["me:8", "me:9"])
+    assert [row.claimed_by for row in rest.rows] == ["me:7"] * 2
+
+
+@pytest.mark.parametrize(
+    "at", ["2026-11-21 23:31:03.000001+00", "1999-12-31 23:59:59.999999+00", "1970-01-01 00:00+00"]
+)
+def test_a_mark_is_exact_to_the_microsecond(cursor: Cursor, at: str) -> None:
+    """It goes through a float: one that was too low would take a row twice, or walk over it."""
+    first, second = add(), add()
+    moment = datetime.fromisoformat(at)
+    QueuedMessage.objects.update(processable_after=moment)
+    mark = take(cursor, Lane("mail", 0), limit=1).marks["mail", 0]
+    assert mark == (moment.timestamp(), first.pk)
+    cursor.execute(
+        "update django_mq_queuedmessage set leased_until = null, claimed_by = null where id = %s",
+        (first.pk,),
+    )
+    assert ids(take(cursor, Lane("mail", 0, *mark))) == [second.pk]
+
+
 def test_a_mark_is_where_the_scan_begins(cursor: Cursor) -> None:
     messages = [add(after=-60 + n) for n in range(4)]
-    at = messages[1].processable_after
+    at = messages[1].processable_after.timestamp()
     assert ids(take(cursor, Lane("mail", 0, at, messages[1].pk))) == [
         messages[2].pk, messages[3].pk
     ]  # fmt: skip
@@ -287,11 +325,9 @@ def test_the_plan_of_a_claim_names_its_index(crowd: Cursor, explain: Callable[..
     text = explain(
         crowd,
         CLAIM,
-        queues=["q1", "q2"],
-        priorities=[0, 0],
-        ats=[BEGINNING[0]] * 2,
-        ids=[0, 0],
-        claimer="me:1",
+        **lane_columns([Lane("q1", 0), Lane("q2", 0)]),
+        claimers="{me:1}",
+        each=100,
         lease=30.0,
         limit=100,
         bytes=1 << 20,

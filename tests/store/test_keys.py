@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -17,7 +18,7 @@ from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues import acting
 from django_mq.store import chores, claim, keys, lapsed, settle
 from django_mq.store import keyed as with_keys
-from django_mq.store.claim import BEGINNING, Claim, Lane
+from django_mq.store.claim import Claim, Lane
 from django_mq.store.keyed import CLAIM_LINES, LOCK_LINES
 from django_mq.store.keys import Line
 from django_mq.store.looking import look
@@ -429,7 +430,7 @@ def test_a_head_that_becomes_due_takes_those_behind_it_along(cursor: Cursor) -> 
     """Parked or not: a claim of the head goes on from row to row."""
     head, behind = park(cursor)
     QueuedMessage.objects.filter(pk=head.pk).update(
-        processable_after=BEGINNING[0].replace(year=2000)
+        processable_after=datetime(2000, 1, 1, tzinfo=UTC)
     )
     claimed = take(cursor, limit=3)
     assert ids(claimed) == pks(head, *behind[:2])
@@ -444,7 +445,7 @@ def test_an_ack_frees_the_next_in_its_own_transaction(
 ) -> None:
     head, behind = park(cursor)
     QueuedMessage.objects.filter(pk=head.pk).update(
-        processable_after=BEGINNING[0].replace(year=2000)
+        processable_after=datetime(2000, 1, 1, tzinfo=UTC)
     )
     claimed = take(cursor, limit=1)
 

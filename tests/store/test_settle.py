@@ -41,7 +41,7 @@ def failed(fence: Fence, **given: Any) -> Failed:
 
 #: Every change by fence, and how to see in what it returns that it changed the row.
 CHANGES: dict[str, tuple[Change, Callable[[Any], bool]]] = {
-    "lock": (lambda c, f: settle.lock(c, [f], {}), bool),
+    "lock": (lambda c, f: settle.lock(c, [f], {}), lambda locked: not locked.missing),
     "still_ours": (lambda c, f: settle.still_ours(c, [f]), bool),
     "ack": (lambda c, f: settle.ack(c, [f]), bool),
     "fail": (lambda c, f: settle.fail(c, [failed(f)]), bool),
@@ -245,7 +245,7 @@ def test_release_and_lock_skip_what_somebody_has(
     lock(other, busy.pk)
     cursor.execute("set statement_timeout = '5s'")
     fences = [fence_of(busy), fence_of(free)]
-    assert set(settle.lock(cursor, fences, {})) == {free.pk}
+    assert settle.lock(cursor, fences, {}).missing == {busy.pk}
     assert {row.id for row in recover.lock_running(cursor, fences)} == {free.pk}
     assert settle.still_ours(cursor, fences) == {busy.pk, free.pk}
     assert settle.release(cursor, fences) == {free.pk}
@@ -263,13 +263,11 @@ def test_lock_holds_and_tells_of_expiry_and_transaction(
         [fence_of(m) for m in (fresh, expired, never)],
         {"lock_timeout": "1234", "idle_in_transaction_session_timeout": "60000"},
     )
-    assert {id: row.expired for id, row in locked.items()} == {
-        fresh.pk: False, expired.pk: True, never.pk: False
-    }  # fmt: skip
+    assert (locked.missing, locked.expired) == (set(), {expired.pk})
     theirs.execute("select current_setting('lock_timeout'), pg_current_xact_id()::text")
-    assert theirs.fetchone() == ("1234ms", locked[fresh.pk].xid)
-    assert settle.lock(cursor, [fence_of(fresh)], {}) == {}
-    xid = locked[fresh.pk].xid
+    assert theirs.fetchone() == ("1234ms", locked.xid)
+    assert settle.lock(cursor, [fence_of(fresh)], {}).missing == {fresh.pk}
+    xid = locked.xid
     assert settle.transaction_status(cursor, xid) == "in progress"
     other.commit()
     assert settle.transaction_status(cursor, xid) == "committed"

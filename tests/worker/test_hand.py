@@ -15,7 +15,7 @@ from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.worker import hand as hand_module
 from django_mq.worker.hand import STUCK_AFTER, Hand, Pace, Slice, Task
 
-NOW = datetime(2030, 1, 1, tzinfo=UTC)
+NOW = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 
 
 def task(
@@ -25,7 +25,7 @@ def task(
         id=id, queue="mail", type="t", handler=name, schema_version=1, payload="{}",
         metadata="{}", priority=0, key=None, attempts=1, max_attempts=20, retry=None,
         claimed_by=f"me:{claim}", wants_result=False, suspect=suspect, held_for=None,
-        created_at=NOW, claimed_at=NOW,
+        created=NOW, claimed=NOW,
     )  # fmt: skip
     found = handlers.get(name)
     assert found is not None
@@ -77,7 +77,9 @@ def take(hand: Hand) -> list[int]:
 
 
 def put(hand: Hand, *names: str) -> None:
-    hand.put(task(id, name) for id, name in enumerate(names, 1))
+    tasks = [task(id, name) for id, name in enumerate(names, 1)]
+    hand.hold(each.delivery for each in tasks)
+    hand.put(tasks)
 
 
 def test_slow_start(hand: Hand) -> None:
@@ -249,10 +251,12 @@ def test_closing_returns_what_did_not_start_and_ends_the_takers(hand: Hand) -> N
 
 
 def test_fences_are_held_until_settled(hand: Hand, told: Told) -> None:
-    fence = Fence(9, 1, "me:1")
-    hand.hold([("post", fence)])
-    put(hand, "unbound")
-    assert sorted(hand.fences()) == [("mail", Fence(1, 1, "me:1")), ("post", fence)]
+    tasks = [task(1), task(9)]
+    hand.hold(each.delivery for each in tasks)
+    hand.put(tasks[:1])
+    assert hand.fences() == [("mail", Fence(1, 1, "me:1")), ("mail", Fence(9, 1, "me:1"))]
+    assert hand.holds("mail")
+    assert not hand.holds("post")
     assert not hand.idle()
     slice_ = hand.take()
     assert slice_ is not None
@@ -278,7 +282,7 @@ def test_tells_when_few_are_left(hand: Hand, told: Told) -> None:
 
 def test_async_handlers_may_start_again_after_a_suspect(hand: Hand, told: Told) -> None:
     """Whoever claims for them was told that there is no room."""
-    hand.hold([("mail", Fence(5, 1, "me:1"))])
+    hand.hold([task(5).delivery])
     hand.put([task(1, suspect=True)])
     assert take(hand) == [1]
     assert told.count >= 1

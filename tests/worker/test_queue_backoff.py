@@ -108,7 +108,7 @@ class Fleet:
                 id=self._claims, queue=queue, type="t", handler="h", schema_version=1,
                 payload="{}", metadata="{}", priority=0, key=None, attempts=1, max_attempts=20,
                 retry=None, claimed_by=f"w{worker}:{self._claims}", wants_result=False,
-                suspect=False, held_for=None, created_at=at, claimed_at=at,
+                suspect=False, held_for=None, created=at.timestamp(), claimed=at.timestamp(),
             )
         )  # fmt: skip
 

@@ -30,7 +30,7 @@ def delivery(
             id=id, queue=queue, type="t", handler="h", schema_version=1, payload="{}",
             metadata="{}", priority=0, key=None, attempts=1, max_attempts=20, retry=None,
             claimed_by="me:1", wants_result=False, suspect=suspect, held_for=None,
-            created_at=NOON, claimed_at=at,
+            created=NOON.timestamp(), claimed=at.timestamp(),
         )
     )  # fmt: skip
 

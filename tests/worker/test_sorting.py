@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,12 @@ def sort(queue: str = "mail") -> list[tuple[int, str]]:
             limit=100,
             max_bytes=1 << 20,
         ).rows
-        tasks = Sorter(get_settings()).sort(own.cursor(), rows)
+        sorter = Sorter(get_settings())
+        deliveries = deque(map(Delivery, rows))
+        tasks = sorter.take_ready(deliveries)
+        assert [sorter.sort(own.cursor(), task.delivery) for task in tasks] == tasks
+        others = [sorter.sort(own.cursor(), delivery) for delivery in deliveries]
+        tasks += [task for task in others if task is not None]
     assert all(task.delivery.handler == task.handler.name for task in tasks)
     return [(task.delivery.id, task.handler.name) for task in tasks]
 
@@ -72,7 +78,8 @@ def test_an_old_name_still_finds_the_handler() -> None:
             own.cursor(), lanes=[Lane("mail", 0)], claimer="me:1", lease=9.0, limit=9,
             max_bytes=999,
         ).rows  # fmt: skip
-        (task,) = Sorter(get_settings()).sort(own.cursor(), rows)
+        task = Sorter(get_settings()).sort(own.cursor(), Delivery(rows[0]))
+    assert task is not None
     assert (task.delivery.id, task.handler.name) == (message.pk, "new")
 
 
@@ -233,6 +240,6 @@ def test_a_row_that_was_taken_meanwhile_is_not_split() -> None:
             max_bytes=999,
         ).rows  # fmt: skip
         own.execute("update django_mq_queuedmessage set claimed_by = 'you:1'")
-        assert Sorter(get_settings()).sort(own.cursor(), rows) == []
+        assert Sorter(get_settings()).sort(own.cursor(), Delivery(rows[0])) is None
     assert stored(message).handler == ""
     assert QueuedMessage.objects.count() == 1

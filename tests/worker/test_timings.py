@@ -40,7 +40,7 @@ def ended(
         id=1, queue="mail", type="t", handler=name, schema_version=1, payload="{}",
         metadata="{}", priority=0, key=None, attempts=attempt, max_attempts=20, retry=None,
         claimed_by=claimed_by, wants_result=False, suspect=False, held_for=None,
-        created_at=at - timedelta(seconds=age), claimed_at=at, waited=age,
+        created=at.timestamp() - age, claimed=at.timestamp(), waited=age,
     )  # fmt: skip
     return Ended(Delivery(row), settled, seconds=seconds, outcome=outcome)
 

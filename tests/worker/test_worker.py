@@ -583,10 +583,10 @@ def test_a_loss_while_claimed_messages_are_sorted_strands_nobody(
 
     sort, failures = Sorter.sort, [psycopg.OperationalError("gone")]
 
-    def failing(self: Any, cursor: Any, rows: Any) -> Any:
-        if failures and rows[0].payload == '"second"':
+    def failing(self: Any, cursor: Any, delivery: Delivery) -> Any:
+        if failures and delivery.payload == "second":
             raise failures.pop()
-        return sort(self, cursor, rows)
+        return sort(self, cursor, delivery)
 
     monkeypatch.setattr(Sorter, "sort", failing)
 
@@ -595,7 +595,9 @@ def test_a_loss_while_claimed_messages_are_sorted_strands_nobody(
         effect(delivery)
 
     warm_up = add(handler="h", after=-100)
-    messages = [warm_up, *(add(handler="h", payload=p) for p in ("first", "second", "third"))]
+    to_be_routed = [add(handler=name, payload=p) for name, p in
+                    (("h", "first"), ("", "second"), ("h", "third"))]  # fmt: skip
+    messages = [warm_up, *to_be_routed]
     assert start(until_empty=True).join()
     assert failures == []
     assert effects() == {m.pk for m in messages}
