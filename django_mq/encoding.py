@@ -35,12 +35,13 @@ def encode(
 ) -> str:
     """Return `value` as JSON text of at most `max_bytes` of UTF-8, nested at most `max_depth`.
 
-    `what` names it in errors ("payload"). The order of keys is jsonb's affair, not kept here. Raises PayloadTooLarge, and InvalidPayload for what
-    cannot be encoded or would not come back: NaN, NUL, lone surrogates, keys that become the
-    same text, cycles, integers of more than 4,300 digits.
+    `what` names it in errors ("payload"). The order of keys is jsonb's affair, and not kept here.
+    Raises PayloadTooLarge, and InvalidPayload for what cannot be encoded or would not come back:
+    NaN, NUL, lone surrogates, keys that become the same text, cycles, integers of more than 4,300
+    digits.
 
     >>> encode({"to": "Zoë", "n": (1, 2)}, what="payload", max_bytes=64, max_depth=4)
-    '{"to":"Zoë","n":[1,2]}'
+    '{"n":[1,2],"to":"Zoë"}'
     """
     if type(value) is dict and not value:
         return "{}"
