@@ -40,16 +40,21 @@ class ConstraintGone(Exception):
 class LazySavepoint:
     """Stands between one handler at a time and the transaction of its slice.
 
-    `begin()` once a transaction, `arm()` before each handler, then `keep()` or `undo()`.
+    `begin()` once a transaction, `arm()` before each handler, then `keep()` or `undo()`. Who wrote
+    is mostly followed by one who writes: its savepoint is opened along with the end of this one,
+    which saves a third of the round trips.
     """
 
     NAME = "django_mq_delivery"
+    _open = f"savepoint {NAME}".encode()
     _undo = f"rollback to savepoint {NAME}; release savepoint {NAME}".encode()
 
     def __init__(self, wrapper: BaseDatabaseWrapper) -> None:
         self.wrapper = wrapper
+        #: The handler touched its connection, and what it does is behind a savepoint.
         self.opened = False
         self._armed = False
+        self._waiting = False  # a savepoint is open behind which nothing was done
         self._driver: Any = None
         self._cursor: Any = None  # a psycopg.ClientCursor once it has begun
         self._initially_immediate: list[Any] | None = None
@@ -75,6 +80,7 @@ class LazySavepoint:
         is not our `own_session` (a test's) keeps what handlers SET.
         """
         driver = self.wrapper.__dict__["connection"]
+        self._waiting = False
         if driver is not self._driver:
             self._watch_driver(driver)
             self._driver = driver
@@ -116,15 +122,19 @@ class LazySavepoint:
         """Open the savepoint, unless nobody is being watched."""
         if self._armed:
             self._armed = False
-            # Not through a cursor: a handler's own cursor may be what brought us here, and it
-            # holds the connection's lock.
-            result = self._driver.pgconn.exec_(b"savepoint " + self.NAME.encode())
-            if result.status != ExecStatus.COMMAND_OK:
-                raise psycopg.errors.error_from_result(result)
+            if not self._waiting:
+                # Not through a cursor: a handler's own cursor may be what brought us here, and it
+                # holds the connection's lock.
+                result = self._driver.pgconn.exec_(self._open)
+                if result.status != ExecStatus.COMMAND_OK:
+                    raise psycopg.errors.error_from_result(result)
+            self._waiting = False
             self.opened = True
 
-    def keep(self) -> None:
+    def keep(self, *, more: bool = False) -> None:
         """Keep what the handler wrote; its deferred constraints are checked now.
+
+        `more`: another handler follows in this transaction.
 
         Raises what a violated constraint raises, HandlerBrokeTransaction when the handler left
         the transaction in a state that cannot be committed, TransactionGone when it ended it.
@@ -148,7 +158,8 @@ class LazySavepoint:
             )
         if self.opened:
             try:
-                self._run(self._release)
+                self._run(self._release + b"; " + self._open if more else self._release)
+                self._waiting = more
             except ProgrammingError as error:
                 if not isinstance(error.__cause__, psycopg.errors.UndefinedObject):
                     raise

@@ -209,7 +209,7 @@ class Slices:
             if (progress.eased or self._shut) and self._is_shut(task, progress):
                 progress.left.append(task)
                 continue
-            self._attempt([task], progress)
+            self._attempt([task], progress, more=place + 1 < len(tasks))
             progress.stopped = progress.stopped or task.delivery._row.wants_result
 
     def _attempt_batch(self, tasks: list[Task], progress: Progress) -> None:
@@ -227,7 +227,8 @@ class Slices:
         delivery = task.delivery
         return delivery.queue in progress.eased or bool(self._shut and self._shut.has(delivery))
 
-    def _attempt(self, tasks: list[Task], progress: Progress) -> None:
+    def _attempt(self, tasks: list[Task], progress: Progress, *, more: bool = False) -> None:
+        """Run one message, or a batch, behind a savepoint; `more`: another one may follow."""
         first, savepoint, wrapper = tasks[0], self._session.savepoint, self._session.wrapper
         hooks = len(wrapper.run_on_commit)
         wrappers = len(wrapper.execute_wrappers)
@@ -247,7 +248,7 @@ class Slices:
             result, error = call(first.handler.function, argument_of(tasks), first.delivery)
             seconds = perf_counter() - began
             if error is None:
-                error = _keep(savepoint)
+                error = _keep(savepoint, more=more)
             if savepoint.opened:
                 progress.savepoints += 1
             if error is not None:
@@ -327,10 +328,10 @@ class Slices:
         tidy_up()
 
 
-def _keep(savepoint: LazySavepoint) -> BaseException | None:
+def _keep(savepoint: LazySavepoint, *, more: bool = False) -> BaseException | None:
     """Keep what a handler wrote; return what it broke without ending its transaction."""
     try:
-        savepoint.keep()
+        savepoint.keep(more=more)
     except TransactionGone:
         raise
     except Exception as error:
