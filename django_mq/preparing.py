@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+from zlib import crc32
 
 import psycopg
 from psycopg import generators, pq
@@ -44,7 +45,7 @@ def fetch_prepared(
     None, and nothing was done, where a cursor is needed: where somebody looks on (a query log,
     `assertNumQueries`, an execute wrapper), where the driver itself prepares statements (a
     rollback then makes it deallocate all), where it begins its transactions in a way of its own,
-    and the first times.
+    where the session is not in UTF-8, and the first times.
     """
     if _is_watched(connection) or not may_prepare(connection) or connection.needs_rollback:
         return None
@@ -58,11 +59,12 @@ def fetch_prepared(
         return None
     if pgconn.pipeline_status != PipelineStatus.OFF or (begins and _begins_specially(driver)):
         return None
+    if pgconn.parameter_status(b"client_encoding") != b"UTF8":
+        return None
     said = _said.setdefault(driver, {})
     times = said.get(statement, 0)
-    if times <= THRESHOLD:
-        said[statement] = times + 1
     if times < THRESHOLD:
+        said[statement] = times + 1
         return None
     name, numbered = _named(statement)
     with driver.lock:
@@ -72,8 +74,13 @@ def fetch_prepared(
         if times == THRESHOLD:
             pgconn.send_prepare(name, numbered)
             _result(driver)
+            said[statement] = times + 1  # not before the server has it
         pgconn.send_query_prepared(name, list(map(_as_text, values)))
-        result = _result(driver)
+        try:
+            result = _result(driver)
+        except psycopg.errors.InvalidSqlStatementName:
+            said.clear()  # somebody deallocated all
+            raise
     return [result.get_value(row, 0) or b"" for row in range(result.ntuples)]
 
 
@@ -81,9 +88,10 @@ def fetch_prepared(
 def own_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
     """Return a cursor for our own statements on the caller's connection.
 
-    The driver's where that prepares statements by itself: on a worker's connection, or by OPTIONS.
-    Elsewhere, and where somebody looks on, Django's.
+    The driver's where that prepares statements by itself, by OPTIONS. Elsewhere, and where somebody
+    looks on, Django's.
     """
+    connection.validate_no_broken_transaction()
     with connection.cursor() as cursor:
         driver: psycopg.Connection[Any] = connection.connection
         if _is_watched(connection) or driver.prepare_threshold is None:
@@ -110,7 +118,6 @@ def _result(driver: psycopg.Connection[Any]) -> pq.abc.PGresult:
     result: pq.abc.PGresult
     (result,) = driver.wait(generators.execute(driver.pgconn))
     if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-        _said.pop(driver, None)  # perhaps it is not prepared any more: DISCARD ALL
         raise psycopg.errors.error_from_result(result, encoding=driver.info.encoding)
     return result
 
@@ -119,9 +126,9 @@ def _result(driver: psycopg.Connection[Any]) -> pq.abc.PGresult:
 def _named(statement: str) -> tuple[bytes, bytes]:
     """Return the statement's name on the server, and its text with the server's placeholders.
 
-    >>> _named("select %s, %s")[1]
-    b'select $1, $2'
+    >>> _named("select %s, %s")
+    (b'django_mq_bc18adda', b'select $1, $2')
     """
     first, *others = statement.split("%s")
     numbered = first + "".join(f"${n}{text}" for n, text in enumerate(others, 1))
-    return f"django_mq_{_named.cache_info().currsize}".encode(), numbered.encode()
+    return f"django_mq_{crc32(numbered.encode()):08x}".encode(), numbered.encode()

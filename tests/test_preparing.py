@@ -19,6 +19,7 @@ from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
 from django_mq.store.insert import NewRow
 from django_mq.storing import Storer
+from tests.database import second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -95,7 +96,7 @@ def test_a_rollback_leaves_them_prepared() -> None:
 
 
 def test_where_the_driver_prepares_its_own_way_is_taken() -> None:
-    """By OPTIONS, or on a worker's connection."""
+    """By OPTIONS."""
     with connection.cursor():
         driver().prepare_threshold = 1
     for _ in range(2):
@@ -173,16 +174,41 @@ def test_what_somebody_deallocated_is_prepared_again() -> None:
 def test_what_the_server_refuses_is_djangos_error(broken: str) -> None:
     column, _, value = broken.partition(" = ")
     row = NewRow("q", "a.b", "{}", 20)._replace(**{column: value.strip("'")})
-    for _ in range(5):
+    for _ in range(9):
         storer = Storer(connection, get_settings(), Addresser(get_settings()))
         with pytest.raises(IntegrityError, match="name"), transaction.atomic():
             storer.insert([row])
     assert not QueuedMessage.objects.exists()
 
 
-def test_a_broken_transaction_is_said_by_django_before_any_sql() -> None:
+def test_it_stays_prepared_after_an_error() -> None:
+    """A lock timeout, say: the statement is on the server still, and not to be prepared again."""
+    send(5)
+    for _ in range(3):
+        with second_connection() as other:
+            other.execute("begin; lock table django_mq_queuedmessage")
+            with connection.cursor() as cursor:
+                cursor.execute("set lock_timeout = '10ms'")
+            with pytest.raises(DatabaseError, match="lock timeout"):
+                send(1)
+        send(3)
+    assert prepared() == 1
+    assert QueuedMessage.objects.count() == 14
+
+
+def test_a_session_in_another_encoding() -> None:
+    send(5)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("set local client_encoding to 'LATIN1'")
+        broadcast("a.b", {"text": "caf\u00e9"})
+    assert QueuedMessage.objects.get(payload__text="caf\u00e9")
+
+
+@pytest.mark.parametrize("threshold", [None, 5])
+def test_a_broken_transaction_is_said_by_django_before_any_sql(threshold: int | None) -> None:
     with transaction.atomic():
         send(3)
+        driver().prepare_threshold = threshold
         transaction.set_rollback(True)
         with pytest.raises(TransactionManagementError):
             broadcast("a.b")
