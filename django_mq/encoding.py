@@ -85,6 +85,8 @@ def _encode_plain(value: object, encoder: type[json.JSONEncoder], max_depth: int
     Only keys of different types can become the same text, and those cannot be sorted. So few
     brackets are not nested too deeply, and so short a text has no endless integer in it.
     """
+    if _begins_deep(value, max_depth):
+        return None
     dumps = _dumps(encoder, sort_keys=True)  # type: ignore[arg-type]
     try:
         text = dumps(value)
@@ -92,6 +94,21 @@ def _encode_plain(value: object, encoder: type[json.JSONEncoder], max_depth: int
         return None
     plain = len(text) <= MAX_DIGITS and text.count("{") + text.count("[") <= max_depth
     return text if plain else None
+
+
+def _begins_deep(value: object, most: int) -> bool:
+    """Say whether there are more than `most` containers around the first leaf of `value`.
+
+    A cycle is endless, and a list of twice the same list, a hundred times over, nearly so.
+    """
+    for _ in range(most + 1):
+        if isinstance(value, dict):
+            value = next(iter(value.values()), None)
+        elif isinstance(value, list | tuple) and value:
+            value = value[0]
+        else:
+            return False
+    return True
 
 
 @lru_cache(maxsize=16)

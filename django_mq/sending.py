@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router, transaction
@@ -20,6 +19,8 @@ from django_mq.messages import BulkReceipt, CopyReceipt, Message, Receipt
 from django_mq.routing import check_name
 from django_mq.store.insert import NewRow
 from django_mq.storing import Storer, chunks
+
+T = TypeVar("T")
 
 NOT_IN_TRANSACTION = """\
 broadcast() needs an open atomic() block on the database {alias!r}, so that the message commits \
@@ -77,17 +78,29 @@ def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt
     connection = queue_connection(settings, using)
     _check_transaction(connection, settings)
     addresser = Addresser(settings)
-    addressed = [addresser.rows(_checked(message)) for message in messages]
+    # One list for all: what is alive longer than a moment the collector walks, again and again.
+    rows: list[NewRow] = []
+    counts: list[int] = []
+    for message in messages:
+        found = addresser.rows(_checked(message))
+        rows += found
+        counts.append(len(found))
     storer = Storer(connection, settings, addresser)
-    if any(message.unique_id is not None for message in messages):
-        wanted = [list(map(_wanting(m), rows)) for m, rows in zip(messages, addressed, strict=True)]
-        copies = iter(storer.dedupe([row for each in wanted for row in each]))
-        return [_deduped(connection, each, islice(copies, len(each))) for each in wanted]
-    ids = iter(storer.insert([row for rows in addressed for row in rows]))
-    return [
-        _receipt(connection, rows, (next(ids),) if len(rows) == 1 else islice(ids, len(rows)))
-        for rows in addressed
-    ]
+    if all(message.unique_id is None for message in messages):
+        shares = zip(_shares(rows, counts), _shares(storer.insert(rows), counts), strict=True)
+        return [_receipt(connection, share, ids) for share, ids in shares]
+    addressed = zip(messages, _shares(rows, counts), strict=True)
+    wanted = [row for message, share in addressed for row in map(_wanting(message), share)]
+    answered = zip(_shares(wanted, counts), _shares(storer.dedupe(wanted), counts), strict=True)
+    return [_deduped(connection, share, copies) for share, copies in answered]
+
+
+def _shares(values: list[T], counts: Iterable[int]) -> Iterator[list[T]]:
+    """Cut `values` into lists of so many each."""
+    start = 0
+    for count in counts:
+        yield values[start : start + count]
+        start += count
 
 
 def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
