@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class Locked(NamedTuple):
     """What a transaction locked. `missing` are not ours any more, or locked by somebody else.
 
-    `expired` are locked, but no attempt may start; `xid` names the transaction.
+    `expired` are locked, but no attempt may start; `xid` names the transaction, if it has one.
     """
 
     missing: set[int]
     expired: set[int]
-    xid: str
+    xid: str | None
 
 
 # The settings are made here since it is the first statement of a slice: no round trip of their own.
@@ -50,14 +50,30 @@ select count(*),
 """
 
 
+# One alone, in half the time that the server takes to plan the other.
+LOCK_ONE = """
+select m.expires_at <= statement_timestamp(), pg_current_xact_id()::text,
+       (select count(set_config(name, value, true))
+          from unnest(%(names)s::text[], %(values)s::text[]) as setting (name, value))
+  from django_mq_queuedmessage m
+ where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
+   for no key update of m skip locked
+"""
+
+
 def lock(cursor: Cursor, fences: Sequence[PlainFence], settings: Mapping[str, str]) -> Locked:
     """Lock the rows of `fences` that are still ours and not locked by anybody.
 
     `settings` of the server hold from here to the end of the transaction.
     """
-    params = fence_columns(fences)
-    params["names"], params["values"] = array(settings), array(settings.values())
-    cursor.execute(LOCK, params)
+    given = {"names": array(settings), "values": array(settings.values())}
+    if len(fences) == 1:
+        cursor.execute(LOCK_ONE, {**_one(fences[0]), **given})
+        found = cursor.fetchone()
+        if found is None:
+            return Locked({fences[0][0]}, set(), None)
+        return Locked(set(), {fences[0][0]} if found[0] else set(), found[1])
+    cursor.execute(LOCK, {**fence_columns(fences), **given})
     count, locked, expired, xid = cursor.fetchone()
     missing: set[int] = set()
     if count < len(fences):
@@ -89,8 +105,17 @@ returning m.id
 """
 
 
+ACK_ONE = """
+delete from django_mq_queuedmessage m
+ where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
+"""
+
+
 def ack(cursor: Cursor, fences: Sequence[PlainFence]) -> set[int]:
     """Remove the messages of `fences`: their handlers are done. Return the ids removed."""
+    if len(fences) == 1:
+        cursor.execute(ACK_ONE, _one(fences[0]))
+        return {fences[0][0]} if cursor.rowcount else set()
     cursor.execute(ACK, fence_columns(fences))
     if cursor.rowcount == len(fences):
         return {fence[0] for fence in fences}  # without reading what the server says of each
@@ -270,8 +295,8 @@ def transaction_status(cursor: Cursor, xid: str) -> str | None:
     return status
 
 
-def _one(fence: Fence) -> dict[str, object]:
-    return {"id": fence.id, "attempt": fence.attempt, "claimer": fence.claimed_by}
+def _one(fence: PlainFence) -> dict[str, object]:
+    return dict(zip(("id", "attempt", "claimer"), fence, strict=True))
 
 
 def _ids(cursor: Cursor) -> set[int]:

@@ -10,7 +10,7 @@ import psycopg
 from django.db.utils import Error as DjangoDatabaseError
 from psycopg.pq import TransactionStatus
 
-from django_mq.worker.database import prepare_statements, statement_cursor, taking_back
+from django_mq.worker.database import statement_cursor, taking_back
 from django_mq.worker.savepoint import LazySavepoint
 
 if TYPE_CHECKING:
@@ -42,10 +42,14 @@ class Session:
         return driver
 
     def cursor(self) -> psycopg.Cursor[Any]:
-        """Return a cursor for our own statements."""
-        driver = self.connect()
-        if driver.prepare_threshold is None:
-            prepare_statements(self.wrapper)
+        """Return a cursor for our own statements.
+
+        They are planned each time, by the table as it is. A plan that the server kept from when
+        the table was empty scans it from end to end when it is large: 33 ms for a lock and 29 for
+        an ack beside 300,000 rows, until somebody analyzes the table. The worker's other
+        connections may forbid that by settings; this one is the handlers'.
+        """
+        self.connect()
         return statement_cursor(self.wrapper)
 
     def is_within(self) -> bool:
