@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from django_mq.messages import ClaimedRow, Fence
     from django_mq.store import Cursor
     from django_mq.worker.board import Board
-    from django_mq.worker.hand import Hand, Task
+    from django_mq.worker.hand import Hand
+    from django_mq.worker.tasks import Task
 
 logger = logging.getLogger("django_mq")
 

@@ -26,6 +26,7 @@ class Appetite:
         self._wanted = least
         self._asked = 0
         self._fed_at: float | None = None
+        self._full_since: float | None = None
 
     @property
     def wanted(self) -> int:
@@ -49,9 +50,22 @@ class Appetite:
         """A claim took `count` messages: only a full one says anything about the appetite."""
         self._fed_at = self._clock() if count >= min(self._asked, self._batch) else None
 
+    def glutted(self, waiting: int) -> bool:
+        """Say whether there was no need to claim for so long that others should have the rest.
+
+        To be asked now and then with how many messages are in hand: fast ones may have taught it
+        to hold hundreds, and then came slow ones.
+        """
+        if waiting < self.least:
+            self._full_since = None
+            return False
+        if self._full_since is None:
+            self._full_since = self._clock()
+        return self._clock() - self._full_since > 2 * LONG
+
     def lose(self) -> None:
         """What was in hand had to be given back: begin small again."""
-        self._wanted, self._fed_at = self._floor, None
+        self._wanted, self._fed_at, self._full_since = self._floor, None, None
 
     def _learn(self) -> None:
         if self._fed_at is None:

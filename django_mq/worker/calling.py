@@ -14,7 +14,7 @@ from django_mq.messages import Delivery, current_delivery
 from django_mq.worker import answers
 
 if TYPE_CHECKING:
-    from django_mq.worker.hand import Task
+    from django_mq.worker.tasks import Task
 
 #: PostgreSQL's words for "others stood in the way": the same attempt may simply run again.
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})

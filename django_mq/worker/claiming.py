@@ -99,6 +99,8 @@ class Claims:
         self._gated: set[str] = set()
         self._limits: dict[str, int] = {}
         self._keyed: dict[str, float] = {}
+        # So many messages like those that were claimed last have as many bytes as a claim may.
+        self._fits = 0
         #: Queues that were claimed from with a limit of messages in flight.
         self.limited: set[str] = set()
         #: Queues of which nothing that waits in hand is to start: paused, or allowed fewer
@@ -139,7 +141,10 @@ class Claims:
 
     def most(self, queue: str, terms: Terms) -> int:
         """Return how many messages of `queue` can be taken at once."""
-        return terms.batch_size if self.way(queue, terms) else TOGETHER * terms.batch_size
+        if self.way(queue, terms):
+            return terms.batch_size
+        # All of it is read before it is cut by its bytes: no more than lately fitted in.
+        return max(terms.batch_size, min(TOGETHER * terms.batch_size, self._fits))
 
     def take(self, cursor: Cursor, lanes: Sequence[Lane], terms: Terms, *, limit: int) -> Took:
         """Claim up to `limit` messages of `lanes`, which have the same terms and way.
@@ -155,7 +160,10 @@ class Claims:
         if not way:
             asked = terms.asked(self._claimer(), limit)
             further = [self._claimer() for _ in range((limit - 1) // terms.batch_size)]
-            return Took(claim.claim(cursor, lanes=lanes, further=further, **asked))
+            taken = claim.claim(cursor, lanes=lanes, further=further, **asked)
+            if size := sum(len(row.payload) for row in taken.rows):
+                self._fits = terms.batch_bytes * len(taken.rows) // size
+            return Took(taken)
         if terms.ordered and (queue not in self._owned or self._holding(queue)):
             return Took(NOTHING)
         with cursor.connection.transaction():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_mq.messages import ClaimedRow
-    from django_mq.worker.hand import Task
+    from django_mq.worker.tasks import Task
 
 #: A queue that is not empty after so many deliveries never will be: handlers feed each other.
 MOST_DELIVERIES = 100_000

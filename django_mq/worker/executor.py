@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from django.db import connections
 
 from django_mq.worker.database import Outage, plain_connection
-from django_mq.worker.hand import Hand, Line, Slice, Task
+from django_mq.worker.hand import Hand
 from django_mq.worker.slices import Slices
+from django_mq.worker.tasks import Line, Slice, Task
 from django_mq.worker.unbound import Unbound
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from django_mq.worker.pace import Pace
 from django_mq.worker.shut import Shut
-from django_mq.worker.waiting import Lines, is_coroutine
+from django_mq.worker.tasks import Line, Slice, Task, is_coroutine
+from django_mq.worker.waiting import Lines
 
 if TYPE_CHECKING:
     from django_mq.handlers import Handler
@@ -24,56 +25,6 @@ if TYPE_CHECKING:
 SUSPECT_PATIENCE = 10.0
 #: Seconds without a new slice after which what is in hand is given back.
 STUCK_AFTER = 1.0
-
-
-Line = tuple[str, ...]
-
-
-class Task(NamedTuple):
-    """A delivery and the handler that it is for; `line`: what is handled one after another."""
-
-    delivery: Delivery
-    handler: Handler
-    timeout: float
-    line: Line | None = None
-
-
-@dataclass(slots=True)
-class Pace:
-    """How many messages of one handler a slice may have: doubles while it keeps the time.
-
-    After a conflict (deadlock, serialization) it is one, and for a while does not grow.
-    """
-
-    limit: int = 1
-    patience: int = 0
-    still: int = 0
-
-    def kept_time(self, ran: int, most: int) -> None:
-        """A slice with `ran` messages of this handler ended in time."""
-        if self.still > 0:
-            self.still -= ran
-        elif ran >= self.limit:
-            self.limit = min(self.limit * 2, most)
-
-    def overran(self) -> None:
-        """A slice did not end in time."""
-        self.limit = max(1, self.limit // 2)
-
-    def conflict(self) -> None:
-        """Messages of this handler stood in each other's way: run them one by one for long."""
-        self.limit = 1
-        self.patience = min(max(500, self.patience * 4), 100_000)
-        self.still = self.patience
-
-
-@dataclass(slots=True)
-class Slice:
-    """Tasks that run in one transaction, or one that runs outside any; their `lines`."""
-
-    tasks: list[Task] = field(default_factory=list)
-    alone: bool = False
-    lines: set[Line] = field(default_factory=set)
 
 
 class Hand:

@@ -11,15 +11,16 @@ from django_mq.messages import Delivery
 from django_mq.store import settle
 from django_mq.worker.database import LOST, Outage, Statements
 from django_mq.worker.sorting import line_of
-from django_mq.worker.waiting import is_coroutine
+from django_mq.worker.tasks import is_coroutine
 
 if TYPE_CHECKING:
     from django_mq.messages import ClaimedRow, Fence
     from django_mq.store import Cursor
     from django_mq.worker.aio import AsyncRunner
-    from django_mq.worker.hand import Hand, Line, Task
+    from django_mq.worker.hand import Hand
     from django_mq.worker.queue_backoff import QueueBackoffs
     from django_mq.worker.sorting import Sorter
+    from django_mq.worker.tasks import Line, Task
 
 logger = logging.getLogger("django_mq")
 
@@ -73,7 +74,7 @@ class Intake:
         try:
             while self._unsorted:
                 if not self._broken:
-                    tasks += self._sorter.take_ready(self._unsorted)
+                    tasks += self._take_ready()
                     if not self._unsorted:
                         break
                 delivery = self._unsorted[0]
@@ -100,6 +101,12 @@ class Intake:
                 self._release(behind)
                 self._freed()
             self._hand_out(tasks, first)
+
+    def _take_ready(self) -> list[Task]:
+        try:
+            return self._sorter.take_ready(self._unsorted)
+        except Exception:  # nothing was taken: `_sort_one()` blames the row that it is about
+            return []
 
     def _sort_one(self, cursor: Cursor, delivery: Delivery) -> Task | None:
         try:

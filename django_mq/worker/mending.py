@@ -18,8 +18,8 @@ from django_mq.worker.ending import Ended, Settled, ends_or_lost, settle_all
 from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
 
 if TYPE_CHECKING:
-    from django_mq.worker.hand import Task
     from django_mq.worker.progress import Conflicts, Progress
+    from django_mq.worker.tasks import Task
 
 
 class Mender:

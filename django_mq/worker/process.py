@@ -30,7 +30,7 @@ from django_mq.worker.database import LOST, Outage, Statements
 from django_mq.worker.ending import DONE, Ended, any_back
 from django_mq.worker.executor import Executor
 from django_mq.worker.fetcher import Fetcher
-from django_mq.worker.hand import Hand, Task
+from django_mq.worker.hand import Hand
 from django_mq.worker.intake import Intake
 from django_mq.worker.leases import Keeper
 from django_mq.worker.listener import Listener
@@ -38,6 +38,7 @@ from django_mq.worker.ownership import Ownership
 from django_mq.worker.policies import policies
 from django_mq.worker.queue_backoff import QueueBackoffs
 from django_mq.worker.sorting import Sorter, line_of
+from django_mq.worker.tasks import Task
 from django_mq.worker.terms import QueueTerms
 from django_mq.worker.wakeup import Deadline, Wakeup
 
@@ -204,6 +205,8 @@ class Process:
         due_lines = self.ownership.owned & self.fetcher.due
         if (due_lines or self.hand.waiting()) and self.hand.stuck():
             self._give_back(cursor, due_lines)
+        elif self.appetite.glutted(self.hand.waiting()):
+            self._give_back(cursor, ())
         if self.backoffs.noted():
             self.backoffs.write(cursor)
             if not self.backoffs.noted():
@@ -219,7 +222,7 @@ class Process:
         return min(sleep, WRITE_AGAIN) if self.backoffs.noted() else sleep
 
     def _give_back(self, cursor: Cursor, lines: Collection[str]) -> None:
-        """Every executor is busy for long: siblings may have time for what waits here."""
+        """What waits here waits for long: siblings may have time for it."""
         waiting = self.hand.give_back()
         if waiting:
             self.appetite.lose()

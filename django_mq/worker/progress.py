@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django_mq.worker.ending import Ended
-    from django_mq.worker.hand import Line, Task
+    from django_mq.worker.tasks import Line, Task
 
 #: So often a delivery may fall victim to others before it counts as a failed attempt.
 MOST_CONFLICTS = 20

@@ -166,6 +166,16 @@ class LazySavepoint:
                 self._initially_immediate = None
                 raise ConstraintGone(str(error)) from error
 
+    def leave(self) -> None:
+        """No handler follows: close a savepoint behind which nothing was done.
+
+        Else the settle would be in it: rows that are locked by a transaction and changed by its
+        subtransaction cost a multixact each time, and all who meet them a look at it.
+        """
+        if self._waiting:
+            self._waiting = False
+            self._run(b"release savepoint " + self.NAME.encode())
+
     def undo(self) -> None:
         """Take back what the handler wrote. Raises TransactionGone when it ended it."""
         self._armed = False

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from django_mq.backoff import RetryPolicy
     from django_mq.messages import ClaimedRow
     from django_mq.worker.board import Places
-    from django_mq.worker.hand import Task
     from django_mq.worker.shut import Shut
+    from django_mq.worker.tasks import Task
 
 logger = logging.getLogger("django_mq")
 
@@ -137,6 +137,7 @@ class Slices:
         if mine:
             self._session.savepoint.begin(settings, own_session=not self._nested)
             self._run_all(mine, progress)
+            self._session.savepoint.leave()
 
     def _server_settings(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Return what the server enforces on this slice, in milliseconds as it writes them.
@@ -209,7 +210,8 @@ class Slices:
             if (progress.eased or self._shut) and self._is_shut(task, progress):
                 progress.left.append(task)
                 continue
-            self._attempt([task], progress, more=place + 1 < len(tasks))
+            last = place + 1 == len(tasks) or progress.savepoints + 1 >= MOST_SAVEPOINTS
+            self._attempt([task], progress, until=0.0 if last else until)
             progress.stopped = progress.stopped or task.delivery._row.wants_result
 
     def _attempt_batch(self, tasks: list[Task], progress: Progress) -> None:
@@ -227,8 +229,8 @@ class Slices:
         delivery = task.delivery
         return delivery.queue in progress.eased or bool(self._shut and self._shut.has(delivery))
 
-    def _attempt(self, tasks: list[Task], progress: Progress, *, more: bool = False) -> None:
-        """Run one message, or a batch, behind a savepoint; `more`: another one may follow."""
+    def _attempt(self, tasks: list[Task], progress: Progress, *, until: float = 0.0) -> None:
+        """Run one message, or a batch, behind a savepoint; before `until` another one follows."""
         first, savepoint, wrapper = tasks[0], self._session.savepoint, self._session.wrapper
         hooks = len(wrapper.run_on_commit)
         wrappers = len(wrapper.execute_wrappers)
@@ -248,7 +250,7 @@ class Slices:
             result, error = call(first.handler.function, argument_of(tasks), first.delivery)
             seconds = perf_counter() - began
             if error is None:
-                error = _keep(savepoint, more=more)
+                error = _keep(savepoint, more=monotonic() < until)
             if savepoint.opened:
                 progress.savepoints += 1
             if error is not None:

@@ -12,7 +12,7 @@ from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
 from django_mq.worker import reporting
 from django_mq.worker.ending import Ended, Settled, settle_all
-from django_mq.worker.hand import Line, Task
+from django_mq.worker.tasks import Line, Task
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings

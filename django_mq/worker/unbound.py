@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from django_mq.backoff import RetryPolicy
     from django_mq.messages import ClaimedRow
     from django_mq.worker.board import Places
-    from django_mq.worker.hand import Task
+    from django_mq.worker.tasks import Task
 
 
 class Unbound:

@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from django_mq.worker.tasks import is_coroutine
+
 if TYPE_CHECKING:
-    from django_mq.worker.hand import Line, Task
+    from django_mq.worker.tasks import Line, Task
 
 
 class Lines:
@@ -100,8 +102,3 @@ class Lines:
                 self._out[line] = deque(task for task in tasks if not unwanted(task))
         self.waiting -= len(dropped)
         return dropped
-
-
-def is_coroutine(task: Task) -> bool:
-    """Say whether `task` runs on the loop: a suspect runs alone, in a thread."""
-    return task.handler.is_async and not task.delivery._row.suspect

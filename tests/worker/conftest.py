@@ -21,10 +21,10 @@ from django_mq.worker import Worker
 from django_mq.worker.board import Board, Places
 from django_mq.worker.database import Outage, plain_connection
 from django_mq.worker.ending import Ended, any_back
-from django_mq.worker.hand import Task
 from django_mq.worker.policies import policies
 from django_mq.worker.slices import Slices
 from django_mq.worker.sorting import line_of
+from django_mq.worker.tasks import Task
 from testproject.shop.models import Product
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection

@@ -78,6 +78,33 @@ def test_a_claim_that_was_not_full_says_nothing(clock: Clock) -> None:
     assert appetite.wanted == wanted
 
 
+def test_what_lasts_for_seconds_is_given_back(clock: Clock) -> None:
+    """Fast messages taught it to hold hundreds; those that came now are slow."""
+    appetite = Appetite(least=2, most=800, batch=100, clock=clock)
+    while appetite.wanted < 800:
+        eat(appetite, clock, 0.01)
+    assert not appetite.glutted(800)
+    clock.now += 1.9
+    assert not appetite.glutted(790)
+    clock.now += 0.2
+    assert appetite.glutted(780)
+    appetite.lose()
+    assert (appetite.wanted, appetite.room(0)) == (2, 2)
+    assert not appetite.glutted(2)
+
+
+def test_what_is_eaten_by_half_is_no_glut(clock: Clock) -> None:
+    appetite = Appetite(least=2, most=800, batch=100, clock=clock)
+    while appetite.wanted < 800:
+        eat(appetite, clock, 0.01)
+    for _ in range(10):
+        assert not appetite.glutted(800)
+        clock.now += 1.5
+        assert not appetite.glutted(300)  # it claims again now
+    clock.now += 100.0
+    assert not appetite.glutted(300)
+
+
 def test_claims_are_not_made_in_crumbs(clock: Clock) -> None:
     """Each claim costs a round trip, and a commit: not for less than half of what is wanted."""
     appetite = Appetite(least=1, most=400, batch=100, clock=clock)

@@ -13,7 +13,9 @@ import pytest
 from django_mq import handler, handlers
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.worker import hand as hand_module
-from django_mq.worker.hand import STUCK_AFTER, Hand, Pace, Slice, Task
+from django_mq.worker.hand import STUCK_AFTER, Hand
+from django_mq.worker.pace import Pace
+from django_mq.worker.tasks import Slice, Task
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 

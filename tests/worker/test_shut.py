@@ -9,8 +9,9 @@ import pytest
 
 from django_mq import handler, handlers
 from django_mq.messages import ClaimedRow, Delivery
-from django_mq.worker.hand import Hand, Line, Task
+from django_mq.worker.hand import Hand
 from django_mq.worker.shut import Shut
+from django_mq.worker.tasks import Line, Task
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 LATER = NOON + timedelta(seconds=1)

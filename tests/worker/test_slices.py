@@ -19,7 +19,9 @@ from django_mq import Reject, Retry, RetryPolicy, Snooze, broadcast, fixed, hand
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.signals import message_acked, message_started
+from django_mq.store import settle
 from django_mq.worker import progress
+from django_mq.worker import slices as slices_module
 from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.rows import add, stored
@@ -1395,6 +1397,45 @@ def test_who_follows_a_writer_finds_its_savepoint_open(bench: Bench, statements:
     ends = [text for text in statements if "django_mq_delivery" in text]
     opened = [text.endswith("; savepoint django_mq_delivery") for text in ends]
     assert opened == [True, True, False, False]  # the failure's end opens none, nor the last one
+
+
+@pytest.mark.parametrize("last", ["writes", "reads nothing", "fails"])
+def test_a_settle_is_not_in_a_savepoint(
+    bench: Bench, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows locked by a transaction and removed by its subtransaction cost a multixact a slice."""
+    monkeypatch.setattr(slices_module, "MOST_SAVEPOINTS", 4)
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))
+    def h(delivery: Delivery) -> None:
+        if delivery.payload != "reads nothing":
+            effect(delivery)
+        if delivery.payload == "fails":
+            raise ValueError
+
+    removed: list[tuple[int, int]] = []
+    ack = settle.ack
+
+    def watching(cursor: Any, fences: Any) -> Any:
+        cursor.execute("select pg_current_xact_id()::text::bigint")
+        (top,) = cursor.fetchone()
+        found = ack(cursor, fences)
+        cursor.execute(
+            "insert into shop_product (name, price, stock) values (%s, 1, 0)"
+            " returning xmin::text::bigint",
+            [f"settled {len(removed)}"],
+        )
+        removed.append((top % 2**32, cursor.fetchone()[0]))
+        return found
+
+    monkeypatch.setattr(settle, "ack", watching)
+    for n in range(9):
+        add(handler="h", payload=last if n % 3 == 2 else "writes", after=-60 + n)
+    rows = bench.claim()
+    while rows:
+        rows = bench.run(rows).left
+    assert removed
+    assert all(top == own for top, own in removed)
 
 
 def test_a_failed_handlers_writes_through_the_driver_are_undone(bench: Bench) -> None:
