@@ -61,19 +61,38 @@ select m.expires_at <= statement_timestamp(), pg_current_xact_id()::text,
 """
 
 
+PREPARE_LOCK_ONE = "prepare django_mq_lock_one (bigint, int, text, text, text) as " + LOCK_ONE % {
+    "id": "$1", "attempt": "$2", "claimer": "$3", "names": "$4", "values": "$5"
+}  # fmt: skip
+# The settings hold while it is planned: a plan that was made while the table is empty must serve
+# when it is large. The handlers' statements have those of their session.
+BEGIN_AND_LOCK_ONE = """
+begin;
+set local enable_seqscan = off; set local plan_cache_mode = force_generic_plan;
+execute django_mq_lock_one (%(id)s, %(attempt)s, %(claimer)s, %(names)s, %(values)s);
+set local enable_seqscan to default; set local plan_cache_mode to default
+"""
+
+
+def lock_one_params(fence: PlainFence, settings: Mapping[str, str]) -> dict[str, object]:
+    """Return the parameters of LOCK_ONE."""
+    return {**_one(fence), "names": array(settings), "values": array(settings.values())}
+
+
 def lock(cursor: Cursor, fences: Sequence[PlainFence], settings: Mapping[str, str]) -> Locked:
     """Lock the rows of `fences` that are still ours and not locked by anybody.
 
     `settings` of the server hold from here to the end of the transaction.
     """
-    given = {"names": array(settings), "values": array(settings.values())}
     if len(fences) == 1:
-        cursor.execute(LOCK_ONE, {**_one(fences[0]), **given})
+        cursor.execute(LOCK_ONE, lock_one_params(fences[0], settings))
         found = cursor.fetchone()
         if found is None:
             return Locked({fences[0][0]}, set(), None)
         return Locked(set(), {fences[0][0]} if found[0] else set(), found[1])
-    cursor.execute(LOCK, {**fence_columns(fences), **given})
+    params = fence_columns(fences)
+    params["names"], params["values"] = array(settings), array(settings.values())
+    cursor.execute(LOCK, params)
     count, locked, expired, xid = cursor.fetchone()
     missing: set[int] = set()
     if count < len(fences):

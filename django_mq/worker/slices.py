@@ -24,6 +24,7 @@ from django_mq.worker import reporting
 from django_mq.worker.calling import argument_of, call, tidy_up
 from django_mq.worker.database import Outage
 from django_mq.worker.ending import ACKED, Ended, Settled, end, settle_all
+from django_mq.worker.locking import Locker
 from django_mq.worker.mending import Mender
 from django_mq.worker.progress import Conflicts, Gone, Lost, Progress, Remainder
 from django_mq.worker.savepoint import LazySavepoint, TransactionGone
@@ -72,6 +73,7 @@ class Slices:
         easing: Collection[str] = (),
     ) -> None:
         self._session = Session(wrapper)
+        self._locker = Locker(self._session)
         self._places = places
         self._outage = outage
         self._policy = policy
@@ -127,8 +129,8 @@ class Slices:
 
     def _run_locked(self, tasks: Sequence[Task], progress: Progress) -> None:
         settings = self._server_settings(tasks)
+        locked = self._locker.lock([fence_of(task.delivery._row) for task in tasks], settings)
         cursor = self._session.cursor()
-        locked = settle.lock(cursor, [fence_of(task.delivery._row) for task in tasks], settings)
         if len(locked.missing) < len(tasks):
             progress.xid = locked.xid
         mine = list(tasks)

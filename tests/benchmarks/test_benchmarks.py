@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 # Their app is not one of the test project's, so they have processes of their own.
 EXAMPLES = """
@@ -49,6 +51,7 @@ def test_examples() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.usefixtures("alone")
 def test_the_command_measures_what_it_verified(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     only = [option for name in WORKLOADS for option in ("--only", name)]

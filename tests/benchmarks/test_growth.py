@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.growth import SOURCES
 from benchmarks.results import read, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.usefixtures("alone")
 def test_growth_is_measured_under_the_names_that_the_model_knows(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds", "1"]

@@ -1312,6 +1312,70 @@ def test_a_slice_has_fifty_savepoints_at_most(bench: Bench) -> None:
     assert len(effects()) == 50
 
 
+# ---- one message alone
+
+
+def test_the_lock_of_one_is_planned_once_and_by_its_index(bench: Bench) -> None:
+    """Also where the table was empty when it was; the handler's settings are its session's."""
+    seen: list[tuple[str, str]] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "select current_setting('enable_seqscan'), current_setting('plan_cache_mode')"
+            )
+            seen.append(cursor.fetchone())
+
+    for _ in range(3):
+        add(handler="h")
+        with second_connection() as other:
+            other.execute("vacuum analyze django_mq_queuedmessage")
+        bench.run_all(bench.claim())
+    assert seen == [("on", "auto")] * 3
+    driver = connection.connection
+    plans = driver.execute(
+        "select generic_plans, custom_plans from pg_prepared_statements"
+        " where name = 'django_mq_lock_one'"
+    ).fetchall()
+    assert plans == [(3, 0)]
+    driver.execute("set plan_cache_mode = force_generic_plan; set enable_seqscan = off")
+    explained = driver.execute("explain execute django_mq_lock_one (1, 1, 'me:1', '{}', '{}')")
+    plan = " ".join(line for (line,) in explained.fetchall())
+    driver.execute("reset plan_cache_mode; reset enable_seqscan")
+    assert "Index Scan using django_mq_queuedmessage_pkey" in plan
+
+
+def test_a_handler_may_deallocate_what_is_prepared(bench: Bench) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        connection.connection.execute("deallocate all")
+
+    messages = [add(handler="h", after=-60 + n) for n in range(3)]
+    for task in bench.claim():
+        remainder = bench.run([task])
+        assert (remainder.left, remainder.again) == ([], [])
+    assert effects() == ids(messages)
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_one_alone_that_is_not_ours_or_expired_does_not_run(bench: Bench) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    gone, expired, fine = add(handler="h"), add(handler="h"), add(handler="h")
+    tasks = {task.delivery.id: task for task in bench.claim()}
+    QueuedMessage.objects.filter(pk=gone.pk).update(claimed_by="you:1")
+    QueuedMessage.objects.filter(pk=expired.pk).update(expires_at=timezone.now())
+    for message in (gone, expired, fine):
+        bench.run([tasks[message.pk]])
+    assert effects() == {fine.pk}
+    assert stored(gone).claimed_by == "you:1"
+    assert stored(expired).dead_reason == "expired"
+
+
 # ---- the savepoint is lazy
 
 
