@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import psycopg
 from psycopg import generators
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from django_mq.worker.session import Session
 
 
+# The connections on which the server has it. A drain has a locker for each message.
+_prepared: WeakSet[psycopg.Connection[Any]] = WeakSet()
+
+
 class Locker:
     """Locks the messages of slices on the connection of `session`.
 
@@ -28,7 +33,6 @@ class Locker:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._prepared_on: psycopg.Connection[Any] | None = None
 
     def lock(self, fences: Sequence[PlainFence], settings: Mapping[str, str]) -> settle.Locked:
         """Lock as `settle.lock()`, in the transaction that is open, or to be begun with it."""
@@ -37,7 +41,7 @@ class Locker:
             try:
                 return self._lock_one(driver, fences[0], settings)
             except psycopg.errors.InvalidSqlStatementName:  # somebody deallocated all
-                self._prepared_on = None
+                _prepared.discard(driver)
                 driver.rollback()
         return settle.lock(self._session.cursor(), fences, settings)
 
@@ -54,9 +58,9 @@ class Locker:
     def _lock_one(
         self, driver: psycopg.Connection[Any], fence: PlainFence, settings: Mapping[str, str]
     ) -> settle.Locked:
-        if driver is not self._prepared_on:
+        if driver not in _prepared:
             _run(driver, settle.PREPARE_LOCK_ONE)
-            self._prepared_on = driver
+            _prepared.add(driver)
         params = settle.lock_one_params(fence, settings)
         said = psycopg.ClientCursor(driver).mogrify(settle.BEGIN_AND_LOCK_ONE, params)
         (found,) = [each for each in _run(driver, said) if each.status == ExecStatus.TUPLES_OK]
