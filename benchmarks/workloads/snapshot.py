@@ -61,8 +61,8 @@ def fifths(seen: Seen) -> list[float]:
 def whole(rates: Sequence[float]) -> float:
     """Return the rate of all fifths together.
 
-    >>> whole([10.0, 10.0, 5.0, 10.0, 10.0]) == 5 / 0.6
-    True
+    >>> round(whole([10.0, 10.0, 5.0, 10.0, 10.0]), 3)
+    8.333
     """
     return len(rates) / sum(1 / rate for rate in rates)
 
