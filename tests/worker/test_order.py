@@ -993,7 +993,8 @@ def test_long_lines_are_parked_and_handled_in_order(
     for _ in range(2):
         start(threads=2, batch_size=4)
     until(empty, f"not all are done: {log.done}")
-    assert log.done == expected
+    # A slice that waited too long for a lock runs again, uncharged: its effects count once.
+    assert {key: [*dict.fromkeys(done)] for key, done in log.done.items()} == expected
     assert log.overlaps == []
 
 
