@@ -57,7 +57,7 @@ def fetch_prepared(
         begins = not driver.autocommit
     elif pgconn.transaction_status != TransactionStatus.INTRANS:
         return None
-    if pgconn.pipeline_status != PipelineStatus.OFF or (begins and _begins_specially(driver)):
+    if pgconn.pipeline_status != PipelineStatus.OFF or (begins and begins_specially(driver)):
         return None
     if pgconn.parameter_status(b"client_encoding") != b"UTF8":
         return None
@@ -105,7 +105,8 @@ def _is_watched(connection: BaseDatabaseWrapper) -> bool:
     return bool(connection.queries_logged or connection.execute_wrappers)
 
 
-def _begins_specially(driver: psycopg.Connection[Any]) -> bool:
+def begins_specially(driver: psycopg.Connection[Any]) -> bool:
+    """Say whether the driver begins its transactions with more than a plain BEGIN."""
     return (driver.isolation_level, driver.read_only, driver.deferrable) != (None, None, None)
 
 

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import generators
 from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, TransactionStatus
 
-from django_mq.preparing import may_prepare
+from django_mq.preparing import begins_specially, may_prepare
 from django_mq.store import settle
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Locker:
         """Say whether a plain BEGIN is what the driver would say now, and statements may stay."""
         return (
             not driver.autocommit
-            and (driver.isolation_level, driver.read_only, driver.deferrable) == (None, None, None)
+            and not begins_specially(driver)
             and driver.pgconn.transaction_status == TransactionStatus.IDLE
             and driver.pgconn.pipeline_status == PipelineStatus.OFF
             and may_prepare(self._session.wrapper)
