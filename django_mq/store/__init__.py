@@ -38,6 +38,30 @@ def fence_columns(fences: Iterable[PlainFence]) -> dict[str, object]:
     return {"ids": array(ids), "attempts": array(attempts), "claimers": array(claimers)}
 
 
+def fenced(columns: str = "m.id", *, last: str = "offset 0") -> str:
+    """Return the FROM item `m`: `columns` of the messages whose fences are `fence_columns()`.
+
+    `last` closes its subquery: a lock, or OFFSET 0. Either keeps the planner from joining the
+    table to the fences the other way round: it would read all of it for them where it thinks that
+    little is there, as it does of a table that was vacuumed while it was empty.
+
+    >>> "for no key update" in fenced(last=LOCKED)
+    True
+    """
+    return f"""unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
+           as fence (id, attempt, claimer)
+     cross join lateral (
+        select {columns}
+          from django_mq_queuedmessage m
+         where m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
+        {last}
+     ) m"""  # noqa: S608  (made of our own texts)
+
+
+#: The `last` of `fenced()` that locks its rows and passes over those that somebody else has.
+LOCKED = "for no key update skip locked"
+
+
 def array(values: Iterable[object]) -> str:
     """Return values, in whose texts nothing needs quotes, as an array literal.
 

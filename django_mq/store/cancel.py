@@ -17,12 +17,14 @@ with matching as materialized (
         and (%(unique_id)s::text is null or m.unique_id = %(unique_id)s)
 ), waiting as materialized (
     select m.id
-    from django_mq_queuedmessage m join matching using (id)
-    where m.leased_until is null and m.dead_at is null
-    for update of m skip locked
+    from django_mq_queuedmessage m
+    where m.id = any(array(select id from matching))
+        and m.leased_until is null and m.dead_at is null
+    for update skip locked
 ), gone as (
-    delete from django_mq_queuedmessage m using waiting where m.id = waiting.id
-    returning m.id, m.queue, m.handler, m.key, m.type, m.unique_id, m.wants_result
+    delete from django_mq_queuedmessage
+    where id = any(array(select id from waiting))
+    returning id, queue, handler, key, type, unique_id, wants_result
 ), unanswered as (
     insert into django_mq_result (message_id, handler, error_class, error_text)
     select id, handler, 'Unanswered', 'cancelled' from gone where wants_result

@@ -44,8 +44,7 @@ with expired as materialized (
 )
 update django_mq_queuedmessage m
    set dead_at = statement_timestamp(), dead_reason = 'expired', blocked_by = null
-  from expired
- where m.id = expired.id
+ where m.id = any(array(select id from expired))
 returning {claimed_columns()}
 """  # noqa: S608  (made of our own texts)
 

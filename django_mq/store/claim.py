@@ -91,7 +91,7 @@ update django_mq_queuedmessage m
    set attempts = m.attempts + 1, claimed_by = taken.claimer,
        leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
   from taken
- where m.id = taken.id
+ where m.id = any(array[taken.id])
 returning {claimed_columns(payload="taken.payload")},
           date_part('epoch', taken.at), taken.n
 """  # noqa: S608

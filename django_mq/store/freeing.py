@@ -20,39 +20,38 @@ class Done(NamedTuple):
     success: bool
 
 
-# An unrouted message has its id under no handler's name, also after a handler got it. LIMIT keeps
-# the lookups by index: a planner without statistics would hash the whole table for each slice.
+# An unrouted message has its id under no handler's name, also after a handler got it. LATERAL with
+# a lock or LIMIT, ANY and scalar subqueries keep the lookups by index: a planner that thinks that
+# little is there would read the whole table for each slice.
 FREE = """
-with done as (
-    select *
-      from unnest(%(message_ids)s::bigint[], %(successes)s::bool[], %(queues)s::text[],
-                  %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
-           as done (message_id, success, queue, handler, type, unique_id)
-), holder as materialized (
+with holder as materialized (
     select u.id, u.queue, u.handler, u.type, u.unique_id,
            case when done.success then statement_timestamp() + u.unique_for end as quiet_until
-      from done
-     cross join unnest(array['', nullif(done.handler, '')]) as name (handler)
+      from (
+        select done.message_id, done.success, done.queue, name.handler, done.type, done.unique_id
+          from unnest(%(message_ids)s::bigint[], %(successes)s::bool[], %(queues)s::text[],
+                      %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
+               as done (message_id, success, queue, handler, type, unique_id)
+         cross join unnest(array['', nullif(done.handler, '')]) as name (handler)
+         where name.handler is not null
+         order by done.queue, name.handler, done.type, done.unique_id
+     ) done
      cross join lateral (
-        select u.id
+        select *
           from django_mq_uniquekey u
-         where u.queue = done.queue and u.handler = name.handler
+         where u.queue = done.queue and u.handler = done.handler
            and u.type = done.type and u.unique_id = done.unique_id and u.put_aside is null
-         limit 1
-     ) found
-      join django_mq_uniquekey u on u.id = found.id
-     where u.message_id = done.message_id
-     order by u.queue, u.handler, u.type, u.unique_id
-       for update of u
+           and u.message_id = done.message_id
+           for update
+     ) u
 ), quieted as (
     update django_mq_uniquekey u
        set message_id = null, quiet_until = holder.quiet_until
       from holder
-     where u.id = holder.id and holder.quiet_until is not null
+     where u.id = any(array[holder.id]) and holder.quiet_until is not null
 ), freed as (
-    delete from django_mq_uniquekey u
-     using holder
-     where u.id = holder.id and holder.quiet_until is null
+    delete from django_mq_uniquekey
+     where id = any(array(select id from holder where quiet_until is null))
 )
 select queue, handler, type, unique_id from holder
 """
@@ -61,29 +60,36 @@ select queue, handler, type, unique_id from holder
 # has begun. It locks its row first, so it comes forward once.
 COME_FORWARD = """
 with aside as materialized (
-    select a.id, a.queue, a.handler, a.type, a.unique_id, a.put_aside,
-           u.message_id as seen_id, u.quiet_until as seen_until
-      from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[],
-                  %(unique_ids)s::text[]) as wanted (queue, handler, type, unique_id)
-     cross join lateral (
-        select a.id
-          from django_mq_uniquekey a
-         where a.queue = wanted.queue and a.handler = wanted.handler and a.type = wanted.type
-           and a.unique_id = wanted.unique_id and a.put_aside is not null
-         limit 1
+    select a.*, found.seen_id, found.seen_until
+      from (
+        select found.id, u.message_id as seen_id, u.quiet_until as seen_until
+          from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[],
+                      %(unique_ids)s::text[]) as wanted (queue, handler, type, unique_id)
+         cross join lateral (
+            select a.id
+              from django_mq_uniquekey a
+             where a.queue = wanted.queue and a.handler = wanted.handler and a.type = wanted.type
+               and a.unique_id = wanted.unique_id and a.put_aside is not null
+             limit 1
+         ) found
+          left join lateral (
+            select u.message_id, u.quiet_until
+              from django_mq_uniquekey u
+             where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
+               and u.unique_id = wanted.unique_id and u.put_aside is null
+             limit 1
+         ) u on true
+         where (select m.id
+                  from django_mq_queuedmessage m
+                 where m.id = u.message_id and m.dead_at is null) is null
+        offset 0
      ) found
-      join django_mq_uniquekey a on a.id = found.id
-      left join lateral (
-        select u.message_id, u.quiet_until
-          from django_mq_uniquekey u
-         where u.queue = a.queue and u.handler = a.handler and u.type = a.type
-           and u.unique_id = a.unique_id and u.put_aside is null
-         limit 1
-     ) u on true
-     where not exists (
-        select from django_mq_queuedmessage m
-         where m.id = u.message_id and m.dead_at is null)
-       for update of a skip locked
+     cross join lateral (
+        select a.id, a.queue, a.handler, a.type, a.unique_id, a.put_aside
+          from django_mq_uniquekey a
+         where a.id = found.id
+           for update skip locked
+     ) a
 ), next as materialized (
     select aside.*, row.*, nextval(sequence.name) as message_id
       from (select pg_get_serial_sequence('django_mq_queuedmessage', 'id')::regclass as name)
@@ -108,9 +114,8 @@ with aside as materialized (
            and next.seen_until is not distinct from u.quiet_until)
     returning u.message_id
 ), gone as (
-    delete from django_mq_uniquekey u
-     using next join taken using (message_id)
-     where u.id = next.id
+    delete from django_mq_uniquekey
+     where id = any(array(select next.id from next join taken using (message_id)))
 ), added as (
     insert into django_mq_queuedmessage (
         id, queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key,
@@ -164,13 +169,17 @@ def come_forward(cursor: Cursor, ids: Sequence[UniqueId]) -> list[int]:
 LEFT_ASIDE = """
 select a.queue, a.handler, a.type, a.unique_id
   from django_mq_uniquekey a
-  left join django_mq_uniquekey u
-    on u.queue = a.queue and u.handler = a.handler and u.type = a.type
-   and u.unique_id = a.unique_id and u.put_aside is null
+  left join lateral (
+    select u.message_id
+      from django_mq_uniquekey u
+     where u.queue = a.queue and u.handler = a.handler and u.type = a.type
+       and u.unique_id = a.unique_id and u.put_aside is null
+     limit 1
+  ) u on true
  where a.put_aside is not null
-   and not exists (
-       select from django_mq_queuedmessage m
-        where m.id = u.message_id and m.dead_at is null)
+   and (select m.id
+          from django_mq_queuedmessage m
+         where m.id = u.message_id and m.dead_at is null) is null
  limit %(limit)s
 """
 
@@ -186,8 +195,12 @@ def left_aside(cursor: Cursor, *, limit: int) -> list[UniqueId]:
 
 LOCK = """
 select u.id
-  from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
-       as wanted (queue, handler, type, unique_id)
+  from (
+    select *
+      from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[],
+                  %(unique_ids)s::text[]) as wanted (queue, handler, type, unique_id)
+     order by queue, handler, type, unique_id
+  ) wanted
  cross join lateral (
     select *
       from django_mq_uniquekey u
@@ -199,9 +212,9 @@ select u.id
      where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
        and u.unique_id = wanted.unique_id and u.put_aside is not null
  ) found
-  join django_mq_uniquekey u on u.id = found.id
- order by u.queue, u.handler, u.type, u.unique_id
-   for update of u
+ cross join lateral (
+    select u.id from django_mq_uniquekey u where u.id = found.id for update
+  ) u
 """
 
 
@@ -242,13 +255,17 @@ with dead as materialized (
 ), free as materialized (
     select last.*, u.message_id as seen_id, u.quiet_until as seen_until
       from last
-      left join django_mq_uniquekey u
-        on u.queue = last.queue and u.handler = last.handler and u.type = last.type
-       and u.unique_id = last.unique_id and u.put_aside is null
+      left join lateral (
+        select u.message_id, u.quiet_until
+          from django_mq_uniquekey u
+         where u.queue = last.queue and u.handler = last.handler and u.type = last.type
+           and u.unique_id = last.unique_id and u.put_aside is null
+         limit 1
+     ) u on true
      where (u.quiet_until is null or u.quiet_until <= statement_timestamp())
-       and not exists (
-           select from django_mq_queuedmessage m
-            where m.id = u.message_id and m.dead_at is null)
+       and (select m.id
+              from django_mq_queuedmessage m
+             where m.id = u.message_id and m.dead_at is null) is null
        and not exists (
            select from django_mq_uniquekey a
             where a.queue = last.queue and a.handler = last.handler and a.type = last.type

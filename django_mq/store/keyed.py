@@ -125,13 +125,15 @@ with seen as materialized ({_WINDOW}), line as materialized (
     select seen.id, seen.n, 1, false from seen where seen.key is null
 ), locked as materialized (
     select m.id, m.payload::text as payload, chosen.n, chosen.place, chosen.lined
-      from chosen
-      join django_mq_queuedmessage m on m.id = chosen.id
-     where m.dead_at is null and m.leased_until is null
-       and m.processable_after <= statement_timestamp()
-     order by chosen.place, chosen.n
+      from (select * from chosen order by place, n) chosen
+     cross join lateral (
+        select m.id, m.payload
+          from django_mq_queuedmessage m
+         where m.id = chosen.id and m.dead_at is null and m.leased_until is null
+           and m.processable_after <= statement_timestamp()
+           for no key update skip locked
+     ) m
      limit %(limit)s
-       for no key update of m skip locked
 ), taken as materialized (
     select id, payload, turn
       from (
@@ -174,33 +176,41 @@ with seen as materialized ({_WINDOW}), line as materialized (
 ), theirs as materialized (
     select waiting.id, ahead.id as head
       from behind
-      join django_mq_queuedmessage ahead on ahead.id = behind.head
-      join django_mq_queuedmessage waiting on waiting.id = behind.id
+     cross join lateral (
+        select m.id from django_mq_queuedmessage m where m.id = behind.head
+           for key share skip locked
+     ) ahead
+     cross join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = behind.id
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           for no key update skip locked
+     ) waiting
      where not behind.ours
-       and waiting.leased_until is null and waiting.blocked_by is null
-       and waiting.dead_at is null
-       for key share of ahead skip locked
-       for no key update of waiting skip locked
 ), ours as materialized (
     select waiting.id, behind.head
       from behind
-      join django_mq_queuedmessage waiting on waiting.id = behind.id
+     cross join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = behind.id
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           for no key update skip locked
+     ) waiting
      where behind.ours
-       and waiting.leased_until is null and waiting.blocked_by is null
-       and waiting.dead_at is null
-       for no key update of waiting skip locked
 ), parked as (
     update django_mq_queuedmessage m
        set blocked_by = behind.head
       from (select * from ours union all select * from theirs) behind
-     where m.id = behind.id
+     where m.id = any(array[behind.id])
     returning m.id
 ), claimed as (
     update django_mq_queuedmessage m
        set attempts = m.attempts + 1, claimed_by = %(claimer)s, blocked_by = null,
            leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
       from taken
-     where m.id = taken.id
+     where m.id = any(array[taken.id])
     returning {claimed_columns(payload="taken.payload")},
               taken.turn
 )

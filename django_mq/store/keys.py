@@ -39,15 +39,13 @@ with head as materialized (
      ) head
      where head.blocked_by is not null
 )
-update django_mq_queuedmessage m
+update django_mq_queuedmessage
    set blocked_by = null
-  from (
+ where id = any(array(
     select m.id
-      from head
-      join django_mq_queuedmessage m on m.id = head.id
-       for no key update of m skip locked
-  ) following
- where m.id = following.id
+      from django_mq_queuedmessage m
+     where m.id = any(array(select head.id from head))
+       for no key update skip locked))
 """
 
 
@@ -105,16 +103,14 @@ with recursive blocker as (
      ) head
      where head.blocked_by is not null and head.dead_at is null
 )
-update django_mq_queuedmessage m
+update django_mq_queuedmessage
    set blocked_by = null
-  from (
+ where id = any(array(
     select m.id
-      from first
-      join django_mq_queuedmessage m on m.id = first.id
-       for no key update of m skip locked
-  ) free
- where m.id = free.id
-returning m.id
+      from django_mq_queuedmessage m
+     where m.id = any(array(select first.id from first))
+       for no key update skip locked))
+returning id
 """
 
 

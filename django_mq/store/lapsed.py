@@ -56,8 +56,7 @@ with found as materialized (
 ), released as (
     update django_mq_queuedmessage m
        set leased_until = null, claimed_by = null, attempts = m.attempts - 1
-      from found
-     where m.id = found.id and not exists (select from first where first.id = found.id)
+     where m.id = any(array(select id from found except select id from first))
     returning m.id
 ), history as (
     insert into django_mq_failedattempt
@@ -76,7 +75,7 @@ update django_mq_queuedmessage m
        dead_at = case when not lapsed.again then statement_timestamp() end,
        dead_reason = case when lapsed.again then '' else 'exhausted' end
   from lapsed
- where m.id = lapsed.id
+ where m.id = any(array[lapsed.id])
 returning {claimed_columns(suspect="lapsed.suspect")},
           lapsed.leased_until, lapsed.again
 """  # noqa: S608  (made of our own texts)

@@ -6,27 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from django_mq.store import fence_columns
+from django_mq.store import LOCKED, fence_columns, fenced
 
 if TYPE_CHECKING:
     from django_mq.messages import Fence
     from django_mq.store import Cursor
 
 # SKIP LOCKED: a row that its own slice has locked needs no lease while it is locked.
-RENEW = """
-update django_mq_queuedmessage m
+RENEW = f"""
+update django_mq_queuedmessage
    set leased_until = greatest(
-           m.leased_until, statement_timestamp() + make_interval(secs => %(lease)s))
-  from (
+           leased_until, statement_timestamp() + make_interval(secs => %(lease)s))
+ where id = any(array(
     select m.id
-      from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
-           as fence (id, attempt, claimer)
-      join django_mq_queuedmessage m
-        on m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
-       for no key update of m skip locked
-  ) ours
- where m.id = ours.id
-"""
+      from {fenced(last=LOCKED)}))
+"""  # noqa: S608  (made of our own texts, as is the next)
 
 
 def renew(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> None:
@@ -35,15 +29,15 @@ def renew(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> None:
 
 
 # No SKIP LOCKED: these run outside transactions, so at most a renewal has them for a moment.
-START = """
-update django_mq_queuedmessage m
+START = f"""
+update django_mq_queuedmessage
    set leased_until = greatest(
-           m.leased_until, statement_timestamp() + make_interval(secs => %(lease)s))
-  from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
-       as fence (id, attempt, claimer)
- where m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
-returning m.id, coalesce(m.expires_at <= statement_timestamp(), false)
-"""
+           leased_until, statement_timestamp() + make_interval(secs => %(lease)s))
+ where id = any(array(
+    select m.id
+      from {fenced(last="for no key update")}))
+returning id, coalesce(expires_at <= statement_timestamp(), false)
+"""  # noqa: S608
 
 
 def start(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> dict[int, bool]:

@@ -106,9 +106,9 @@ def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) 
 # What came before the queue was ordered, or from those who do not know that it is. Once in line
 # nothing is parked by its key any more.
 ADOPT = """
-update django_mq_queuedmessage m
+update django_mq_queuedmessage
    set ordered = true, blocked_by = null
-  from (
+ where id = any(array(
     select waiting.id
       from (
         select m.id
@@ -128,10 +128,8 @@ update django_mq_queuedmessage m
          limit %(limit)s
            for no key update of m skip locked
       ) parked
-     limit %(limit)s
-  ) strange
- where m.id = strange.id
-returning m.id
+     limit %(limit)s))
+returning id
 """
 
 
@@ -169,11 +167,15 @@ with head as materialized (
       from (
         select head.*, bool_and(ok) over (order by id) as unbroken from head
       ) head
-      join django_mq_queuedmessage m on m.id = head.id
-     where head.unbroken and m.dead_at is null and m.leased_until is null
-       and m.processable_after <= statement_timestamp()
+     cross join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = head.id and m.dead_at is null and m.leased_until is null
+           and m.processable_after <= statement_timestamp()
+           for no key update skip locked
+     ) m
+     where head.unbroken
      order by m.id
-       for no key update of m skip locked
 ), taken as materialized (
     select id, payload
       from (
@@ -190,7 +192,7 @@ update django_mq_queuedmessage m
    set attempts = m.attempts + 1, claimed_by = %(claimer)s, blocked_by = null,
        leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
   from taken
- where m.id = taken.id
+ where m.id = any(array[taken.id])
 returning {claimed_columns(payload="taken.payload")}
 """  # noqa: S608  (made of our own texts)
 

@@ -93,16 +93,14 @@ def find(
 # A dead letter has answered already, so nothing replaces that.
 REMOVE = """
 with gone as (
-    delete from django_mq_queuedmessage m
-     using (
+    delete from django_mq_queuedmessage
+     where id = any(array(
         select m.id
           from django_mq_queuedmessage m
          where m.id = any(%(ids)s::bigint[]) and m.leased_until is null
            and case when m.dead_at is null then %(waiting)s else %(dead)s end
-           for update skip locked
-      ) free
-     where m.id = free.id
-    returning m.id, m.queue, m.handler, m.key, m.type, m.unique_id, m.wants_result
+           for update skip locked))
+    returning id, queue, handler, key, type, unique_id, wants_result
 ), unanswered as (
     insert into django_mq_result (message_id, handler, error_class, error_text)
     select id, handler, 'Unanswered', %(reason)s from gone where wants_result
@@ -142,20 +140,18 @@ def free_followers(cursor: Cursor, gone: Sequence[Gone]) -> None:
 # Attempts are never lowered: with the same number used twice the fence of an old attempt would
 # fit the new one. An expiry that has passed, or having been held, would kill the message again.
 REQUEUE = """
-update django_mq_queuedmessage m
+update django_mq_queuedmessage
    set dead_at = null, dead_reason = '', held_since = null, blocked_by = null,
        processable_after = statement_timestamp(),
-       max_attempts = greatest(m.max_attempts, m.attempts + %(attempts)s),
-       expires_at = case when m.expires_at > statement_timestamp() then m.expires_at end
-  from (
+       max_attempts = greatest(max_attempts, attempts + %(attempts)s),
+       expires_at = case when expires_at > statement_timestamp() then expires_at end
+ where id = any(array(
     select m.id
       from django_mq_queuedmessage m
      where m.id = any(%(ids)s::bigint[]) and m.dead_at is not null
        and (m.unique_id is null or m.id = any(%(unique)s::bigint[]))
-       for no key update skip locked
-  ) free
- where m.id = free.id
-returning m.id
+       for no key update skip locked))
+returning id
 """
 
 
@@ -172,18 +168,16 @@ def requeue(
 
 # What is due already keeps its place in line; what is behind its key keeps its order.
 RUN_NOW = """
-update django_mq_queuedmessage m
-   set processable_after = least(m.processable_after, statement_timestamp()), held_since = null
-  from (
+update django_mq_queuedmessage
+   set processable_after = least(processable_after, statement_timestamp()), held_since = null
+ where id = any(array(
     select m.id
       from django_mq_queuedmessage m
      where m.id = any(%(ids)s::bigint[])
        and m.leased_until is null and m.blocked_by is null and m.dead_at is null
        and (m.expires_at is null or m.expires_at > statement_timestamp())
-       for no key update skip locked
-  ) free
- where m.id = free.id
-returning m.id
+       for no key update skip locked))
+returning id
 """
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from django_mq.messages import ClaimedRow
-from django_mq.store import fence_columns
+from django_mq.store import LOCKED, fence_columns, fenced
 from django_mq.store.claimed import claimed_columns
 
 if TYPE_CHECKING:
@@ -21,11 +21,10 @@ with ours as materialized (
        and m.id <> all(%(running)s::bigint[])
        for no key update of m skip locked
 )
-update django_mq_queuedmessage m
-   set leased_until = null, claimed_by = null, attempts = m.attempts - 1
-  from ours
- where m.id = ours.id
-returning m.id
+update django_mq_queuedmessage
+   set leased_until = null, claimed_by = null, attempts = attempts - 1
+ where id = any(array(select id from ours))
+returning id
 """
 
 
@@ -40,11 +39,7 @@ def release_all_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> s
 
 LOCK_RUNNING = f"""
 select {claimed_columns()}
-  from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
-       as fence (id, attempt, claimer)
-  join django_mq_queuedmessage m
-    on m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
-   for no key update of m skip locked
+  from {fenced("m.*", last=LOCKED)}
 """  # noqa: S608  (made of our own texts)
 
 

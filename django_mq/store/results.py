@@ -68,8 +68,15 @@ select wanted.id,
        case when r.message_id is null then concat_ws(': ', m.dead_reason, nullif(m.last_error, ''))
             else r.error_text end
   from unnest(%(ids)s::bigint[]) as wanted (id)
-  left join django_mq_result r on r.message_id = wanted.id
-  left join django_mq_queuedmessage m on m.id = wanted.id and m.wants_result
+  left join lateral (
+    select * from django_mq_result r where r.message_id = wanted.id limit 1
+  ) r on true
+  left join lateral (
+    select *
+      from django_mq_queuedmessage m
+     where m.id = wanted.id and m.wants_result
+     limit 1
+  ) m on true
 """
 
 

@@ -44,7 +44,12 @@ select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is no
        and u.unique_id = wanted.unique_id and u.put_aside is null
      limit 1
   ) u on true
-  left join django_mq_queuedmessage m on m.id = u.message_id and m.dead_at is null
+  left join lateral (
+    select m.id, m.leased_until
+      from django_mq_queuedmessage m
+     where m.id = u.message_id and m.dead_at is null
+     limit 1
+  ) m on true
   left join lateral (
     select a.id
       from django_mq_uniquekey a
@@ -166,10 +171,13 @@ with new as materialized (
       )
 ), waiting as materialized (
     select m.id, m.key
-      from django_mq_queuedmessage m join new using (id)
-     where m.leased_until is null and m.dead_at is null
-     order by m.id
-       for no key update of m skip locked
+      from (select id from new order by id) new
+     cross join lateral (
+        select m.id, m.key
+          from django_mq_queuedmessage m
+         where m.id = new.id and m.leased_until is null and m.dead_at is null
+           for no key update skip locked
+     ) m
 ), quiet as (
     update django_mq_uniquekey u
        set unique_for = make_interval(secs => new.unique_for)
@@ -189,7 +197,7 @@ update django_mq_queuedmessage m
            when not new.sets_due then m.processable_after
            else coalesce(new.due, statement_timestamp() + new.delay * interval '1 second') end
   from new join waiting using (id)
- where m.id = new.id
+ where m.id = any(array[new.id])
 returning m.id, m.queue, m.handler,
           case when waiting.key is distinct from new.key then waiting.key end
 """
