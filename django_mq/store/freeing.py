@@ -37,7 +37,7 @@ with holder as materialized (
          order by done.queue, name.handler, done.type, done.unique_id
      ) done
      cross join lateral (
-        select *
+        select u.id, u.queue, u.handler, u.type, u.unique_id, u.unique_for
           from django_mq_uniquekey u
          where u.queue = done.queue and u.handler = done.handler
            and u.type = done.type and u.unique_id = done.unique_id and u.put_aside is null
@@ -202,12 +202,12 @@ select u.id
      order by queue, handler, type, unique_id
   ) wanted
  cross join lateral (
-    select *
+    select u.id
       from django_mq_uniquekey u
      where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
        and u.unique_id = wanted.unique_id and u.put_aside is null
     union all
-    select *
+    select u.id
       from django_mq_uniquekey u
      where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
        and u.unique_id = wanted.unique_id and u.put_aside is not null

@@ -69,10 +69,13 @@ select wanted.id,
             else r.error_text end
   from unnest(%(ids)s::bigint[]) as wanted (id)
   left join lateral (
-    select * from django_mq_result r where r.message_id = wanted.id limit 1
+    select r.message_id, r.value, r.error_class, r.error_text
+      from django_mq_result r
+     where r.message_id = wanted.id
+     limit 1
   ) r on true
   left join lateral (
-    select *
+    select m.id, m.dead_at, m.dead_reason, m.last_error
       from django_mq_queuedmessage m
      where m.id = wanted.id and m.wants_result
      limit 1

@@ -1023,7 +1023,7 @@ def test_commit_without_an_answer(
     assert FailedAttempt.objects.count() == 0
 
 
-@pytest.mark.parametrize("word", ["for no key update of m skip locked", "delete from django_mq"])
+@pytest.mark.parametrize("word", ["for no key update skip locked", "delete from django_mq"])
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_cut_at_our_own_statements_charges_nobody(
     make_bench: Callable[..., Bench], proxy: Proxy, word: str, arrives: bool
