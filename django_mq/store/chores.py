@@ -116,11 +116,11 @@ def take_warning(cursor: Cursor, *, queue: str, every: float) -> bool:
 
 FORGET_ATTEMPTS = """
 delete from django_mq_failedattempt
- where id in (
+ where id = any(array(
     select id from django_mq_failedattempt
      where ended_at < statement_timestamp() - make_interval(secs => %(older_than)s)
      order by ended_at
-     limit %(limit)s)
+     limit %(limit)s))
 """
 
 
@@ -131,11 +131,11 @@ def forget_attempts(cursor: Cursor, *, older_than: float, limit: int) -> None:
 
 FORGET_RESULTS = """
 delete from django_mq_result
- where message_id in (
+ where message_id = any(array(
     select message_id from django_mq_result
      where created_at < statement_timestamp() - make_interval(secs => %(older_than)s)
      order by created_at
-     limit %(limit)s)
+     limit %(limit)s))
 returning message_id
 """
 

@@ -48,7 +48,8 @@ with holder as materialized (
     update django_mq_uniquekey u
        set message_id = null, quiet_until = holder.quiet_until
       from holder
-     where u.id = any(array[holder.id]) and holder.quiet_until is not null
+     where u.id = any(array(select id from holder)) and u.id = holder.id
+       and holder.quiet_until is not null
 ), freed as (
     delete from django_mq_uniquekey
      where id = any(array(select id from holder where quiet_until is null))
@@ -225,12 +226,12 @@ def lock(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
 
 DROP_ASIDE = """
 delete from django_mq_uniquekey
- where id in (
+ where id = any(array(
     select id from django_mq_uniquekey
      where put_aside is not null
        and (%(type)s::text is null or type = %(type)s)
        and (%(unique_id)s::text is null or unique_id = %(unique_id)s)
-       for update skip locked)
+       for update skip locked))
 returning id
 """
 
@@ -294,12 +295,12 @@ def take_again(cursor: Cursor, *, ids: Sequence[int]) -> list[int]:
 
 FORGET_QUIET = """
 delete from django_mq_uniquekey
- where id in (
+ where id = any(array(
     select id from django_mq_uniquekey
      where quiet_until <= statement_timestamp()
      order by quiet_until
      limit %(limit)s
-       for update skip locked)
+       for update skip locked))
 """
 
 

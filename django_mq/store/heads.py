@@ -60,8 +60,8 @@ with recursive blocker (id, queue, handler, key, n) as (
             select
               from django_mq_queuedmessage m
              where m.queue = line.queue and m.handler = line.handler
-               and m.key >= line.key and m.key <= line.key
-               and m.id > head.id and m.dead_at is null
+               and (m.key, m.id) > (line.key, head.id) and m.key <= line.key
+               and m.dead_at is null
              order by m.key, m.id
              limit %(most)s
           ) m
@@ -82,8 +82,8 @@ with recursive blocker (id, queue, handler, key, n) as (
           from (
             select
               from django_mq_queuedmessage m
-             where m.queue >= line.queue and m.queue <= line.queue and m.ordered
-               and m.id > head.id and m.dead_at is null
+             where (m.queue, m.id) > (line.queue, head.id) and m.queue <= line.queue
+               and m.ordered and m.dead_at is null
              order by m.queue, m.id
              limit %(most)s
           ) m
@@ -148,13 +148,17 @@ def _standings(line: str, *, by: str, excluding: str) -> str:
     The line is in the order of `by` and id; rows that carry a claim and are `excluding` keep all
     others of the line from being claimed, also earlier ones that became visible later.
     """
+    # Not by id alone: the planner might walk the primary key instead of the line.
+    before, after = (
+        f"({by}, m.id) {sign} ({by.replace('m.', 'asked.')}, asked.id)" for sign in "<>"
+    )
     return f"""
 select asked.id, head.id, flying.id, ahead.n, behind.n
   from asked
   left join lateral (
     select m.id
       from django_mq_queuedmessage m
-     where {line} and m.id < asked.id and (m.dead_at is null or not asked.skips)
+     where {line} and {before} and (m.dead_at is null or not asked.skips)
      order by {by}, m.id
      limit 1
   ) head on true
@@ -169,7 +173,7 @@ select asked.id, head.id, flying.id, ahead.n, behind.n
       from (
         select
           from django_mq_queuedmessage m
-         where {line} and m.id < asked.id and (m.dead_at is null or not asked.skips)
+         where {line} and {before} and (m.dead_at is null or not asked.skips)
          order by {by} desc, m.id desc
          limit %(most)s
       ) m
@@ -179,7 +183,7 @@ select asked.id, head.id, flying.id, ahead.n, behind.n
       from (
         select
           from django_mq_queuedmessage m
-         where {line} and m.id > asked.id and m.dead_at is null
+         where {line} and {after} and m.dead_at is null
            and not (asked.dead and asked.skips)
          order by {by}, m.id
          limit %(most)s

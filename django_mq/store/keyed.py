@@ -42,7 +42,8 @@ _WINDOW = f"""
 """  # noqa: S608  (made of our own texts, as are those below)
 
 # The head of a line; with skip_dead a dead one does not count. Asked with = the planner may walk
-# the primary key instead, over whatever was settled since the last vacuum: 10 ms, not 0.01.
+# the primary key instead, over whatever was settled since the last vacuum: 10 ms, not 0.01. So it
+# may where it is asked for ids alone, or walk mq_claim for a row by its id.
 _HEAD = """
             select m.id, m.dead_at, m.leased_until, m.processable_after as at
               from django_mq_queuedmessage m
@@ -56,10 +57,11 @@ _HEAD = """
 _CAN_BE_TAKEN = """
             head.dead_at is null and head.leased_until is null
        and head.at <= statement_timestamp()
-       and not exists (
-            select from django_mq_queuedmessage m
+       and (select m.id
+              from django_mq_queuedmessage m
              where m.queue = line.queue and m.handler = line.handler and m.key = line.key
-               and m.leased_until is not null)
+               and m.leased_until is not null
+             limit 1) is null
 """
 
 # OFFSET 0 keeps the locks from being tried before it is known which lines can be taken; of those
@@ -112,8 +114,8 @@ with seen as materialized ({_WINDOW}), line as materialized (
                    and m.processable_after <= statement_timestamp() as ok
               from django_mq_queuedmessage m
              where m.queue = head.queue and m.handler = head.handler
-               and m.key >= head.key and m.key <= head.key
-               and m.id >= head.id and (m.dead_at is null or not %(skip_dead)s)
+               and (m.key, m.id) >= (head.key, head.id) and m.key <= head.key
+               and (m.dead_at is null or not %(skip_dead)s)
              order by m.key, m.id
              limit (select each from room)
           ) row_
@@ -184,7 +186,7 @@ with seen as materialized ({_WINDOW}), line as materialized (
         select m.id
           from django_mq_queuedmessage m
          where m.id = behind.id
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and num_nonnulls(m.leased_until, m.blocked_by, m.dead_at) = 0
            for no key update skip locked
      ) waiting
      where not behind.ours
@@ -195,7 +197,7 @@ with seen as materialized ({_WINDOW}), line as materialized (
         select m.id
           from django_mq_queuedmessage m
          where m.id = behind.id
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and num_nonnulls(m.leased_until, m.blocked_by, m.dead_at) = 0
            for no key update skip locked
      ) waiting
      where behind.ours

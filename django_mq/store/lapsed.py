@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 # and dead-letters the message when that was its last. `suspect` is returned as it was before:
 # a message that lapses a second time runs alone. Of a line (an order key, an ordered queue) only
 # the first can have run: the others are given back, refunded, also when the first failed or died
-# and its worker vanished before it gave them back.
+# and its worker vanished before it gave them back. What is before it is asked for in such a way
+# that the planner does not walk the primary key up to it.
 CLAIM_LAPSED = f"""
 with found as materialized (
     select m.*, m.attempts < m.max_attempts as again
@@ -32,15 +33,15 @@ with found as materialized (
      where case
            when m.ordered then not exists (
                select from django_mq_queuedmessage e
-                where e.queue = m.queue and e.leased_until is not null and e.id < m.id)
+                where e.queue = m.queue and e.leased_until is not null and e.id + 0 < m.id)
             and not exists (
                select from django_mq_queuedmessage e
-                where e.queue >= m.queue and e.queue <= m.queue and e.ordered and e.id < m.id
+                where (e.queue, e.id) < (m.queue, m.id) and e.queue >= m.queue and e.ordered
                   and (e.dead_at is null or not %(skip_dead)s))
            when m.key is not null then not exists (
                select from django_mq_queuedmessage e
                 where e.queue = m.queue and e.handler = m.handler
-                  and e.key >= m.key and e.key <= m.key and e.id < m.id
+                  and (e.key, e.id) < (m.key, m.id) and e.key >= m.key
                   and (e.dead_at is null or not %(skip_dead)s))
            else true
            end

@@ -108,12 +108,13 @@ def still_ours(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
     return _ids(cursor)
 
 
-# What an UPDATE or DELETE changes may be joined either way round, too; so it is given ids.
+# What an UPDATE or DELETE changes may be joined either way round, too; so it is given ids. Locked
+# where the fence is looked at: who waits for somebody else's change looks at the ids alone again.
 ACK = f"""
 delete from django_mq_queuedmessage
  where id = any(array(
     select m.id
-      from {fenced()}))
+      from {fenced(last="for no key update")}))
 returning id
 """  # noqa: S608
 

@@ -178,12 +178,21 @@ with new as materialized (
          where m.id = new.id and m.leased_until is null and m.dead_at is null
            for no key update skip locked
      ) m
+), holder as materialized (
+    select u.id, new.unique_for
+      from new join waiting using (id)
+     cross join lateral (
+        select u.id
+          from django_mq_uniquekey u
+         where u.queue = new.queue and u.handler = new.handler and u.type = new.type
+           and u.unique_id = new.unique_id and u.put_aside is null and u.message_id = new.id
+         limit 1
+     ) u
 ), quiet as (
     update django_mq_uniquekey u
-       set unique_for = make_interval(secs => new.unique_for)
-      from new join waiting using (id)
-     where u.queue = new.queue and u.handler = new.handler and u.type = new.type
-       and u.unique_id = new.unique_id and u.put_aside is null and u.message_id = new.id
+       set unique_for = make_interval(secs => holder.unique_for)
+      from holder
+     where u.id = any(array(select id from holder)) and u.id = holder.id
 )
 update django_mq_queuedmessage m
    set payload = new.payload, metadata = new.metadata, schema_version = new.schema_version,
@@ -197,7 +206,7 @@ update django_mq_queuedmessage m
            when not new.sets_due then m.processable_after
            else coalesce(new.due, statement_timestamp() + new.delay * interval '1 second') end
   from new join waiting using (id)
- where m.id = any(array[new.id])
+ where m.id = any(array(select id from waiting)) and m.id = new.id
 returning m.id, m.queue, m.handler,
           case when waiting.key is distinct from new.key then waiting.key end
 """

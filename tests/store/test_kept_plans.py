@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import pytest
 from django.db import DEFAULT_DB_ALIAS, connection, transaction
 
 from django_mq.messages import Fence
+from django_mq.models import UniqueKey
 from django_mq.store import (
     chores,
     claim,
@@ -27,14 +29,17 @@ from django_mq.store import (
     looking,
     recover,
     settle,
+    unique,
 )
 from django_mq.store.claim import Lane
 from django_mq.store.freeing import Done
+from django_mq.store.insert import NewRow
 from django_mq.store.keys import Line
 from django_mq.store.results import Answer, store
 from django_mq.store.settle import Failed
-from django_mq.store.unique import UniqueId
+from django_mq.store.unique import Unique, UniqueId
 from django_mq.worker.database import Statements
+from tests.database import second_connection
 from tests.store.plans import Cursor
 
 #: Rows that a statement is given, and those that are none of its business.
@@ -62,12 +67,26 @@ def fill(queue: str, count: int, **given: Any) -> list[int]:
         return [id for (id,) in cursor.fetchall()]
 
 
+class Cost(NamedTuple):
+    """What a statement reads of the tables."""
+
+    rows: int
+    buffers: int
+
+
 def fences(ids: list[int]) -> list[Fence]:
     return [Fence(id, 1, "me:1") for id in ids]
 
 
 def failures(ids: list[int]) -> list[Failed]:
     return [Failed(fence, None, 1.0, "", "E", "e", "", "E: e", 0.1) for fence in fences(ids)]
+
+
+def contents(cursor: Cursor) -> list[tuple[Unique, bool]]:
+    """Return new content for waiting messages, of which there may be none."""
+    cursor.execute("select id from django_mq_queuedmessage where queue = 'mail' limit %s", [MINE])
+    row = NewRow("mail", "a", "{}", 5, "h")
+    return [(Unique(id, row, str(id), 60.0), False) for (id,) in cursor.fetchall()]
 
 
 ASKED: dict[str, Any] = {"claimer": "me:2", "lease": 30.0, "limit": MINE, "max_bytes": 1 << 20}
@@ -92,6 +111,8 @@ CALLS: dict[str, Call] = {
     "come_forward": lambda cursor, ids: freeing.come_forward(
         cursor, [UniqueId("slow", "h", "a", str(n)) for n in range(MINE)]
     ),
+    "replace": lambda cursor, ids: unique.replace(cursor, contents(cursor)),
+    "forget_quiet": lambda cursor, ids: freeing.forget_quiet(cursor, limit=MINE),
     "expire": lambda cursor, ids: chores.expire(cursor, limit=MINE),
     "free_next": lambda cursor, ids: keys.free_next(
         cursor, [Line("keyed", "h", f"k{n}") for n in range(MINE)]
@@ -106,6 +127,12 @@ CALLS: dict[str, Call] = {
     ),
     "adopt": lambda cursor, ids: lines.adopt(cursor, queue="mail", limit=MINE),
     "claim_lapsed": lambda cursor, ids: lapsed.claim_lapsed(cursor, queues=["slow"], **ASKED),
+    "claim_lapsed_keys": lambda cursor, ids: lapsed.claim_lapsed(
+        cursor, queues=["slow_keys"], **ASKED
+    ),
+    "claim_lapsed_line": lambda cursor, ids: lapsed.claim_lapsed(
+        cursor, queues=["slow_line"], **ASKED
+    ),
     "look": lambda cursor, ids: looking.look(cursor),
 }
 
@@ -140,6 +167,8 @@ def fill_all() -> list[int]:
     fill("keyed", OTHERS, key="k")
     fill("line", OTHERS, ordered=True)
     fill("buried", OTHERS, dead=True)
+    fill("slow_keys", MINE, attempts=1, claimer="gone:1", lease=-1, key="k")
+    fill("slow_line", MINE, attempts=1, claimer="gone:1", lease=-1, ordered=True)
     with connection.cursor() as cursor:
         cursor.execute(UNIQUE, {"count": MINE, "aside": json.dumps(ASIDE)})
     return mine
@@ -147,8 +176,10 @@ def fill_all() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _emptied(transactional_db: None) -> None:
-    """The tables were vacuumed while they were empty."""
+    """The tables were full once, and were vacuumed while they were empty."""
+    fill_all()
     with connection.cursor() as cursor:
+        cursor.execute("delete from django_mq_queuedmessage; delete from django_mq_uniquekey")
         cursor.execute("vacuum analyze django_mq_queuedmessage, django_mq_uniquekey")
 
 
@@ -157,18 +188,33 @@ select sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint
   from pg_stat_xact_user_tables
  where relname in ('django_mq_queuedmessage', 'django_mq_uniquekey')
 """
+TOUCHED = """
+select sum(heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read)::bigint
+  from pg_statio_user_tables
+ where relname in ('django_mq_queuedmessage', 'django_mq_uniquekey')
+"""
+#: What was counted is told to others when the transaction ends.
+FLUSH = "select pg_stat_force_next_flush()"
 
 
-def rows_read(cursor: Any, run: Callable[[], object]) -> int:
-    """Return how many rows of the tables it reads."""
-    cursor.execute("set local statement_timeout = '10s'")
-    counts = []
-    for step in (lambda: None, run):
-        step()
-        cursor.execute(READ)
-        counts.append(cursor.fetchone()[0])
-    before, after = counts
-    return int(after - before)
+def ask(cursor: Any, question: str) -> int:
+    cursor.execute(question)
+    [number] = cursor.fetchone()
+    return int(number)
+
+
+def cost_of(block: AbstractContextManager[Any], cursor: Any, run: Callable[[], object]) -> Cost:
+    """Return what `run` costs inside the transaction `block`."""
+    cursor.execute(FLUSH)
+    with second_connection() as other, other.cursor() as watching:
+        touched = ask(watching, TOUCHED)
+        with block:
+            cursor.execute("set local statement_timeout = '10s'")
+            before = ask(cursor, READ)
+            run()
+            rows = ask(cursor, READ) - before
+            cursor.execute(FLUSH)
+        return Cost(rows, ask(watching, TOUCHED) - touched)
 
 
 @pytest.fixture
@@ -190,15 +236,32 @@ def test_a_plan_kept_from_an_empty_table_serves_a_full_one(
         with statements.transaction():
             call(cursor, [1, 2])
     mine = fill_all()
-    with statements.transaction():
-        count = rows_read(cursor, lambda: call(cursor, mine))
-    assert count <= 15 * MINE
+    cost = cost_of(statements.transaction(), cursor, lambda: call(cursor, mine))
+    assert cost.rows <= 15 * MINE
+    assert cost.buffers <= 70 * MINE
 
 
 @pytest.mark.parametrize("name", ["lock", "ack", "release"])
 def test_the_statistics_of_an_empty_table_serve_a_full_one(name: str) -> None:
-    """Handlers' connections plan each time, and with statistics that may be as old."""
+    """Handlers' connections plan each time, with statistics that may be as old."""
     mine = fill_all()
-    with transaction.atomic(), connection.cursor() as cursor:
-        count = rows_read(cursor, lambda: CALLS[name](cursor, mine))
-    assert count <= 15 * MINE
+    with connection.cursor() as cursor:
+        cost = cost_of(transaction.atomic(), cursor, lambda: CALLS[name](cursor, mine))
+    assert cost.rows <= 15 * MINE
+    assert cost.buffers <= 70 * MINE
+
+
+def test_a_limit_holds_whatever_the_plan(statements: Statements) -> None:
+    """A plan that looks for the rows to remove again and again finds others each time."""
+    cursor = statements.cursor()
+    for _ in range(5):
+        freeing.forget_quiet(cursor, limit=MINE)
+    with connection.cursor() as others:
+        others.execute(
+            "insert into django_mq_uniquekey (queue, handler, type, unique_id, quiet_until)"
+            " select 'mail', 'h', 'a', n::text, now() - interval '1 h'"
+            "   from generate_series(1, %s) n",
+            [OTHERS],
+        )
+    freeing.forget_quiet(cursor, limit=MINE)
+    assert UniqueKey.objects.count() == OTHERS - MINE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,9 +13,10 @@ from django.utils import timezone
 
 from django_mq.messages import Fence
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.store import leases, recover, routing, settle
+from django_mq.store import lapsed, leases, recover, routing, settle
 from django_mq.store.settle import Failed
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.database import second_connection
 from tests.rows import add, stored
 from tests.store.conftest import lock
 
@@ -302,3 +304,39 @@ def test_split_gives_each_handler_its_copy(cursor: Cursor) -> None:
     # Once more, since the answer was lost: no second copies.
     assert not routing.split(cursor, fence, handlers=["a", "b", "c"], max_attempts=[1, 2, 3])
     assert QueuedMessage.objects.count() == 3
+
+
+@pytest.mark.parametrize("change", ["ack", "start", "fail"])
+def test_what_waited_for_a_takeover_changes_nothing_of_it(
+    cursor: Cursor, other: psycopg.Connection[Any], change: str
+) -> None:
+    """Guarantee 4: the fence is looked at again on the row as it is after the wait."""
+    lapsed_rows = [add(leased=-n, attempts=1) for n in (3, 2)]
+    mine = add(leased=60, attempts=1)
+    taken = lapsed.claim_lapsed(
+        other.cursor(), queues=["mail"], claimer="me:8", lease=30.0, limit=10, max_bytes=1000
+    )
+    assert len(taken.taken) == 2
+    fences = [Fence(row.pk, 1, "worker:1") for row in (lapsed_rows[0], mine, lapsed_rows[1])]
+    calls: dict[str, Callable[[Cursor], Any]] = {
+        "ack": lambda c: settle.ack(c, fences),
+        "start": lambda c: leases.start(c, fences, lease=60.0),
+        "fail": lambda c: settle.fail(c, [failed(fence) for fence in fences]),
+    }
+    with second_connection() as waiting, ThreadPoolExecutor() as pool:
+        found = pool.submit(calls[change], waiting.cursor())
+        until_blocked(cursor, waiting)
+        other.commit()
+        assert set(found.result(30)) == {mine.pk}
+    assert {stored(row).claimed_by for row in lapsed_rows} == {"me:8"}
+
+
+def until_blocked(cursor: Cursor, connection: psycopg.Connection[Any]) -> None:
+    for _ in range(3000):
+        cursor.execute(
+            "select cardinality(pg_blocking_pids(%s)) > 0", [connection.info.backend_pid]
+        )
+        if cursor.fetchone() == (True,):
+            return
+        cursor.execute("select pg_sleep(0.01)")
+    raise AssertionError("it does not wait")
