@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq import handlers
 from django_mq.backoff import RetryPolicy, as_seconds
@@ -41,15 +41,26 @@ MOST_ADDRESSES = 1024
 
 #: By type and queue: what comes before the payload and after it, for each subscriber.
 Routes = dict[tuple[str, str | None], list[tuple[Any, Any]]]
-_last: tuple[object, object, Routes] = (None, None, {})
 
 
-def _remembered(settings: Settings, table: object) -> Routes:
-    """Return what earlier calls with these settings and handlers learnt of plain messages."""
-    global _last
-    if _last[0] is not settings or _last[1] is not table:
-        _last = (settings, table, {})
-    return _last[2]
+class _Learnt(NamedTuple):
+    """What calls with the same settings and handlers need not find out again."""
+
+    settings: Settings
+    table: object
+    encoder: type[JSONEncoder]
+    routes: Routes
+
+
+_learnt: _Learnt | None = None
+
+
+def _learnt_with(settings: Settings, table: object) -> _Learnt:
+    global _learnt
+    found = _learnt
+    if found is None or found.settings is not settings or found.table is not table:
+        found = _learnt = _Learnt(settings, table, settings.encoder_class, {})
+    return found
 
 
 class Addresser:
@@ -57,13 +68,14 @@ class Addresser:
 
     def __init__(self, settings: Settings, *, wants_result: bool = False) -> None:
         self._settings = settings
-        self._encoder: type[JSONEncoder] = settings.encoder_class
         self._table = handlers.table()
+        learnt = _learnt_with(settings, self._table)
+        self._encoder = learnt.encoder
         self._trace = trace(settings.max_hops)
         self._wants_result = wants_result
         #: What plain messages have in common, from earlier calls too where nothing is special.
         own = wants_result or self._trace != "{}"
-        self._plain: Routes = {} if own else _remembered(settings, self._table)
+        self._plain = {} if own else learnt.routes
         #: Of the queues met so far, those with `max_backlog`, and those with
         #: `key_order="commit"`: is their whole queue one line? Most calls meet none.
         self.limits: dict[str, int] = {}

@@ -45,12 +45,11 @@ def encode(
     """
     if type(value) is dict and not value:
         return "{}"
-    dumps = _dumps(encoder)  # type: ignore[arg-type]  # mypy: a class is hashable, too
     try:
         text = _encode_plain(value, encoder, max_depth) if encoder in _TRUSTED else None
         if text is None:
             _check(value, max_depth, ())
-            text = dumps(value)
+            text = _dumps(encoder)(value)  # type: ignore[arg-type]  # mypy: it is hashable, too
         size = len(text) if text.isascii() else len(text.encode())
         if "\\u0000" in text:  # NUL, or a backslash before u0000: reading it back tells
             _check_nul(_read_back(text))
@@ -59,7 +58,7 @@ def encode(
     except _Refused as refused:
         raise InvalidPayload(f"{what}{_short(refused.path)} {refused}") from None
     except Exception as error:  # an encoder's default() is the user's code: anything may come
-        where = _short(_culprit(value, dumps))
+        where = _short(_culprit(value, _dumps(encoder)))  # type: ignore[arg-type]
         raise InvalidPayload(f"{what}{where}: {_said(error)}") from error
     if size > max_bytes:
         raise PayloadTooLarge(
