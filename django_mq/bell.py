@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from time import monotonic
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.preparing import fetch_prepared, own_cursor
@@ -35,7 +35,7 @@ def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
     # the last one alone keeps it cheap where a transaction has thousands of hooks of its own.
     if connection.run_on_commit and connection.run_on_commit[-1][1] is ring:
         return
-    transaction.on_commit(ring, using=connection.alias, robust=True)
+    connection.on_commit(ring, robust=True)
 
 
 @cache
