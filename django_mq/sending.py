@@ -87,12 +87,41 @@ def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt
         counts.append(len(found))
     storer = Storer(connection, settings, addresser)
     if all(message.unique_id is None for message in messages):
-        shares = zip(_shares(rows, counts), _shares(storer.insert(rows), counts), strict=True)
-        return [_receipt(connection, share, ids) for share, ids in shares]
+        answers = Answers(connection, rows, counts)
+        storer.insert(rows, sent=answers.add)
+        return answers.receipts
     addressed = zip(messages, _shares(rows, counts), strict=True)
     wanted = [row for message, share in addressed for row in map(_wanting(message), share)]
     answered = zip(_shares(wanted, counts), _shares(storer.dedupe(wanted), counts), strict=True)
     return [_deduped(connection, share, copies) for share, copies in answered]
+
+
+class Answers:
+    """Makes the receipts of many messages as the ids of their rows become known.
+
+    That is while the server reads the rows, which takes longer than all that is done for it here.
+    """
+
+    def __init__(
+        self, connection: BaseDatabaseWrapper, rows: list[NewRow], counts: Sequence[int]
+    ) -> None:
+        self.receipts: list[Receipt] = []
+        self._connection = connection
+        self._rows = rows
+        self._counts = counts
+        self._ids: list[int] = []
+        self._start = 0
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Take the next ids; some may be of a message that others are to come of."""
+        self._ids += ids
+        while len(self.receipts) < len(self._counts):
+            end = self._start + self._counts[len(self.receipts)]
+            if end > len(self._ids):
+                return
+            share = slice(self._start, end)
+            self.receipts.append(_receipt(self._connection, self._rows[share], self._ids[share]))
+            self._start = end
 
 
 def _shares(values: list[T], counts: Iterable[int]) -> Iterator[list[T]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TypeVar
@@ -18,7 +18,7 @@ from django_mq.drafting import Wanted
 from django_mq.messages import CopyReceipt
 from django_mq.preparing import fetch_prepared, own_cursor
 from django_mq.store.backlog import lock_lines
-from django_mq.store.insert import FEW, NewRow, insert, one_statement
+from django_mq.store.insert import FEW, NewRow, insert, nobody, one_statement
 
 #: A chunk of a large broadcast ends at so many rows, or so many characters of JSON.
 CHUNK_ROWS = 2_000
@@ -38,16 +38,24 @@ class Storer:
         self._limits = addresser.limits
         self._in_commit_order = addresser.in_commit_order
 
-    def insert(self, rows: list[NewRow]) -> list[int]:
-        """Insert rows without unique ids, all or none; return their ids, in order."""
+    def insert(
+        self, rows: list[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
+    ) -> list[int]:
+        """Insert rows without unique ids, all or none; return their ids, in order.
+
+        `sent` gets these ids, too: of many rows part by part, before all are there.
+        """
         if len(rows) <= FEW:
             # One statement is all or none by itself, and nothing is left that it could refuse.
             with self._block():
-                return self.insert_chunk(rows)
+                return self.insert_chunk(rows, sent=sent)
         with transaction.atomic(using=self._connection.alias):
-            return self.insert_chunk(rows)  # they are all here: one COPY, while its lines are made
+            # They are all here: one COPY, while its lines are made.
+            return self.insert_chunk(rows, sent=sent)
 
-    def insert_chunk(self, rows: list[NewRow]) -> list[int]:
+    def insert_chunk(
+        self, rows: list[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
+    ) -> list[int]:
         """Insert rows as `insert()` does; the caller sees to all or none."""
         if not rows:
             return []
@@ -56,17 +64,19 @@ class Storer:
         if self._in_commit_order:
             self._join_lines(rows)
         with self._connection.wrap_database_errors:
-            ids = self._insert(rows)
+            ids = self._insert(rows, sent)
         self._ring(rows)
         return ids
 
-    def _insert(self, rows: list[NewRow]) -> list[int]:
+    def _insert(self, rows: list[NewRow], sent: Callable[[Sequence[int]], None]) -> list[int]:
         if len(rows) <= FEW:
             found = fetch_prepared(self._connection, *one_statement(rows))
             if found is not None:
-                return sorted(map(int, found))
+                ids = sorted(map(int, found))
+                sent(ids)
+                return ids
         with own_cursor(self._connection) as cursor:
-            return insert(cursor, rows)
+            return insert(cursor, rows, sent=sent)
 
     def dedupe(self, wanted: Sequence[Wanted]) -> list[CopyReceipt]:
         """Store rows of which some have unique ids, all or none; say what became of each."""

@@ -56,15 +56,26 @@ _GIVEN = 5
 _DEFAULTS = NewRow("", "", "", 0)[_GIVEN:]
 
 
-def insert(cursor: CopyCursor, rows: Sequence[NewRow]) -> list[int]:
-    """Insert the rows and return their ids, which rise in the order of the rows."""
+def nobody(ids: Sequence[int]) -> None:
+    """Nobody is told of ids before all rows are there."""
+
+
+def insert(
+    cursor: CopyCursor, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
+) -> list[int]:
+    """Insert the rows and return their ids, which rise in the order of the rows.
+
+    `sent` gets these ids, too: part by part, while the server still reads what was sent.
+    """
     if not rows:
         return []
     if len(rows) > FEW:
-        return copy_many(cursor, rows)
+        return copy_many(cursor, rows, sent=sent)
     cursor.execute(*one_statement(rows))
     # Ids are drawn in the order of the rows; RETURNING promises no order of its own.
-    return sorted(id for (id,) in cursor.fetchall())
+    ids = sorted(id for (id,) in cursor.fetchall())
+    sent(ids)
+    return ids
 
 
 def one_statement(rows: Sequence[NewRow]) -> tuple[str, Sequence[object]]:
@@ -157,8 +168,10 @@ copy django_mq_queuedmessage (id, queue, type, payload, max_attempts, handler) f
 """
 
 
-def copy_many(cursor: CopyCursor, rows: Sequence[NewRow]) -> list[int]:
-    """Insert the rows by COPY and return their ids in the order of the rows.
+def copy_many(
+    cursor: CopyCursor, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
+) -> list[int]:
+    """Insert the rows by COPY and return their ids in the order of the rows; see `insert()`.
 
     Ids and the clock come first, by one statement: COPY returns nothing and computes nothing.
     """
@@ -167,8 +180,9 @@ def copy_many(cursor: CopyCursor, rows: Sequence[NewRow]) -> list[int]:
     line = _line_maker(None if plain else now)
     with cursor.copy(COPY_PLAIN if plain else COPY) as copy:
         for start in range(0, len(rows), TOGETHER):
-            end = start + TOGETHER
-            copy.write("".join(map(line, ids[start:end], rows[start:end])))
+            these = ids[start : start + TOGETHER]
+            copy.write("".join(map(line, these, rows[start : start + TOGETHER])))
+            sent(these)
     return ids
 
 
