@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import psycopg
-from psycopg import generators, pq
+from psycopg import generators
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
+    from psycopg.pq.abc import PGresult
 
 #: A statement is prepared when it was said so often on a connection: not for a single request.
 THRESHOLD = 2
@@ -70,14 +71,14 @@ def fetch_prepared(
     with driver.lock:
         if begins:
             pgconn.send_query(b"begin")
-            _result(driver)
+            results(driver)
         if times == THRESHOLD:
             pgconn.send_prepare(name, numbered)
-            _result(driver)
+            results(driver)
             said[statement] = times + 1  # not before the server has it
         pgconn.send_query_prepared(name, list(map(_as_text, values)))
         try:
-            result = _result(driver)
+            (result,) = results(driver)
         except psycopg.errors.InvalidSqlStatementName:
             said.clear()  # somebody deallocated all
             raise
@@ -114,13 +115,16 @@ def _as_text(value: object) -> bytes | None:
     return None if value is None else str(value).encode()
 
 
-def _result(driver: psycopg.Connection[Any]) -> pq.abc.PGresult:
-    """Return what the server answered; raise what it refused."""
-    result: pq.abc.PGresult
-    (result,) = driver.wait(generators.execute(driver.pgconn))
-    if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-        raise psycopg.errors.error_from_result(result, encoding=driver.info.encoding)
-    return result
+def results(driver: psycopg.Connection[Any]) -> list[PGresult]:
+    """Wait for what the server answers to what was sent, raise what it refused.
+
+    The caller holds the driver's lock, and has sent it.
+    """
+    found: list[PGresult] = driver.wait(generators.execute(driver.pgconn))
+    for result in found:
+        if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+            raise psycopg.errors.error_from_result(result, encoding=driver.info.encoding)
+    return found
 
 
 @cache

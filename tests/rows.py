@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -45,10 +45,24 @@ def stored(row: M) -> M:
 
 def add(queue: str = "mail", **given: Any) -> QueuedMessage:
     """Insert a message and return it as stored; `leased=30` also claims it for `worker:1`."""
+    message = _message(queue, **given)
+    message.save(force_insert=True)
+    return stored(message)
+
+
+def add_all(each: Iterable[dict[str, Any]]) -> list[QueuedMessage]:
+    """Insert many messages at once, each as `add()` does."""
+    made = QueuedMessage.objects.bulk_create(
+        [_message(**{"queue": "mail", **given}) for given in each]
+    )
+    return list(QueuedMessage.objects.filter(pk__in=[row.pk for row in made]).order_by("pk"))
+
+
+def _message(queue: str, **given: Any) -> QueuedMessage:
     if "leased" in given:
         given.setdefault("claimed_by", "worker:1")
     given = {"type": "shop.orders.placed", "payload": {}, "after": -60, **given}
-    return stored(QueuedMessage.objects.create(queue=queue, **columns(given)))
+    return QueuedMessage(queue=queue, **columns(given))
 
 
 def decide(queue: str = "mail", **given: Any) -> QueueState:

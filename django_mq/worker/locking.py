@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import psycopg
-from psycopg import generators
 from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, TransactionStatus
 
-from django_mq.preparing import begins_specially, may_prepare
+from django_mq.preparing import begins_specially, may_prepare, results
 from django_mq.store import settle
 
 if TYPE_CHECKING:
@@ -72,13 +71,9 @@ class Locker:
 
 def _run(driver: psycopg.Connection[Any], statements: str) -> list[PGresult]:
     """Run statements in one round trip; raise what the server refused."""
-    pgconn = driver.pgconn
     with driver.lock:
-        pgconn.send_query(statements.encode(driver.info.encoding))
-        results: list[PGresult] = driver.wait(generators.execute(pgconn))
-    for result in results:
-        if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-            raise psycopg.errors.error_from_result(result, encoding=driver.info.encoding)
-    if pgconn.status == ConnStatus.BAD:
+        driver.pgconn.send_query(statements.encode(driver.info.encoding))
+        found = results(driver)
+    if driver.pgconn.status == ConnStatus.BAD:
         raise psycopg.OperationalError("the connection is lost")
-    return results
+    return found

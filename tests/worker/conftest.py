@@ -30,7 +30,7 @@ from django_mq.worker.tasks import Task
 from testproject.shop.models import Product
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
-from tests.rows import add
+from tests.rows import add_all
 
 #: Longer than anything here takes, even on a busy machine.
 PATIENCE = 30.0
@@ -295,4 +295,4 @@ def proxied(proxy: Any) -> Iterator[None]:
 
 def add_many(count: int, **given: Any) -> list[QueuedMessage]:
     """Insert `count` messages, due one after another."""
-    return [add(after=-60 + number / 1000, **given) for number in range(count)]
+    return add_all({"after": -60 + number / 1000, **given} for number in range(count))
