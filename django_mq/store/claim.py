@@ -3,7 +3,7 @@
 The shape of each statement was found by experiment: MATERIALIZED, so that no plan takes more
 rows than asked for; LATERAL over lanes, so that the walk stops at the first full batch; the
 UPDATE joins by id and never by ctid, since a row that changed between snapshot and lock has a
-ctid which the statement cannot see.
+ctid which the statement cannot see; by ANY, since by = the join may begin with the whole table.
 """
 
 from __future__ import annotations
