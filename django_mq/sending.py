@@ -67,7 +67,9 @@ def _store(
     connection: BaseDatabaseWrapper, storer: Storer, message: Message, rows: list[NewRow]
 ) -> Receipt:
     if message.unique_id is None:
-        return _receipt(connection, rows, storer.insert(rows))
+        receipt = _receipt(rows, storer.insert(rows))
+        capturing.tell(connection, rows)
+        return receipt
     wanted = list(map(_wanting(message), rows))
     return _deduped(connection, wanted, storer.dedupe(wanted))
 
@@ -87,8 +89,11 @@ def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt
         counts.append(len(found))
     storer = Storer(connection, settings, addresser)
     if all(message.unique_id is None for message in messages):
-        answers = Answers(connection, rows, counts)
+        answers = Answers(rows, counts)
         storer.insert(rows, sent=answers.add)
+        if capturing.observers:
+            for share in _shares(rows, counts):
+                capturing.tell(connection, share)
         return answers.receipts
     addressed = zip(messages, _shares(rows, counts), strict=True)
     wanted = [row for message, share in addressed for row in map(_wanting(message), share)]
@@ -102,11 +107,8 @@ class Answers:
     That is while the server reads the rows, which takes longer than all that is done for it here.
     """
 
-    def __init__(
-        self, connection: BaseDatabaseWrapper, rows: list[NewRow], counts: Sequence[int]
-    ) -> None:
+    def __init__(self, rows: list[NewRow], counts: Sequence[int]) -> None:
         self.receipts: list[Receipt] = []
-        self._connection = connection
         self._rows = rows
         self._counts = counts
         self._ids: list[int] = []
@@ -120,7 +122,7 @@ class Answers:
             if end > len(self._ids):
                 return
             share = slice(self._start, end)
-            self.receipts.append(_receipt(self._connection, self._rows[share], self._ids[share]))
+            self.receipts.append(_receipt(self._rows[share], self._ids[share]))
             self._start = end
 
 
@@ -182,9 +184,7 @@ def _wanting(message: Message) -> Callable[[NewRow], Wanted]:
     return lambda row: Wanted(row, unique_id, unique_for, message.on_duplicate)
 
 
-def _receipt(connection: BaseDatabaseWrapper, rows: list[NewRow], ids: Iterable[int]) -> Receipt:
-    if capturing.observers:
-        capturing.tell(connection, rows)
+def _receipt(rows: list[NewRow], ids: Iterable[int]) -> Receipt:
     if len(rows) == 1:
         return Receipt.of_added(_only(rows[0].handler, rows[0].queue), tuple(ids))
     return Receipt.of_added(tuple((row.handler, row.queue) for row in rows), tuple(ids))

@@ -5,8 +5,9 @@ Functions take a cursor, Django's or psycopg's, and plain values; they open no t
 The planner may think that nothing is in a table, since it was vacuumed while it was empty, and keep
 a plan that then reads all of it for each row that is asked for: 105 s to give back 100 messages
 among 3,000. So what is known by its id is asked for in forms that leave one way, by the index:
-LATERAL with a lock, LIMIT or OFFSET 0; `id = any(array(select ...))` for what is to be changed, and
-`id = any(array[x.id])` where it gets values of x; a scalar subquery instead of NOT EXISTS.
+LATERAL with a lock, LIMIT or OFFSET 0; `id = any(array(select ...))` for what is to be changed; a
+scalar subquery instead of NOT EXISTS. What gets values of x is joined by `id = any(array[x.id])` in
+claims, whose connection scans no table, and by `id = x.id` beside such an array elsewhere.
 """
 
 from __future__ import annotations

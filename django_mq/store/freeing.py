@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mq.store.unique import UniqueId, columns
+from django_mq.store.unique import UniqueId, columns, holder_of
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -57,9 +57,14 @@ with holder as materialized (
 select queue, handler, type, unique_id from holder
 """
 
+# The unique id of `holder_of()` is free, or quiet: a scalar subquery, see the package.
+_IS_FREE = """(select m.id
+             from django_mq_queuedmessage m
+            where m.id = u.message_id and m.dead_at is null) is null"""
+
 # What was put aside becomes a message when nothing alive has its id: after the quiet time, if one
 # has begun. It locks its row first, so it comes forward once.
-COME_FORWARD = """
+COME_FORWARD = f"""
 with aside as materialized (
     select a.*, found.seen_id, found.seen_until
       from (
@@ -73,16 +78,8 @@ with aside as materialized (
                and a.unique_id = wanted.unique_id and a.put_aside is not null
              limit 1
          ) found
-          left join lateral (
-            select u.message_id, u.quiet_until
-              from django_mq_uniquekey u
-             where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
-               and u.unique_id = wanted.unique_id and u.put_aside is null
-             limit 1
-         ) u on true
-         where (select m.id
-                  from django_mq_queuedmessage m
-                 where m.id = u.message_id and m.dead_at is null) is null
+          left join {holder_of("wanted")} on true
+         where {_IS_FREE}
         offset 0
      ) found
      cross join lateral (
@@ -130,7 +127,7 @@ with aside as materialized (
     returning id
 )
 select id, pg_notify('django_mq', '') from added
-"""
+"""  # noqa: S608
 
 
 def end(cursor: Cursor, done: Sequence[Done]) -> list[int]:
@@ -167,22 +164,13 @@ def come_forward(cursor: Cursor, ids: Sequence[UniqueId]) -> list[int]:
     return [row[0] for row in cursor.fetchall()]
 
 
-LEFT_ASIDE = """
+LEFT_ASIDE = f"""
 select a.queue, a.handler, a.type, a.unique_id
   from django_mq_uniquekey a
-  left join lateral (
-    select u.message_id
-      from django_mq_uniquekey u
-     where u.queue = a.queue and u.handler = a.handler and u.type = a.type
-       and u.unique_id = a.unique_id and u.put_aside is null
-     limit 1
-  ) u on true
- where a.put_aside is not null
-   and (select m.id
-          from django_mq_queuedmessage m
-         where m.id = u.message_id and m.dead_at is null) is null
+  left join {holder_of("a")} on true
+ where a.put_aside is not null and {_IS_FREE}
  limit %(limit)s
-"""
+"""  # noqa: S608
 
 
 def left_aside(cursor: Cursor, *, limit: int) -> list[UniqueId]:
@@ -243,7 +231,7 @@ def drop_aside(cursor: Cursor, *, type: str | None, unique_id: str | None) -> in
 
 
 # Of several dead letters with one id the last has it. What is put aside goes before them.
-TAKE_AGAIN = """
+TAKE_AGAIN = f"""
 with dead as materialized (
     select m.id, m.queue, m.handler, m.type, m.unique_id, m.unique_for
       from django_mq_queuedmessage m
@@ -256,17 +244,9 @@ with dead as materialized (
 ), free as materialized (
     select last.*, u.message_id as seen_id, u.quiet_until as seen_until
       from last
-      left join lateral (
-        select u.message_id, u.quiet_until
-          from django_mq_uniquekey u
-         where u.queue = last.queue and u.handler = last.handler and u.type = last.type
-           and u.unique_id = last.unique_id and u.put_aside is null
-         limit 1
-     ) u on true
+      left join {holder_of("last")} on true
      where (u.quiet_until is null or u.quiet_until <= statement_timestamp())
-       and (select m.id
-              from django_mq_queuedmessage m
-             where m.id = u.message_id and m.dead_at is null) is null
+       and {_IS_FREE}
        and not exists (
            select from django_mq_uniquekey a
             where a.queue = last.queue and a.handler = last.handler and a.type = last.type
@@ -284,7 +264,7 @@ select queue, handler, type, unique_id, id, unique_for
        and free.seen_id is not distinct from u.message_id
        and free.seen_until is not distinct from u.quiet_until)
 returning message_id
-"""
+"""  # noqa: S608
 
 
 def take_again(cursor: Cursor, *, ids: Sequence[int]) -> list[int]:

@@ -43,7 +43,7 @@ _WINDOW = f"""
 
 # The head of a line; with skip_dead a dead one does not count. Asked with = the planner may walk
 # the primary key instead, over whatever was settled since the last vacuum: 10 ms, not 0.01. So it
-# may where it is asked for ids alone, or walk mq_claim for a row by its id.
+# may where it is asked for ids alone.
 _HEAD = """
             select m.id, m.dead_at, m.leased_until, m.processable_after as at
               from django_mq_queuedmessage m
@@ -63,6 +63,16 @@ _CAN_BE_TAKEN = """
                and m.leased_until is not null
              limit 1) is null
 """
+
+# A row that is to be parked, locked if it still waits. Asked as mq_claim asks, the planner may walk
+# that index for its id.
+_WAITING = """lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = behind.id
+           and num_nonnulls(m.leased_until, m.blocked_by, m.dead_at) = 0
+           for no key update skip locked
+     ) waiting"""
 
 # OFFSET 0 keeps the locks from being tried before it is known which lines can be taken; of those
 # the limit counts only what nobody else is claiming from.
@@ -182,24 +192,12 @@ with seen as materialized ({_WINDOW}), line as materialized (
         select m.id from django_mq_queuedmessage m where m.id = behind.head
            for key share skip locked
      ) ahead
-     cross join lateral (
-        select m.id
-          from django_mq_queuedmessage m
-         where m.id = behind.id
-           and num_nonnulls(m.leased_until, m.blocked_by, m.dead_at) = 0
-           for no key update skip locked
-     ) waiting
+     cross join {_WAITING}
      where not behind.ours
 ), ours as materialized (
     select waiting.id, behind.head
       from behind
-     cross join lateral (
-        select m.id
-          from django_mq_queuedmessage m
-         where m.id = behind.id
-           and num_nonnulls(m.leased_until, m.blocked_by, m.dead_at) = 0
-           for no key update skip locked
-     ) waiting
+     cross join {_WAITING}
      where behind.ours
 ), parked as (
     update django_mq_queuedmessage m

@@ -31,19 +31,24 @@ def columns(ids: Iterable[UniqueId]) -> dict[str, object]:
     return dict(zip(names, map(list, found), strict=True))
 
 
+def holder_of(id: str) -> str:
+    """Return the FROM item `u`: the message that has the unique id that `id` names, or had it."""
+    return f"""lateral (
+    select u.message_id, u.quiet_until
+      from django_mq_uniquekey u
+     where u.queue = {id}.queue and u.handler = {id}.handler and u.type = {id}.type
+       and u.unique_id = {id}.unique_id and u.put_aside is null
+     limit 1
+  ) u"""  # noqa: S608  (made of our own texts)
+
+
 # quiet_until is text, to be given back as it is: Python's idea of it depends on USE_TZ.
-LOOK = """
+LOOK = f"""
 select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is not null,
        coalesce(u.quiet_until > statement_timestamp(), false), aside.id is not null
   from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
        with ordinality as wanted (queue, handler, type, unique_id, place)
-  left join lateral (
-    select u.message_id, u.quiet_until
-      from django_mq_uniquekey u
-     where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
-       and u.unique_id = wanted.unique_id and u.put_aside is null
-     limit 1
-  ) u on true
+  left join {holder_of("wanted")} on true
   left join lateral (
     select m.id, m.leased_until
       from django_mq_queuedmessage m
@@ -58,7 +63,7 @@ select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is no
      limit 1
   ) aside on true
  order by wanted.place
-"""
+"""  # noqa: S608
 
 
 class Seen(NamedTuple):
