@@ -76,7 +76,9 @@ def fetch_prepared(
             pgconn.send_prepare(name, numbered)
             results(driver)
             said[statement] = times + 1  # not before the server has it
-        pgconn.send_query_prepared(name, list(map(_as_text, values)))
+        pgconn.send_query_prepared(
+            name, [None if value is None else str(value).encode() for value in values]
+        )
         try:
             (result,) = results(driver)
         except psycopg.errors.InvalidSqlStatementName:
@@ -109,10 +111,6 @@ def _is_watched(connection: BaseDatabaseWrapper) -> bool:
 def begins_specially(driver: psycopg.Connection[Any]) -> bool:
     """Say whether the driver begins its transactions with more than a plain BEGIN."""
     return (driver.isolation_level, driver.read_only, driver.deferrable) != (None, None, None)
-
-
-def _as_text(value: object) -> bytes | None:
-    return None if value is None else str(value).encode()
 
 
 def results(driver: psycopg.Connection[Any]) -> list[PGresult]:

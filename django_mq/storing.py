@@ -23,7 +23,6 @@ from django_mq.store.insert import FEW, NewRow, insert, nobody, one_statement
 #: A chunk of a large broadcast ends at so many rows, or so many characters of JSON.
 CHUNK_ROWS = 2_000
 CHUNK_SIZE = 4 * 1024 * 1024
-NOTHING = nullcontext()
 R = TypeVar("R", bound=NewRow | Wanted)
 
 
@@ -45,10 +44,9 @@ class Storer:
 
         `sent` gets these ids, too: of many rows part by part, before all are there.
         """
-        if len(rows) <= FEW:
+        if len(rows) <= FEW and not self._needs_block():
             # One statement is all or none by itself, and nothing is left that it could refuse.
-            with self._block():
-                return self.insert_chunk(rows, sent=sent)
+            return self.insert_chunk(rows, sent=sent)
         with transaction.atomic(using=self._connection.alias):
             # They are all here: one COPY, while its lines are made.
             return self.insert_chunk(rows, sent=sent)
@@ -90,10 +88,13 @@ class Storer:
         return stored.copies
 
     def _block(self) -> AbstractContextManager[None]:
-        """Return a transaction for what joins a line where none is open (REQUIRE_ATOMIC off)."""
-        if not self._in_commit_order or self._connection.in_atomic_block:
-            return NOTHING
-        return transaction.atomic(using=self._connection.alias)
+        if self._needs_block():
+            return transaction.atomic(using=self._connection.alias)
+        return nullcontext()
+
+    def _needs_block(self) -> bool:
+        """Say whether rows join a line where no transaction is open (REQUIRE_ATOMIC off)."""
+        return bool(self._in_commit_order) and not self._connection.in_atomic_block
 
     def _join_lines(self, rows: Sequence[NewRow]) -> None:
         """Wait for the lines whose ids are to rise in the order of commits: no id is drawn yet."""
@@ -111,10 +112,13 @@ class Storer:
     def _ring(self, rows: Sequence[NewRow]) -> None:
         # A worker looks at least each poll interval, so it meets by itself what is due later. How
         # far away an absolute moment is only the database knows.
-        if self._settings.wakeup != "poll" and any(
-            row.due is not None or row.delay <= self._settings.poll_interval for row in rows
-        ):
-            bell.ring_after_commit(self._connection)
+        settings = self._settings
+        if settings.wakeup == "poll":
+            return
+        for row in rows:
+            if row.delay <= settings.poll_interval or row.due is not None:
+                bell.ring_after_commit(self._connection)
+                return
 
 
 def chunks(rows: Iterable[R]) -> Iterator[list[R]]:

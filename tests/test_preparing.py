@@ -13,7 +13,7 @@ from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
-from django_mq import Message, RetryPolicy, broadcast, broadcast_many, handlers
+from django_mq import Message, RetryPolicy, bell, broadcast, broadcast_many, handlers
 from django_mq.addressing import Addresser
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
@@ -67,6 +67,17 @@ def test_what_is_said_often_is_prepared() -> None:
     send(4)
     assert prepared() == 1
     assert QueuedMessage.objects.count() == 5
+
+
+def test_the_ring_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that sleeps waits for it."""
+    monkeypatch.setattr(bell, "PAUSE", 0.0)
+    for _ in range(4):
+        send(1)
+    rings = driver().execute(
+        "select count(*) from pg_prepared_statements where statement like '%%pg_notify%%'"
+    )
+    assert rings.fetchone() == (1,)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: After a ring or a claim that took something, look once more so many seconds later before
 #: sleeping: makes the producers' coalesced rings lossless.
 LOOK_AGAIN = 0.025
+#: What is due within this part of a poll is done now: who is idle wakes up once for all of it.
+SLACK = 0.05
 #: A lane in which nothing was seen for so many seconds is not asked for any more.
 FORGET_LANE = 60.0
 
@@ -101,11 +103,13 @@ class Fetcher:
         self._postponed = False
         self._ownership.tend(cursor)
         now = monotonic()
-        if now >= self._look_at:
+        soon = now + SLACK * self._poll
+        if soon >= self._look_at:
             self._hopeful |= self._look(cursor)
-        if self._more_lapsed or now >= self._lapsed_at:
+        if self._more_lapsed or soon >= self._lapsed_at:
             # Twice as often with a backlog: a lapsed row still waits for what is in hand.
-            self._lapsed_at = now + (self._poll / 2 if self._hopeful else self._poll)
+            next_at = now + (self._poll / 2 if self._hopeful else self._poll)
+            self._lapsed_at = min(next_at, self._look_at)
             self._claim_lapsed(cursor)
         if now >= self._due_at:
             self._due_at = float("inf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,11 +29,15 @@ pytestmark = pytest.mark.django_db(transaction=True)
 class Counting:
     """A cursor that keeps what was asked."""
 
-    def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
+    def __init__(self, cursor: psycopg.Cursor[Any], clock: Clock) -> None:
         self._cursor = cursor
+        self._clock = clock
+        #: Seconds that a statement takes.
+        self.takes = 0.0
         self.asked: list[str] = []
 
     def execute(self, statement: str, params: Any = None) -> Any:
+        self._clock.now += self.takes
         kinds = {"with due": "claim", "with found": "lapsed", "with recursive": "look"}
         head = statement.strip()
         found = (kind for start, kind in kinds.items() if head.startswith(start))
@@ -114,7 +119,7 @@ def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
     with second_connection() as own, own.cursor() as cursor:
-        yield Rig(Counting(cursor), clock)
+        yield Rig(Counting(cursor, clock), clock)
 
 
 def test_takes_what_is_due_and_sleeps_until_the_poll(rig: Rig) -> None:
@@ -386,6 +391,30 @@ def test_lapsed_rows_are_not_forgotten_when_there_was_no_room(rig: Rig) -> None:
     rig.rooms["sync"] = 1
     rig.fetcher.fetch(rig.cursor)
     assert rig.ids() == [lapsed.pk]
+
+
+def test_who_is_idle_wakes_up_once_a_poll(rig: Rig) -> None:
+    """Beside a handler that runs past its lease; whenever the last ring was."""
+    add(leased=-1, attempts=1)
+    rig.cursor.takes = 0.003
+    rig.make(poll=1.0)
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        rig.settle()
+        rig.clock.now += 0.4
+        rig.fetcher.rang()
+        rig.settle()
+        end = rig.clock.now + 1.0  # of the poll in which it rang
+        while rig.clock.now < end:
+            rig.clock.now += rig.fetcher.fetch(rig.cursor)
+        rig.cursor.asked.clear()
+        began = rig.clock.now
+        wakes = [rig.fetcher.fetch(rig.cursor)]
+        while rig.clock.now + wakes[-1] < began + 10:
+            rig.clock.now += wakes[-1]
+            wakes.append(rig.fetcher.fetch(rig.cursor))
+    assert len(wakes) <= 10
+    assert Counter(rig.cursor.asked) == {"look": len(wakes), "lapsed": len(wakes)}
 
 
 def test_a_lease_that_lapses_later_is_found_by_the_poll(rig: Rig) -> None:
