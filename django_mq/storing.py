@@ -70,7 +70,7 @@ class Storer:
         if len(rows) <= FEW:
             found = fetch_prepared(self._connection, *one_statement(rows))
             if found is not None:
-                ids = sorted(map(int, found))
+                ids = sorted(map(int, found)) if len(found) > 1 else [int(found[0])]
                 sent(ids)
                 return ids
         with own_cursor(self._connection) as cursor:
