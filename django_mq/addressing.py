@@ -23,7 +23,7 @@ from django_mq.exceptions import (
 )
 from django_mq.messages import Message, current_delivery
 from django_mq.routing import MAX_NAME, check_name
-from django_mq.store.insert import NewRow
+from django_mq.store.rows import Kind, NewRow, Rows
 
 if TYPE_CHECKING:
     from json import JSONEncoder
@@ -39,8 +39,8 @@ _LARGEST = 2**31 - 1
 MOST_ADDRESSES = 1024
 
 
-#: By type and queue: what comes before the payload and after it, for each subscriber.
-Routes = dict[tuple[str, str | None], list[tuple[Any, Any]]]
+#: By type and queue: the row of each subscriber, without its payload.
+Routes = dict[tuple[str, str | None], list[Kind]]
 
 
 class _Learnt(NamedTuple):
@@ -86,20 +86,36 @@ class Addresser:
 
         Raises a BroadcastError that says what is wrong with the message.
         """
-        if not _is_plain(message):
-            return self._checked_rows(message)
-        # Of many messages most differ in the payload alone: the rest is checked and routed once.
-        address = message.type, message.queue
-        around = self._plain.get(address)
-        if around is None:
+        kinds = self._known_kinds(message)
+        if kinds is None:
+            return self._learn(message)
+        payload = (self._encode_payload(message.payload),)
+        return [NewRow._make(before + payload + after) for before, after in kinds]
+
+    def add(self, rows: Rows, message: Message) -> int:
+        """Add these rows to those of other messages; return how many. Raises as `rows()`."""
+        kinds = self._known_kinds(message)
+        if kinds is None:
+            found = self._learn(message)
+            rows.extend(found)
+            return len(found)
+        payload = self._encode_payload(message.payload)
+        for kind in kinds:
+            rows.add(kind, payload)
+        return len(kinds)
+
+    def _known_kinds(self, message: Message) -> list[Kind] | None:
+        """Of many messages most differ in the payload alone: the rest is checked once."""
+        return self._plain.get((message.type, message.queue)) if _is_plain(message) else None
+
+    def _learn(self, message: Message) -> list[NewRow]:
+        rows = self._checked_rows(message)
+        # What is special each call has to learn anew.
+        if _is_plain(message) and not (self.limits or self.in_commit_order):
             if len(self._plain) >= MOST_ADDRESSES:
                 self._plain.clear()
-            known = self._checked_rows(message)
-            if not (self.limits or self.in_commit_order):  # each call has to learn of those
-                self._plain[address] = [(row[:2], row[3:]) for row in known]
-            return known
-        payload = (self._encode_payload(message.payload),)
-        return [NewRow._make(before + payload + after) for before, after in around]
+            self._plain[message.type, message.queue] = [row.kind for row in rows]
+        return rows
 
     def _checked_rows(self, message: Message) -> list[NewRow]:
         settings = self._settings

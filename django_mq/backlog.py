@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.exceptions import BroadcastBusy
 from django_mq.store.backlog import count_waiting
-from django_mq.store.insert import NewRow
+from django_mq.store.rows import NewRow
 
 #: Seconds that a count is believed, and that the count of a full queue is.
 FRESH, FULL = 1.0, 0.05

@@ -16,7 +16,8 @@ from django_mq.drafting import Call, Draft, Wanted, named
 from django_mq.exceptions import BroadcastBusy
 from django_mq.messages import CopyReceipt
 from django_mq.store import freeing, operate, unique
-from django_mq.store.insert import NewRow, draw
+from django_mq.store.insert import draw
+from django_mq.store.rows import NewRow
 from django_mq.store.unique import Seen, Unique, UniqueId
 
 logger = logging.getLogger("django_mq")

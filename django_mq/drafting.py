@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from django_mq.exceptions import DuplicateMessage
 from django_mq.messages import CopyReceipt, OnDuplicate
-from django_mq.store.insert import NewRow
+from django_mq.store.rows import NewRow
 from django_mq.store.unique import Seen, Unique, UniqueId
 from django_mq.unique import Action, Plan, State, plan, state_of
 

@@ -15,9 +15,10 @@ from django_mq.conf import get_settings
 from django_mq.exceptions import When
 from django_mq.messages import BulkReceipt, Cancelled, Message, OnDuplicate, Receipt
 from django_mq.routing import check_name
-from django_mq.sending import queue_connection, send, send_durably, send_many, send_stream
+from django_mq.sending import queue_connection, send, send_durably, send_many
 from django_mq.store import freeing, operate
 from django_mq.store.cancel import cancel as cancel_waiting
+from django_mq.streaming import send_stream
 
 
 def broadcast(

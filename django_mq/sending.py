@@ -15,10 +15,10 @@ from django_mq.addressing import Addresser, unique_seconds
 from django_mq.conf import Settings, get_settings
 from django_mq.drafting import Wanted
 from django_mq.exceptions import NotInTransaction
-from django_mq.messages import BulkReceipt, CopyReceipt, Message, Receipt
+from django_mq.messages import CopyReceipt, Message, Receipt
 from django_mq.routing import check_name
-from django_mq.store.insert import NewRow
-from django_mq.storing import Storer, chunks
+from django_mq.store.rows import Kind, NewRow, Rows
+from django_mq.storing import Storer
 
 T = TypeVar("T")
 
@@ -39,8 +39,7 @@ DJANGO_MQ = {{"REQUIRE_ATOMIC": False}} turns this check off."""
 def send(message: Message, *, using: str | None = None, wants_result: bool = False) -> Receipt:
     """Store one message in the caller's transaction: what `broadcast()` does with its options."""
     settings = get_settings()
-    connection = queue_connection(settings, using)
-    _check_transaction(connection, settings)
+    connection = checked_transaction(settings, using)
     addresser = Addresser(settings, wants_result=wants_result)
     rows = addresser.rows(message)
     return _store(connection, Storer(connection, settings, addresser), message, rows)
@@ -70,35 +69,29 @@ def _store(
         receipt = _receipt(rows, storer.insert(rows))
         capturing.tell(connection, rows)
         return receipt
-    wanted = list(map(_wanting(message), rows))
-    return _deduped(connection, wanted, storer.dedupe(wanted))
+    wanted = list(map(wanting(message), rows))
+    return deduped(connection, wanted, storer.dedupe(wanted))
 
 
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
     """Store messages, all or none; all are checked before any SQL."""
     settings = get_settings()
-    connection = queue_connection(settings, using)
-    _check_transaction(connection, settings)
+    connection = checked_transaction(settings, using)
     addresser = Addresser(settings)
-    # One list for all: what is alive longer than a moment the collector walks, again and again.
-    rows: list[NewRow] = []
-    counts: list[int] = []
-    for message in messages:
-        found = addresser.rows(_checked(message))
-        rows += found
-        counts.append(len(found))
+    rows = Rows()
+    counts = [addresser.add(rows, checked(message)) for message in messages]
     storer = Storer(connection, settings, addresser)
     if all(message.unique_id is None for message in messages):
-        answers = Answers(rows, counts)
+        answers = Answers(rows.kinds, counts)
         storer.insert(rows, sent=answers.add)
         if capturing.observers:
             for share in _shares(rows, counts):
                 capturing.tell(connection, share)
         return answers.receipts
     addressed = zip(messages, _shares(rows, counts), strict=True)
-    wanted = [row for message, share in addressed for row in map(_wanting(message), share)]
+    wanted = [row for message, share in addressed for row in map(wanting(message), share)]
     answered = zip(_shares(wanted, counts), _shares(storer.dedupe(wanted), counts), strict=True)
-    return [_deduped(connection, share, copies) for share, copies in answered]
+    return [deduped(connection, share, copies) for share, copies in answered]
 
 
 class Answers:
@@ -107,9 +100,9 @@ class Answers:
     That is while the server reads the rows, which takes longer than all that is done for it here.
     """
 
-    def __init__(self, rows: list[NewRow], counts: Sequence[int]) -> None:
+    def __init__(self, kinds: Sequence[Kind], counts: Sequence[int]) -> None:
         self.receipts: list[Receipt] = []
-        self._rows = rows
+        self._kinds = kinds
         self._counts = counts
         self._ids: list[int] = []
         self._start = 0
@@ -122,60 +115,19 @@ class Answers:
             if end > len(self._ids):
                 return
             share = slice(self._start, end)
-            self.receipts.append(_receipt(self._rows[share], self._ids[share]))
+            self.receipts.append(_receipt(self._kinds[share], self._ids[share]))
             self._start = end
 
 
-def _shares(values: list[T], counts: Iterable[int]) -> Iterator[list[T]]:
-    """Cut `values` into lists of so many each."""
+def _shares(values: Sequence[T], counts: Iterable[int]) -> Iterator[Sequence[T]]:
+    """Cut `values` into parts of so many each."""
     start = 0
     for count in counts:
         yield values[start : start + count]
         start += count
 
 
-def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
-    """Store messages as they come, all or none, in constant memory."""
-    settings = get_settings()
-    connection = queue_connection(settings, using)
-    _check_transaction(connection, settings)
-    addresser = Addresser(settings)
-    storer = Storer(connection, settings, addresser)
-    count = 0
-    with transaction.atomic(using=connection.alias):
-        for chunk in chunks(_stream(connection, addresser, messages)):
-            count += _store_chunk(connection, storer, chunk)
-    return BulkReceipt(count)
-
-
-def _stream(
-    connection: BaseDatabaseWrapper, addresser: Addresser, messages: Iterable[Message]
-) -> Iterator[NewRow | Wanted]:
-    for message in messages:
-        rows = addresser.rows(_checked(message))
-        if message.unique_id is not None:
-            yield from map(_wanting(message), rows)
-        else:
-            capturing.tell(connection, rows)
-            yield from rows
-
-
-def _store_chunk(
-    connection: BaseDatabaseWrapper, storer: Storer, chunk: list[NewRow | Wanted]
-) -> int:
-    """Store the rows of a stream; return how many were stored or changed."""
-    rows = [each for each in chunk if type(each) is NewRow]
-    if len(rows) == len(chunk):
-        return len(storer.insert_chunk(rows))
-    wanted = [each if isinstance(each, Wanted) else Wanted(each) for each in chunk]
-    copies = storer.dedupe(wanted)
-    for each, copy in zip(wanted, copies, strict=True):
-        if each.unique_id is not None:
-            _deduped(connection, [each], [copy])
-    return sum(copy.outcome != "duplicate" for copy in copies)
-
-
-def _wanting(message: Message) -> Callable[[NewRow], Wanted]:
+def wanting(message: Message) -> Callable[[NewRow], Wanted]:
     """Return what puts to a row of `message` what that says of its unique id."""
     if message.unique_id is None:
         return Wanted
@@ -184,7 +136,7 @@ def _wanting(message: Message) -> Callable[[NewRow], Wanted]:
     return lambda row: Wanted(row, unique_id, unique_for, message.on_duplicate)
 
 
-def _receipt(rows: list[NewRow], ids: Iterable[int]) -> Receipt:
+def _receipt(rows: Sequence[NewRow | Kind], ids: Iterable[int]) -> Receipt:
     if len(rows) == 1:
         return Receipt.of_added(_only(rows[0].handler, rows[0].queue), tuple(ids))
     return Receipt.of_added(tuple((row.handler, row.queue) for row in rows), tuple(ids))
@@ -196,7 +148,7 @@ def _only(handler: str, queue: str) -> tuple[tuple[str, str]]:
     return ((handler, queue),)
 
 
-def _deduped(
+def deduped(
     connection: BaseDatabaseWrapper, wanted: Sequence[Wanted], copies: Iterable[CopyReceipt]
 ) -> Receipt:
     """Return the receipt of one message with a unique id; a duplicate was not broadcast."""
@@ -209,7 +161,7 @@ def _deduped(
     return Receipt(found)
 
 
-def _checked(message: object) -> Message:
+def checked(message: object) -> Message:
     if not isinstance(message, Message):
         raise TypeError(
             f"broadcast_many() takes Message(...) objects, not {type(message).__name__}"
@@ -242,6 +194,9 @@ def in_own_atomic(connection: BaseDatabaseWrapper) -> bool:
     return bool(blocks) and not blocks[-1]._from_testcase  # type: ignore[attr-defined]
 
 
-def _check_transaction(connection: BaseDatabaseWrapper, settings: Settings) -> None:
+def checked_transaction(settings: Settings, using: str | None) -> BaseDatabaseWrapper:
+    """Return that connection; NotInTransaction where the caller has no transaction open."""
+    connection = queue_connection(settings, using)
     if settings.require_atomic and not in_own_atomic(connection):
         raise NotInTransaction(NOT_IN_TRANSACTION.format(alias=connection.alias))
+    return connection

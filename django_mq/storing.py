@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TypeVar
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -18,12 +17,8 @@ from django_mq.drafting import Wanted
 from django_mq.messages import CopyReceipt
 from django_mq.preparing import fetch_prepared, own_cursor
 from django_mq.store.backlog import lock_lines
-from django_mq.store.insert import FEW, NewRow, insert, nobody, one_statement
-
-#: A chunk of a large broadcast ends at so many rows, or so many characters of JSON.
-CHUNK_ROWS = 2_000
-CHUNK_SIZE = 4 * 1024 * 1024
-R = TypeVar("R", bound=NewRow | Wanted)
+from django_mq.store.insert import FEW, insert, nobody, one_statement
+from django_mq.store.rows import NewRow
 
 
 class Storer:
@@ -38,7 +33,7 @@ class Storer:
         self._in_commit_order = addresser.in_commit_order
 
     def insert(
-        self, rows: list[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
+        self, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
     ) -> list[int]:
         """Insert rows without unique ids, all or none; return their ids, in order.
 
@@ -52,7 +47,7 @@ class Storer:
             return self.insert_chunk(rows, sent=sent)
 
     def insert_chunk(
-        self, rows: list[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
+        self, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
     ) -> list[int]:
         """Insert rows as `insert()` does; the caller sees to all or none."""
         if not rows:
@@ -66,7 +61,7 @@ class Storer:
         self._ring(rows)
         return ids
 
-    def _insert(self, rows: list[NewRow], sent: Callable[[Sequence[int]], None]) -> list[int]:
+    def _insert(self, rows: Sequence[NewRow], sent: Callable[[Sequence[int]], None]) -> list[int]:
         if len(rows) <= FEW:
             found = fetch_prepared(self._connection, *one_statement(rows))
             if found is not None:
@@ -119,18 +114,3 @@ class Storer:
             if row.delay <= settings.poll_interval or row.due is not None:
                 bell.ring_after_commit(self._connection)
                 return
-
-
-def chunks(rows: Iterable[R]) -> Iterator[list[R]]:
-    """Cut rows into chunks, each complete before it is sent: what makes the rows may query."""
-    chunk: list[R] = []
-    size = 0
-    for each in rows:
-        row = each.row if isinstance(each, Wanted) else each
-        chunk.append(each)
-        size += len(row.payload) + len(row.metadata)
-        if len(chunk) >= CHUNK_ROWS or size >= CHUNK_SIZE:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk

@@ -35,7 +35,7 @@ from django_mq.routing import check_name
 from django_mq.sending import queue_connection
 from django_mq.store import Cursor
 from django_mq.store import testing as store
-from django_mq.store.insert import NewRow
+from django_mq.store.rows import NewRow
 from django_mq.worker.drainer import Drainer
 from django_mq.worker.leased import LeasedDelivery
 
@@ -214,7 +214,7 @@ class Broadcasts(Sequence[Broadcast]):
         return repr(self._held())
 
     def _see(
-        self, connection: BaseDatabaseWrapper, rows: list[NewRow], unique_id: str | None
+        self, connection: BaseDatabaseWrapper, rows: Sequence[NewRow], unique_id: str | None
     ) -> None:
         if not rows:
             return

@@ -17,7 +17,7 @@ from django_mq import Message, RetryPolicy, bell, broadcast, broadcast_many, han
 from django_mq.addressing import Addresser
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
-from django_mq.store.insert import NewRow
+from django_mq.store.rows import NewRow
 from django_mq.storing import Storer
 from tests.database import second_connection
 

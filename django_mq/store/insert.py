@@ -6,13 +6,14 @@ Moments that are given as seconds count from the database's clock, when the stat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from django_mq.store import Cursor
+from django_mq.store.rows import Kind, NewRow, Rows
 
 #: Up to here one statement is faster than COPY, which needs ids first, and a savepoint.
 FEW = 50
@@ -24,31 +25,6 @@ class CopyCursor(Cursor, Protocol):
     """A cursor that can COPY: psycopg's, or Django's around it."""
 
     def copy(self, statement: Any) -> AbstractContextManager[Any]: ...
-
-
-class NewRow(NamedTuple):
-    """One row to insert; the order of the fields is that of the statements' parameters.
-
-    `payload`, `metadata` and `retry` are JSON text. Due `delay` seconds from now, or at `due` if
-    that is set; expires likewise `lifetime` seconds from now, or at `expires`, or never.
-    """
-
-    queue: str
-    type: str
-    payload: str
-    max_attempts: int
-    handler: str = ""
-    schema_version: int = 1
-    metadata: str = "{}"
-    priority: int = 0
-    key: str | None = None
-    retry: str | None = None
-    wants_result: bool = False
-    ordered: bool = False
-    due: datetime | None = None
-    delay: float = 0.0
-    expires: datetime | None = None
-    lifetime: float | None = None
 
 
 #: So many fields of a row have no default, or are the handler: a plain row has no others.
@@ -176,36 +152,44 @@ def copy_many(
     Ids and the clock come first, by one statement: COPY returns nothing and computes nothing.
     """
     now, ids = draw(cursor, len(rows))
-    plain = all(row[_GIVEN:] == _DEFAULTS for row in rows)
+    plain = all(row[_GIVEN:] == _DEFAULTS for row in _one_of_each(rows))
     line = _line_maker(None if plain else now)
     with cursor.copy(COPY_PLAIN if plain else COPY) as copy:
         for start in range(0, len(rows), TOGETHER):
             these = ids[start : start + TOGETHER]
-            copy.write("".join(map(line, these, rows[start : start + TOGETHER])))
+            part = rows[start : start + TOGETHER]
+            found = part if isinstance(part, Rows) else Rows(part)
+            copy.write("".join(map(line, these, found.kinds, found.payloads)))
             sent(these)
     return ids
 
 
-def _line_maker(now: datetime | None) -> Callable[[int, NewRow], str]:
+def _one_of_each(rows: Sequence[NewRow]) -> Iterable[NewRow]:
+    """Return rows of all kinds."""
+    if not isinstance(rows, Rows):
+        return rows
+    return [kind.row("") for kind in {id(kind): kind for kind in rows.kinds}.values()]
+
+
+def _line_maker(now: datetime | None) -> Callable[[int, Kind, str], str]:
     """Return what makes a line of COPY text of an id and a row; of a plain one, without a clock.
 
     Rows of one call differ in little but the payload, so the rest is written once for each kind:
     2 us a row, where the driver's own `write_row` takes 8.
     """
-    kind: tuple[Any, ...] = ()
+    last: Kind | None = None
     before = after = ""
 
-    def line(id: int, row: NewRow) -> str:
-        nonlocal kind, before, after
-        here = row[:2] + row[3:]
-        if here != kind:
-            kind = here
-            before, after = around(here)
-        return f"{id}{before}{_escaped(row[2])}{after}"
+    def line(id: int, kind: Kind, payload: str) -> str:
+        nonlocal last, before, after
+        if kind is not last and kind != last:
+            before, after = around(kind)
+        last = kind
+        return f"{id}{before}{_escaped(payload)}{after}"
 
     @cache
-    def around(kind: tuple[Any, ...]) -> tuple[str, str]:
-        row = NewRow._make((*kind[:2], "", *kind[2:]))
+    def around(kind: Kind) -> tuple[str, str]:
+        row = kind.row("")
         columns = row[3:_GIVEN] if now is None else (*row[3:12], *_moments(row, now))
         return (
             "".join(f"\t{_copied(value)}" for value in row[:2]) + "\t",

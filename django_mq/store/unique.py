@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mq.store.insert import NewRow, as_json
+from django_mq.store.insert import as_json
+from django_mq.store.rows import NewRow
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor

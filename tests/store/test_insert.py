@@ -13,7 +13,8 @@ from psycopg import sql
 from django_mq.models import QueuedMessage
 from django_mq.store import cancel
 from django_mq.store import insert as insert_module
-from django_mq.store.insert import FEW, INSERT_FEW, NewRow, as_json, copy_many, insert
+from django_mq.store.insert import FEW, INSERT_FEW, as_json, copy_many, insert
+from django_mq.store.rows import NewRow, Rows
 from tests.database import second_connection
 
 pytestmark = pytest.mark.django_db
@@ -48,7 +49,12 @@ def insert_few(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
     return sorted(id for (id,) in cursor.fetchall())
 
 
-@pytest.fixture(params=[one_by_one, insert_few, copy_many], ids=lambda each: each.__name__)
+def copy_kinds(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
+    """As rows of many messages come."""
+    return copy_many(cursor, Rows(rows))
+
+
+@pytest.fixture(params=[one_by_one, insert_few, copy_many, copy_kinds], ids=lambda each: each.__name__)
 def way(request: Any) -> Insert:
     return request.param  # type: ignore[no-any-return]
 

@@ -33,9 +33,9 @@ from django_mq.store import (
 )
 from django_mq.store.claim import Lane
 from django_mq.store.freeing import Done
-from django_mq.store.insert import NewRow
 from django_mq.store.keys import Line
 from django_mq.store.results import Answer, store
+from django_mq.store.rows import NewRow
 from django_mq.store.settle import Failed
 from django_mq.store.unique import Unique, UniqueId
 from django_mq.worker.database import Statements

@@ -14,7 +14,7 @@ from django_mq import broadcast
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.store import backlog, freeing, operate, unique
 from django_mq.store.freeing import Done
-from django_mq.store.insert import NewRow
+from django_mq.store.rows import NewRow
 from django_mq.store.unique import Seen, Unique, UniqueId
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection

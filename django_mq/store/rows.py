@@ -1,0 +1,113 @@
+"""Rows to insert: one by one, or many that differ in little but their payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, overload
+
+
+class NewRow(NamedTuple):
+    """One row to insert; the order of the fields is that of the statements' parameters.
+
+    `payload`, `metadata` and `retry` are JSON text. Due `delay` seconds from now, or at `due` if
+    that is set; expires likewise `lifetime` seconds from now, or at `expires`, or never.
+    """
+
+    queue: str
+    type: str
+    payload: str
+    max_attempts: int
+    handler: str = ""
+    schema_version: int = 1
+    metadata: str = "{}"
+    priority: int = 0
+    key: str | None = None
+    retry: str | None = None
+    wants_result: bool = False
+    ordered: bool = False
+    due: datetime | None = None
+    delay: float = 0.0
+    expires: datetime | None = None
+    lifetime: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self[:2], self[3:])
+
+
+class Kind(NamedTuple):
+    """A row without its payload: the fields before that, and those after it.
+
+    >>> row = NewRow("mail", "shop.placed", "{}", 20, "send_mail")
+    >>> row.kind.row("[]") == row._replace(payload="[]")
+    True
+    >>> row.kind.queue, row.kind.handler, row.kind.metadata
+    ('mail', 'send_mail', '{}')
+    """
+
+    before: tuple[str, str]
+    after: tuple[Any, ...]
+
+    def row(self, payload: str) -> NewRow:
+        return NewRow._make((*self.before, payload, *self.after))
+
+    @property
+    def queue(self) -> str:
+        return self.before[0]
+
+    @property
+    def handler(self) -> str:
+        handler: str = self.after[1]
+        return handler
+
+    @property
+    def metadata(self) -> str:
+        metadata: str = self.after[3]
+        return metadata
+
+
+class Rows(Sequence[NewRow]):
+    """Rows as their kinds and payloads; a row is made when it is looked at.
+
+    Of many rows few kinds are there, so this is a text for each: what is alive longer than a
+    moment the collector walks again and again, and a text it does not.
+
+    >>> rows = Rows([NewRow("mail", "t", "1", 20), NewRow("stock", "t", "2", 20)])
+    >>> [row.queue for row in rows], rows[1].payload, [row.payload for row in rows[:1]]
+    (['mail', 'stock'], '2', ['1'])
+    """
+
+    __slots__ = ("kinds", "payloads")
+
+    def __init__(self, rows: Iterable[NewRow] = ()) -> None:
+        self.kinds: list[Kind] = []
+        self.payloads: list[str] = []
+        self.extend(rows)
+
+    def extend(self, rows: Iterable[NewRow]) -> None:
+        for row in rows:
+            self.add(row.kind, row.payload)
+
+    def add(self, kind: Kind, payload: str) -> None:
+        """Append a row."""
+        self.kinds.append(kind)
+        self.payloads.append(payload)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __iter__(self) -> Iterator[NewRow]:
+        for kind, payload in zip(self.kinds, self.payloads, strict=True):
+            yield kind.row(payload)
+
+    @overload
+    def __getitem__(self, place: int) -> NewRow: ...
+    @overload
+    def __getitem__(self, place: slice) -> Rows: ...
+    def __getitem__(self, place: int | slice) -> NewRow | Rows:
+        if isinstance(place, int):
+            return self.kinds[place].row(self.payloads[place])
+        found = Rows()
+        found.kinds, found.payloads = self.kinds[place], self.payloads[place]
+        return found
