@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -21,28 +22,11 @@ CHUNK_ROWS = 2_000
 CHUNK_SIZE = 4 * 1024 * 1024
 
 
-class Chunk:
+class Chunk(NamedTuple):
     """Rows that are stored together, and those of them that have a unique id, by their place."""
 
-    def __init__(self) -> None:
-        self.rows = Rows()
-        self.wanted: dict[int, Wanted] = {}
-        self._size = 0
-
-    def add(self, addresser: Addresser, message: Message) -> int:
-        """Add the rows of `message`; return how many."""
-        rows = self.rows
-        added = addresser.add(rows, message)
-        for place in range(len(rows) - added, len(rows)):
-            self._size += len(rows.payloads[place]) + len(rows.kinds[place].metadata)
-        if message.unique_id is not None:
-            want = wanting(message)
-            for place in range(len(rows) - added, len(rows)):
-                self.wanted[place] = want(rows[place])
-        return added
-
-    def is_full(self) -> bool:
-        return len(self.rows) >= CHUNK_ROWS or self._size >= CHUNK_SIZE
+    rows: Rows
+    wanted: dict[int, Wanted]
 
 
 def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
@@ -62,14 +46,19 @@ def _chunks(
     connection: BaseDatabaseWrapper, addresser: Addresser, messages: Iterable[Message]
 ) -> Iterator[Chunk]:
     """Cut into chunks, each complete before it is sent: what makes the messages may query."""
-    chunk = Chunk()
+    chunk = Chunk(Rows(), {})
     for message in messages:
-        added = chunk.add(addresser, checked(message))
-        if capturing.observers and message.unique_id is None:
-            capturing.tell(connection, chunk.rows[-added:])
-        if chunk.is_full():
+        rows = chunk.rows
+        added = addresser.add(rows, checked(message))
+        if message.unique_id is not None:
+            want = wanting(message)
+            for place in range(len(rows) - added, len(rows)):
+                chunk.wanted[place] = want(rows[place])
+        elif capturing.observers:
+            capturing.tell(connection, rows[-added:])
+        if rows.size >= CHUNK_SIZE or len(rows) >= CHUNK_ROWS:
             yield chunk
-            chunk = Chunk()
+            chunk = Chunk(Rows(), {})
     if chunk.rows:
         yield chunk
 

@@ -539,7 +539,7 @@ def test_an_iterator_is_read_in_chunks(by: str, monkeypatch: pytest.MonkeyPatch)
     """Constant memory: what is stored already is no longer held when more is read."""
     monkeypatch.setattr(streaming, "CHUNK_ROWS" if by == "rows" else "CHUNK_SIZE", 100)
     payload = "x" * (0 if by == "rows" else 8)  # and the two quotes
-    per_chunk = 100 if by == "rows" else 9  # each row has {} as metadata
+    per_chunk = 100 if by == "rows" else 10
     stored_when_read = []
 
     def messages() -> Iterator[Message]:

@@ -54,7 +54,9 @@ def copy_kinds(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
     return copy_many(cursor, Rows(rows))
 
 
-@pytest.fixture(params=[one_by_one, insert_few, copy_many, copy_kinds], ids=lambda each: each.__name__)
+@pytest.fixture(
+    params=[one_by_one, insert_few, copy_many, copy_kinds], ids=lambda each: each.__name__
+)
 def way(request: Any) -> Insert:
     return request.param  # type: ignore[no-any-return]
 
