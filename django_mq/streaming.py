@@ -18,7 +18,7 @@ from django_mq.store.rows import Rows
 from django_mq.storing import Storer
 
 #: A chunk ends at so many rows, or so many characters of JSON.
-CHUNK_ROWS = 2_000
+CHUNK_ROWS = 10_000
 CHUNK_SIZE = 4 * 1024 * 1024
 
 
