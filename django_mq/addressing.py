@@ -39,8 +39,10 @@ _LARGEST = 2**31 - 1
 MOST_ADDRESSES = 1024
 
 
-#: By type and queue: the row of each subscriber, without its payload.
-Routes = dict[tuple[str, str | None], list[Kind]]
+#: Type and queue.
+Address = tuple[str, str | None]
+#: By the address: the row of each subscriber, without its payload.
+Routes = dict[Address | None, list[Kind]]
 
 
 class _Learnt(NamedTuple):
@@ -86,17 +88,19 @@ class Addresser:
 
         Raises a BroadcastError that says what is wrong with the message.
         """
-        kinds = self._known_kinds(message)
+        address = _plain_address(message)
+        kinds = self._plain.get(address)
         if kinds is None:
-            return self._learn(message)
+            return self._learn(message, address)
         payload = (self._encode_payload(message.payload),)
         return [NewRow._make(before + payload + after) for before, after in kinds]
 
     def add(self, rows: Rows, message: Message) -> int:
         """Add these rows to those of other messages; return how many. Raises as `rows()`."""
-        kinds = self._known_kinds(message)
+        address = _plain_address(message)
+        kinds = self._plain.get(address)
         if kinds is None:
-            found = self._learn(message)
+            found = self._learn(message, address)
             rows.extend(found)
             return len(found)
         payload = self._encode_payload(message.payload)
@@ -104,17 +108,14 @@ class Addresser:
             rows.add(kind, payload)
         return len(kinds)
 
-    def _known_kinds(self, message: Message) -> list[Kind] | None:
-        """Of many messages most differ in the payload alone: the rest is checked once."""
-        return self._plain.get((message.type, message.queue)) if _is_plain(message) else None
-
-    def _learn(self, message: Message) -> list[NewRow]:
+    def _learn(self, message: Message, address: Address | None) -> list[NewRow]:
         rows = self._checked_rows(message)
+        # Of many messages most differ in the payload alone: the rest is checked and routed once.
         # What is special each call has to learn anew.
-        if _is_plain(message) and not (self.limits or self.in_commit_order):
+        if address is not None and not (self.limits or self.in_commit_order):
             if len(self._plain) >= MOST_ADDRESSES:
                 self._plain.clear()
-            self._plain[message.type, message.queue] = [row.kind for row in rows]
+            self._plain[address] = [row.kind for row in rows]
         return rows
 
     def _checked_rows(self, message: Message) -> list[NewRow]:
@@ -200,9 +201,9 @@ class Addresser:
         )
 
 
-def _is_plain(message: Message) -> bool:
-    """Say whether `message` has a type, a payload and perhaps a queue, and nothing else."""
-    return (
+def _plain_address(message: Message) -> Address | None:
+    """Return the address of what has a type, a payload and perhaps a queue, and nothing else."""
+    plain = (
         message.metadata is None
         and message.after is None
         and message.expires is None
@@ -218,6 +219,7 @@ def _is_plain(message: Message) -> bool:
         and type(message.type) is str
         and (message.queue is None or type(message.queue) is str)
     )
+    return (message.type, message.queue) if plain else None
 
 
 def trace(max_hops: int) -> str:

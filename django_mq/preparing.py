@@ -83,6 +83,8 @@ def fetch_prepared(
             (result,) = results(driver)
         except psycopg.errors.InvalidSqlStatementName:
             said.clear()  # somebody deallocated all
+            if pgconn.transaction_status == TransactionStatus.IDLE:
+                return None  # and no transaction is broken by it
             raise
     return [result.get_value(row, 0) or b"" for row in range(result.ntuples)]
 

@@ -70,7 +70,7 @@ def _store(
         capturing.tell(connection, rows)
         return receipt
     wanted = list(map(wanting(message), rows))
-    return deduped(connection, wanted, storer.dedupe(wanted))
+    return _deduped(connection, wanted, storer.dedupe(wanted))
 
 
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
@@ -84,14 +84,11 @@ def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt
     if all(message.unique_id is None for message in messages):
         answers = Answers(rows.kinds, counts)
         storer.insert(rows, sent=answers.add)
-        if capturing.observers:
-            for share in _shares(rows, counts):
-                capturing.tell(connection, share)
+        tell_each(connection, rows, counts)
         return answers.receipts
     addressed = zip(messages, _shares(rows, counts), strict=True)
     wanted = [row for message, share in addressed for row in map(wanting(message), share)]
-    answered = zip(_shares(wanted, counts), _shares(storer.dedupe(wanted), counts), strict=True)
-    return [deduped(connection, share, copies) for share, copies in answered]
+    return deduped_each(connection, wanted, storer.dedupe(wanted), counts)
 
 
 class Answers:
@@ -148,7 +145,25 @@ def _only(handler: str, queue: str) -> tuple[tuple[str, str]]:
     return ((handler, queue),)
 
 
-def deduped(
+def tell_each(connection: BaseDatabaseWrapper, rows: Rows, counts: Iterable[int]) -> None:
+    """Tell the observers, if there are any, of messages that have so many rows each."""
+    if capturing.observers:
+        for share in _shares(rows, counts):
+            capturing.tell(connection, share)
+
+
+def deduped_each(
+    connection: BaseDatabaseWrapper,
+    wanted: Sequence[Wanted],
+    copies: Sequence[CopyReceipt],
+    counts: Sequence[int],
+) -> list[Receipt]:
+    """Return the receipts of messages that have so many of these rows each."""
+    answered = zip(_shares(wanted, counts), _shares(copies, counts), strict=True)
+    return [_deduped(connection, share, found) for share, found in answered]
+
+
+def _deduped(
     connection: BaseDatabaseWrapper, wanted: Sequence[Wanted], copies: Iterable[CopyReceipt]
 ) -> Receipt:
     """Return the receipt of one message with a unique id; a duplicate was not broadcast."""
@@ -162,6 +177,7 @@ def deduped(
 
 
 def checked(message: object) -> Message:
+    """Return it; TypeError if it is none: broadcast_many() takes no dicts."""
     if not isinstance(message, Message):
         raise TypeError(
             f"broadcast_many() takes Message(...) objects, not {type(message).__name__}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 
 from django.db import transaction
@@ -43,7 +43,6 @@ class Storer:
             # One statement is all or none by itself, and nothing is left that it could refuse.
             return self.insert_chunk(rows, sent=sent)
         with transaction.atomic(using=self._connection.alias):
-            # They are all here: one COPY, while its lines are made.
             return self.insert_chunk(rows, sent=sent)
 
     def insert_chunk(
@@ -65,7 +64,9 @@ class Storer:
         if len(rows) <= FEW:
             found = fetch_prepared(self._connection, *one_statement(rows))
             if found is not None:
-                ids = sorted(map(int, found)) if len(found) > 1 else [int(found[0])]
+                ids = list(map(int, found))
+                if len(ids) > 1:  # of one alone a sort costs 1 us
+                    ids.sort()
                 sent(ids)
                 return ids
         with own_cursor(self._connection) as cursor:
@@ -73,7 +74,8 @@ class Storer:
 
     def dedupe(self, wanted: Sequence[Wanted]) -> list[CopyReceipt]:
         """Store rows of which some have unique ids, all or none; say what became of each."""
-        with self._block():
+        block = transaction.atomic(using=self._connection.alias)
+        with block if self._needs_block() else nullcontext():
             if self._in_commit_order:
                 self._join_lines([each.row for each in wanted])
             stored = deduping.store(
@@ -81,11 +83,6 @@ class Storer:
             )
             self._ring(stored.rows)
         return stored.copies
-
-    def _block(self) -> AbstractContextManager[None]:
-        if self._needs_block():
-            return transaction.atomic(using=self._connection.alias)
-        return nullcontext()
 
     def _needs_block(self) -> bool:
         """Say whether rows join a line where no transaction is open (REQUIRE_ATOMIC off)."""
@@ -106,11 +103,11 @@ class Storer:
 
     def _ring(self, rows: Sequence[NewRow]) -> None:
         # A worker looks at least each poll interval, so it meets by itself what is due later. How
-        # far away an absolute moment is only the database knows.
+        # far away an absolute moment is only the database knows: its delay is 0.
         settings = self._settings
         if settings.wakeup == "poll":
             return
         for row in rows:
-            if row.delay <= settings.poll_interval or row.due is not None:
+            if row.delay <= settings.poll_interval:
                 bell.ring_after_commit(self._connection)
                 return

@@ -232,7 +232,10 @@ class Broadcasts(Sequence[Broadcast]):
             connection,
         )
         self._captured.append(captured)
-        transaction.on_commit(captured.commit, using=connection.alias)
+        if connection.in_atomic_block or connection.get_autocommit():
+            transaction.on_commit(captured.commit, using=connection.alias)
+        else:  # the caller commits by hand, and Django knows no hooks then
+            captured.commit()
 
 
 _open_blocks: list[Broadcasts] = []

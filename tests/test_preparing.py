@@ -17,9 +17,10 @@ from django_mq import Message, RetryPolicy, bell, broadcast, broadcast_many, han
 from django_mq.addressing import Addresser
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
+from django_mq.store.insert import FEW
 from django_mq.store.rows import NewRow
 from django_mq.storing import Storer
-from tests.database import second_connection
+from tests.database import listening, second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -179,6 +180,42 @@ def test_what_somebody_deallocated_is_prepared_again() -> None:
     send(5)
     assert prepared() == 1
     assert QueuedMessage.objects.count() == 10
+
+
+def test_a_ring_that_somebody_deallocated_rings_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bell, "PAUSE", 0.0)
+    with listening() as listener:
+        for _ in range(4):
+            send(1)
+        assert len(listener.heard()) == 4
+        driver().execute("deallocate all")
+        with transaction.atomic():
+            broadcast_many([Message("a.b")] * (FEW + 1))
+        assert len(listener.heard()) == 1
+
+
+def test_a_connection_that_is_lost_when_it_rings_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Django looks at those in which it saw an error, at the end of a request."""
+    monkeypatch.setattr(bell, "PAUSE", 0.0)
+    for _ in range(4):
+        send(1)
+    with transaction.atomic():
+        transaction.on_commit(lose)
+        broadcast_many([Message("a.b")] * (FEW + 1))
+    assert connection.errors_occurred
+    connection.close_if_unusable_or_obsolete()
+    send(1)
+
+
+def lose() -> None:
+    """The server ends our session."""
+    pid = driver().info.backend_pid
+    with second_connection() as other:
+        other.execute("select pg_terminate_backend(%s, 30000)", [pid])
 
 
 @pytest.mark.parametrize("broken", ["queue = 'a b'", "type = ''"])

@@ -9,7 +9,16 @@ import pytest
 from django.db import connection, transaction
 from django.test import TestCase
 
-from django_mq import InvalidPayload, Message, Reject, Retry, broadcast, broadcast_many, handler
+from django_mq import (
+    InvalidPayload,
+    Message,
+    Reject,
+    Retry,
+    broadcast,
+    broadcast_many,
+    cancel,
+    handler,
+)
 from django_mq.handlers import isolated
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, drain, due
@@ -209,6 +218,20 @@ class CaptureTest(TestCase):
         assert broadcasts[0].payload == {"n": 1}
         assert len(broadcasts) == 3
 
+    def test_a_stream_is_captured_as_a_list_is(self) -> None:
+        """In order, each message once: whether or not some have unique ids."""
+        for name in ("one", "two"):
+            handler("test.*", name=name)(lambda delivery: None)
+        messages = [Message("test.x", n, unique_id="u" if n % 2 else None) for n in range(4)]
+        for made in (messages, iter(messages)):
+            with capture_broadcasts() as broadcasts, transaction.atomic():
+                broadcast_many(made)
+                if made is messages:
+                    cancel(type="test.x")
+            assert [(each.payload, each.handlers) for each in broadcasts] == [
+                (n, ("one", "two")) for n in (0, 1, 2)
+            ]
+
     def test_it_ends_with_its_block(self) -> None:
         with capture_broadcasts() as broadcasts:
             pass
@@ -223,6 +246,22 @@ class CaptureTest(TestCase):
             send("test.one")
             drain()
             assert_broadcast("test.one", times=1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("count", [10, 60])
+def test_who_commits_by_hand_captures_at_once(settings: Any, count: int) -> None:
+    """Django knows no hooks then."""
+    settings.DJANGO_MQ = {"REQUIRE_ATOMIC": False}
+    connection.set_autocommit(False)
+    try:
+        with capture_broadcasts() as broadcasts:
+            broadcast_many([Message("test.x", n) for n in range(count)])
+        assert len(broadcasts) == count
+        connection.commit()
+    finally:
+        connection.set_autocommit(True)
+    assert QueuedMessage.objects.count() == count
 
 
 class AssertBroadcastTest(TestCase):

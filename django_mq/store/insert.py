@@ -17,8 +17,8 @@ from django_mq.store.rows import Kind, NewRow, Rows
 
 #: Up to here one statement is faster than COPY, which needs ids first, and a savepoint.
 FEW = 50
-#: Lines that COPY gets at once.
-TOGETHER = 200
+#: Lines that COPY gets at once, unless they are longer than so many characters together.
+TOGETHER, LONG = 200, 1024 * 1024
 
 
 class CopyCursor(Cursor, Protocol):
@@ -159,7 +159,10 @@ def copy_many(
             these = ids[start : start + TOGETHER]
             part = rows[start : start + TOGETHER]
             found = part if isinstance(part, Rows) else Rows(part)
-            copy.write("".join(map(line, these, found.kinds, found.payloads)))
+            lines = map(line, these, found.kinds, found.payloads)
+            long = sum(map(len, found.payloads)) > LONG
+            for text in lines if long else ("".join(lines),):
+                copy.write(text)
             sent(these)
     return ids
 

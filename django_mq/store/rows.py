@@ -42,8 +42,8 @@ class Kind(NamedTuple):
     >>> row = NewRow("mail", "shop.placed", "{}", 20, "send_mail")
     >>> row.kind.row("[]") == row._replace(payload="[]")
     True
-    >>> row.kind.queue, row.kind.handler
-    ('mail', 'send_mail')
+    >>> row.kind.queue, row.kind.handler, row.kind.metadata
+    ('mail', 'send_mail', '{}')
     """
 
     before: tuple[str, str]
@@ -61,6 +61,11 @@ class Kind(NamedTuple):
         handler: str = self.after[1]
         return handler
 
+    @property
+    def metadata(self) -> str:
+        metadata: str = self.after[3]
+        return metadata
+
 
 class Rows(Sequence[NewRow]):
     """Rows as their kinds and payloads; a row is made when it is looked at.
@@ -73,25 +78,21 @@ class Rows(Sequence[NewRow]):
     (['mail', 'stock'], '2', ['1'])
     """
 
-    __slots__ = ("kinds", "payloads", "size")
+    __slots__ = ("kinds", "payloads")
 
     def __init__(self, rows: Iterable[NewRow] = ()) -> None:
         self.kinds: list[Kind] = []
         self.payloads: list[str] = []
-        #: Characters of JSON that were added.
-        self.size = 0
         self.extend(rows)
 
     def extend(self, rows: Iterable[NewRow]) -> None:
         for row in rows:
             self.add(row.kind, row.payload)
-            self.size += len(row.metadata)
 
     def add(self, kind: Kind, payload: str) -> None:
         """Append a row."""
         self.kinds.append(kind)
         self.payloads.append(payload)
-        self.size += len(payload)
 
     def __len__(self) -> int:
         return len(self.kinds)

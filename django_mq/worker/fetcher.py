@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 #: After a ring or a claim that took something, look once more so many seconds later before
 #: sleeping: makes the producers' coalesced rings lossless.
 LOOK_AGAIN = 0.025
-#: What is due within this part of a poll is done now: who is idle wakes up once for all of it.
-SLACK = 0.05
 #: A lane in which nothing was seen for so many seconds is not asked for any more.
 FORGET_LANE = 60.0
 
@@ -103,11 +101,11 @@ class Fetcher:
         self._postponed = False
         self._ownership.tend(cursor)
         now = monotonic()
-        soon = now + SLACK * self._poll
-        if soon >= self._look_at:
+        if now >= self._look_at:
             self._hopeful |= self._look(cursor)
-        if self._more_lapsed or soon >= self._lapsed_at:
-            # Twice as often with a backlog: a lapsed row still waits for what is in hand.
+        if self._more_lapsed or now >= self._lapsed_at:
+            # Twice as often with a backlog: a lapsed row still waits for what is in hand. Else
+            # with the next look, so that who is idle wakes up once a poll.
             next_at = now + (self._poll / 2 if self._hopeful else self._poll)
             self._lapsed_at = min(next_at, self._look_at)
             self._claim_lapsed(cursor)
@@ -202,7 +200,7 @@ class Fetcher:
         new_keys = self._claims.saw(seen)
         now = monotonic()
         self._look_again_at = now + REST_AFTER_FULL_SCAN * (now - began)
-        self._look_at = max(now + self._poll, self._look_again_at)
+        self._look_at = max(began + self._poll, self._look_again_at)
         self._must_look = False
         mine = [each for each in seen if self._preference(each.queue) is not None]
         self._leased = [each.queue for each in mine if each.kind == "leased"]

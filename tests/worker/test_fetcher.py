@@ -107,6 +107,15 @@ class Rig:
             self.clock.now += sleep
         raise AssertionError(f"it spins: {self.cursor.asked[-10:]}")
 
+    def pass_time(self, seconds: float) -> int:
+        """Fetch whenever it is time for it; return how often that was."""
+        end, wakes = self.clock.now + seconds, 0
+        while self.clock.now < end:
+            sleep = self.fetcher.fetch(self.cursor)  # which takes its time
+            self.clock.now += sleep
+            wakes += 1
+        return wakes
+
     def ids(self) -> list[int]:
         ids = [row.id for row in self.taken]
         self.taken.clear()
@@ -393,28 +402,23 @@ def test_lapsed_rows_are_not_forgotten_when_there_was_no_room(rig: Rig) -> None:
     assert rig.ids() == [lapsed.pk]
 
 
-def test_who_is_idle_wakes_up_once_a_poll(rig: Rig) -> None:
+@pytest.mark.parametrize(("poll", "takes"), [(1.0, 0.003), (1.0, 0.08), (0.1, 0.008)])
+def test_who_is_idle_wakes_up_once_a_poll(rig: Rig, poll: float, takes: float) -> None:
     """Beside a handler that runs past its lease; whenever the last ring was."""
     add(leased=-1, attempts=1)
-    rig.cursor.takes = 0.003
-    rig.make(poll=1.0)
+    rig.cursor.takes = takes
+    rig.make(poll=poll)
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
-        rig.settle()
-        rig.clock.now += 0.4
+        rig.settle(most=0.05)
+        rig.clock.now += 0.4 * poll
         rig.fetcher.rang()
-        rig.settle()
-        end = rig.clock.now + 1.0  # of the poll in which it rang
-        while rig.clock.now < end:
-            rig.clock.now += rig.fetcher.fetch(rig.cursor)
+        rig.settle(most=0.05)
+        rig.pass_time(2 * poll)  # of the poll in which it rang
         rig.cursor.asked.clear()
-        began = rig.clock.now
-        wakes = [rig.fetcher.fetch(rig.cursor)]
-        while rig.clock.now + wakes[-1] < began + 10:
-            rig.clock.now += wakes[-1]
-            wakes.append(rig.fetcher.fetch(rig.cursor))
-    assert len(wakes) <= 10
-    assert Counter(rig.cursor.asked) == {"look": len(wakes), "lapsed": len(wakes)}
+        wakes = rig.pass_time(10 * poll)
+    assert wakes <= 10
+    assert Counter(rig.cursor.asked) == {"look": wakes, "lapsed": wakes}
 
 
 def test_a_lease_that_lapses_later_is_found_by_the_poll(rig: Rig) -> None:
