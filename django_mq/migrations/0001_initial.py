@@ -2,8 +2,11 @@ from datetime import UTC, datetime
 
 import django.db.models.functions.datetime
 from django.db import migrations, models
+from django.db.models.functions import Greatest, Least
+from django.db.models.lookups import GreaterThanOrEqual, LessThanOrEqual
 
-TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC))
+TIMES = ("created_at", "processable_after", "expires_at")
+FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 # For triggers and other services: such a message has no handler yet, a worker routes it.
 # Not SECURITY DEFINER; the search path is pinned to the schema the tables were made in, with the
@@ -177,7 +180,7 @@ class Migration(migrations.Migration):
                 ("type", models.CharField(max_length=128, verbose_name="type")),
                 (
                     "schema_version",
-                    models.PositiveIntegerField(db_default=1, verbose_name="schema version"),
+                    models.IntegerField(db_default=1, verbose_name="schema version"),
                 ),
                 ("payload", models.JSONField(verbose_name="payload")),
                 (
@@ -220,10 +223,10 @@ class Migration(migrations.Migration):
                         blank=True, max_length=64, null=True, verbose_name="claimed by"
                     ),
                 ),
-                ("attempts", models.PositiveIntegerField(db_default=0, verbose_name="attempts")),
+                ("attempts", models.IntegerField(db_default=0, verbose_name="attempts")),
                 (
                     "max_attempts",
-                    models.PositiveIntegerField(db_default=20, verbose_name="attempts at most"),
+                    models.IntegerField(db_default=20, verbose_name="attempts at most"),
                 ),
                 ("retry", models.JSONField(blank=True, null=True, verbose_name="retry policy")),
                 (
@@ -372,18 +375,17 @@ class Migration(migrations.Migration):
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
-                            ("created_at__range", TIMES),
-                            ("processable_after__range", TIMES),
-                            models.Q(
-                                ("expires_at__isnull", True),
-                                ("expires_at__range", TIMES),
-                                _connector="OR",
-                            ),
+                            GreaterThanOrEqual(Least(*TIMES), FIRST_TIME),
+                            LessThanOrEqual(Greatest(*TIMES), LAST_TIME),
                         ),
                         name="mq_times_are_times",
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("attempts__lt", 2147483647)),
+                        condition=models.Q(
+                            ("attempts__gte", 0),
+                            ("attempts__lt", 2147483647),
+                            ("max_attempts__gte", 0),
+                        ),
                         name="mq_attempts_bounded",
                     ),
                     models.CheckConstraint(
