@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: A statement is prepared when it was said so often on a connection: not for a single request.
 THRESHOLD = 2
+
+#: Among them, how often all were forgotten.
+FORGOTTEN = ""
 
 # How often a statement was said on a connection of the driver.
 _said: WeakKeyDictionary[psycopg.Connection[Any], dict[str, int]] = WeakKeyDictionary()
@@ -67,22 +70,26 @@ def fetch_prepared(
     if times < THRESHOLD:
         said[statement] = times + 1
         return None
-    name, numbered = _named(statement)
+    name, numbered = _named(statement, said.get(FORGOTTEN, 0))
     with driver.lock:
         if begins:
             pgconn.send_query(b"begin")
             results(driver)
         if times == THRESHOLD:
-            pgconn.send_prepare(name, numbered)
-            results(driver)
-            said[statement] = times + 1  # not before the server has it
+            try:
+                pgconn.send_prepare(name, numbered)
+                results(driver)
+                said[statement] = times + 1
+            except BaseException:  # an interrupt, too: the server may have it or not
+                _forget(said)
+                raise
         pgconn.send_query_prepared(
             name, [None if value is None else str(value).encode() for value in values]
         )
         try:
             (result,) = results(driver)
         except psycopg.errors.InvalidSqlStatementName:
-            said.clear()  # somebody deallocated all
+            _forget(said)  # somebody deallocated it, or all
             if pgconn.transaction_status == TransactionStatus.IDLE:
                 return None  # and no transaction is broken by it
             raise
@@ -127,13 +134,20 @@ def results(driver: psycopg.Connection[Any]) -> list[PGresult]:
     return found
 
 
-@cache
-def _named(statement: str) -> tuple[bytes, bytes]:
+def _forget(said: dict[str, int]) -> None:
+    """Begin anew, with other names: what the server still has under the old ones is not known."""
+    forgotten = said.get(FORGOTTEN, 0) + 1
+    said.clear()
+    said[FORGOTTEN] = forgotten
+
+
+@lru_cache(maxsize=256)
+def _named(statement: str, forgotten: int) -> tuple[bytes, bytes]:
     """Return the statement's name on the server, and its text with the server's placeholders.
 
-    >>> _named("select %s, %s")
-    (b'django_mq_bc18adda', b'select $1, $2')
+    >>> _named("select %s, %s", 0)
+    (b'django_mq_bc18adda_0', b'select $1, $2')
     """
     first, *others = statement.split("%s")
     numbered = first + "".join(f"${n}{text}" for n, text in enumerate(others, 1))
-    return f"django_mq_{crc32(numbered.encode()):08x}".encode(), numbered.encode()
+    return f"django_mq_{crc32(numbered.encode()):08x}_{forgotten}".encode(), numbered.encode()

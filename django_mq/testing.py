@@ -244,7 +244,10 @@ _lock = threading.Lock()
 
 @contextmanager
 def capture_broadcasts() -> Iterator[Broadcasts]:
-    """Yield the list of what is broadcast in the block; what is rolled back is not in it."""
+    """Yield the list of what is broadcast in the block; what is rolled back is not in it.
+
+    Where autocommit is off and no `atomic()` is open, all of it is: Django does not tell then.
+    """
     broadcasts = Broadcasts()
     with _lock:
         capturing.observers.append(broadcasts._see)

@@ -13,7 +13,7 @@ from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
-from django_mq import Message, RetryPolicy, bell, broadcast, broadcast_many, handlers
+from django_mq import Message, RetryPolicy, bell, broadcast, broadcast_many, handlers, preparing
 from django_mq.addressing import Addresser
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
@@ -180,6 +180,50 @@ def test_what_somebody_deallocated_is_prepared_again() -> None:
     send(5)
     assert prepared() == 1
     assert QueuedMessage.objects.count() == 10
+
+
+@pytest.mark.parametrize("interrupted", [True, False], ids=["interrupted", "deallocated"])
+def test_what_the_server_still_has_is_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    """One of several is deallocated, or an interrupt comes between PREPARE and its count."""
+    real = preparing.results
+
+    def interrupt(driver: psycopg.Connection[Any]) -> Any:
+        real(driver)
+        raise KeyboardInterrupt
+
+    def send_three() -> None:
+        with transaction.atomic():
+            broadcast_many([Message("a.b")] * 3)
+
+    if interrupted:
+        send(2)
+        send_three()
+        send_three()
+        with transaction.atomic():
+            QueuedMessage.objects.count()  # else the first answer is that of BEGIN
+            monkeypatch.setattr(preparing, "results", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                broadcast("a.b")
+            monkeypatch.setattr(preparing, "results", real)
+            transaction.set_rollback(True)
+    else:
+        for _ in range(4):
+            send(1)
+            send_three()
+        name = driver().execute(
+            "select name from pg_prepared_statements"
+            " where statement like '%%(queue, type, payload, max_attempts, handler)%%values%%'"
+        )
+        driver().execute(f"deallocate {name.fetchall()[0][0]}")
+        with pytest.raises(DatabaseError, match="does not exist"):
+            send(1)
+    before = QueuedMessage.objects.count()
+    for _ in range(5):
+        send(1)
+        send_three()
+    assert QueuedMessage.objects.count() == before + 20
 
 
 def test_a_ring_that_somebody_deallocated_rings_all_the_same(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import array, gates
-from django_mq.store.claimed import WIDTH, claimed_columns
+from django_mq.store.claimed import NEXT_ATTEMPT, WIDTH, claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -88,7 +88,7 @@ with due as materialized (
      where n = 1 or bytes <= %(bytes)s
 )
 update django_mq_queuedmessage m
-   set attempts = m.attempts + 1, claimed_by = taken.claimer,
+   set attempts = {NEXT_ATTEMPT}, claimed_by = taken.claimer,
        leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
   from taken
  where m.id = any(array[taken.id])

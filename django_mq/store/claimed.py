@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from django_mq.messages import ClaimedRow
 
+#: The attempt that a claim begins: what others wrote may be the most that the CHECK allows.
+NEXT_ATTEMPT = "least(m.attempts, 2147483645) + 1"
 #: So many columns a ClaimedRow has; what a statement returns besides comes behind them.
 WIDTH = len(ClaimedRow._fields)
 

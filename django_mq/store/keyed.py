@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from django_mq.messages import ClaimedRow
 from django_mq.store.claim import OPEN_LANES, Claim, Lane, lane_columns
-from django_mq.store.claimed import WIDTH, claimed_columns
+from django_mq.store.claimed import NEXT_ATTEMPT, WIDTH, claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -207,7 +207,7 @@ with seen as materialized ({_WINDOW}), line as materialized (
     returning m.id
 ), claimed as (
     update django_mq_queuedmessage m
-       set attempts = m.attempts + 1, claimed_by = %(claimer)s, blocked_by = null,
+       set attempts = {NEXT_ATTEMPT}, claimed_by = %(claimer)s, blocked_by = null,
            leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
       from taken
      where m.id = any(array[taken.id])

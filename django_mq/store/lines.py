@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import gates
-from django_mq.store.claimed import claimed_columns
+from django_mq.store.claimed import NEXT_ATTEMPT, claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -189,7 +189,7 @@ with head as materialized (
      where unbroken and (n = 1 or total <= %(bytes)s)
 )
 update django_mq_queuedmessage m
-   set attempts = m.attempts + 1, claimed_by = %(claimer)s, blocked_by = null,
+   set attempts = {NEXT_ATTEMPT}, claimed_by = %(claimer)s, blocked_by = null,
        leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
   from taken
  where m.id = any(array[taken.id])

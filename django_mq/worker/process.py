@@ -184,6 +184,7 @@ class Process:
                     logger.exception("worker loop failed", extra={"event": "loop_failed"})
                 self.statements.close()
                 self._in_doubt = True
+                self.fetcher.freed()  # what it was about to claim is still due
                 if not is_conflict(error):
                     self.outage.wait(error)
                 continue

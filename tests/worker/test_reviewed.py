@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from django.db import DataError, IntegrityError, connection, transaction
 from django.utils import timezone
+from psycopg.errors import DeadlockDetected
 
 from django_mq import Snooze, broadcast, broadcast_many, handler
 from django_mq.addressing import MOST_ADDRESSES, Addresser
 from django_mq.conf import get_settings
 from django_mq.handlers import isolated
-from django_mq.messages import Message
+from django_mq.messages import Delivery, Message
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.store import chores
 from django_mq.testing import deliver, drain
-from django_mq.worker import Worker
+from django_mq.worker import Worker, claiming
 from tests.rows import add
 from tests.worker.conftest import Bench
 
@@ -40,6 +41,61 @@ def test_attempts_cannot_overflow() -> None:
     message = add()
     with pytest.raises(IntegrityError), transaction.atomic():
         QueuedMessage.objects.filter(pk=message.pk).update(attempts=2**31 - 1)
+
+
+@pytest.mark.parametrize("when", ["infinity", "-infinity"])
+@pytest.mark.parametrize("column", ["leased_until", "dead_at"])
+def test_nor_is_a_lease_or_a_death(column: str, when: str) -> None:
+    """S17: the look for what lapsed would fail for ever."""
+    message = add()
+    claimer = ", claimed_by = 'x:1'" if column == "leased_until" else ""
+    with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            f"update django_mq_queuedmessage set {column} = %s {claimer} where id = %s",
+            [when, message.pk],
+        )
+
+
+@pytest.mark.parametrize("kind", ["plain", "keyed", "ordered"])
+def test_as_many_attempts_as_can_be_do_not_stop_the_queue(settings: Any, kind: str) -> None:
+    """S17."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": kind == "ordered"}}}
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    options = {"key": "k"} if kind == "keyed" else {"ordered": kind == "ordered"}
+    many = add(handler="h", attempts=2**31 - 2, **options)
+    one = add(handler="h", **options)
+    assert Worker(queues=["mail"]).run(until_empty=True)
+    assert ran == [many.pk, one.pk]
+
+
+def test_claims_that_fail_leave_a_queue_that_is_not_empty(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is empty means that: however many claims in a row failed."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    for _ in range(5):
+        add(handler="h")
+    real, left = claiming.claim.claim, [6]
+
+    def claim(*args: Any, **options: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise DeadlockDetected("again and again")
+        return real(*args, **options)
+
+    monkeypatch.setattr(claiming.claim, "claim", claim)
+    assert Worker(queues=["mail"]).run(until_empty=True)
+    assert len(ran) == 5
 
 
 def test_a_failed_handlers_write_through_an_old_cursor_is_undone(bench: Bench) -> None:
