@@ -21,8 +21,15 @@ from django_mq.states import MessageQuerySet, MessageState, read_state
 NAME = r"^[A-Za-z0-9_.:/-]+$"
 NAME_OR_EMPTY = r"^[A-Za-z0-9_.:/-]*$"
 NAME_LENGTH = 128
-# Nulls are nobody's least or greatest.
-_TIMES = ("created_at", "processable_after", "expires_at", "leased_until", "dead_at")
+# All of a message. Nulls are nobody's least or greatest.
+_TIMES = (
+    "created_at",
+    "processable_after",
+    "expires_at",
+    "leased_until",
+    "held_since",
+    "dead_at",
+)
 FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 #: A statement is prepared when it was said so often on a connection: not for a single request.
 THRESHOLD = 2
-
-#: Among them, how often all were forgotten.
 FORGOTTEN = ""
 
-# How often a statement was said on a connection of the driver.
+# How often a statement was said on a connection of the driver; of FORGOTTEN, how often all counts
+# were dropped.
 _said: WeakKeyDictionary[psycopg.Connection[Any], dict[str, int]] = WeakKeyDictionary()
 
 

@@ -64,9 +64,7 @@ class Storer:
         if len(rows) <= FEW:
             found = fetch_prepared(self._connection, *one_statement(rows))
             if found is not None:
-                ids = list(map(int, found))
-                if len(ids) > 1:  # of one alone a sort costs 1 us
-                    ids.sort()
+                ids = sorted(map(int, found))
                 sent(ids)
                 return ids
         with own_cursor(self._connection) as cursor:

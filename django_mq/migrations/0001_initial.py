@@ -5,7 +5,14 @@ from django.db import migrations, models
 from django.db.models.functions import Greatest, Least
 from django.db.models.lookups import GreaterThanOrEqual, LessThanOrEqual
 
-TIMES = ("created_at", "processable_after", "expires_at", "leased_until", "dead_at")
+TIMES = (
+    "created_at",
+    "processable_after",
+    "expires_at",
+    "leased_until",
+    "held_since",
+    "dead_at",
+)
 FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 # For triggers and other services: such a message has no handler yet, a worker routes it.

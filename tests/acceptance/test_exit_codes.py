@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.acceptance.conftest import database_url
 from tests.acceptance.processes import Worker
+from tests.database import second_connection
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,18 @@ def test_a_wrong_setting_is_one(start: Callable[..., Worker]) -> None:
     assert "Traceback" not in worker.said()
 
 
-def test_missing_tables_are_one(start: Callable[..., Worker]) -> None:
-    worker = start(url=database_url(dbname="postgres"))
+@pytest.fixture
+def empty_database() -> Iterator[str]:
+    """One of our own: whichever else is there may be somebody's, with tables and messages."""
+    name = f"mq_empty_{secrets.token_hex(4)}"
+    with second_connection() as server:
+        server.execute(f"create database {name} template template0")
+        yield name
+        server.execute(f"drop database {name} with (force)")
+
+
+def test_missing_tables_are_one(start: Callable[..., Worker], empty_database: str) -> None:
+    worker = start(url=database_url(dbname=empty_database))
     assert worker.ends() == 1
     assert "migrate" in worker.said()
     assert "Traceback" not in worker.said()

@@ -44,9 +44,9 @@ def test_attempts_cannot_overflow() -> None:
 
 
 @pytest.mark.parametrize("when", ["infinity", "-infinity"])
-@pytest.mark.parametrize("column", ["leased_until", "dead_at"])
-def test_nor_is_a_lease_or_a_death(column: str, when: str) -> None:
-    """S17: the look for what lapsed would fail for ever."""
+@pytest.mark.parametrize("column", ["leased_until", "held_since", "dead_at"])
+def test_nor_is_another_time_of_a_message(column: str, when: str) -> None:
+    """S17: the claims, or the look for what lapsed, would fail for ever."""
     message = add()
     claimer = ", claimed_by = 'x:1'" if column == "leased_until" else ""
     with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:
@@ -73,9 +73,7 @@ def test_as_many_attempts_as_can_be_do_not_stop_the_queue(settings: Any, kind: s
     assert ran == [many.pk, one.pk]
 
 
-def test_claims_that_fail_leave_a_queue_that_is_not_empty(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claims_that_fail_leave_a_queue_that_is_not_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it is empty means that: however many claims in a row failed."""
     ran: list[int] = []
 
