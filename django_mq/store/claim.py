@@ -60,31 +60,31 @@ OPEN_LANES = f"""
 """  # noqa: S608  (made of our own texts, as is the next)
 
 CLAIM = f"""
-with due as materialized (
-    select d.*, row_number() over so_far as n,
-           sum(octet_length(d.payload)) over so_far as bytes
-      from (
-        select d.*
-          from ({OPEN_LANES}) lane
-         cross join lateral (
-            select m.id, m.processable_after as at, m.payload::text as payload
-              from django_mq_queuedmessage m
-             where m.queue = lane.queue and m.priority = lane.priority
-               and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-               and (m.processable_after, m.id) > (lane.at, lane.id)
-               and m.processable_after <= statement_timestamp()
-               and m.key is null
-             order by m.processable_after, m.id
-             limit %(limit)s
-               for no key update of m skip locked
-         ) d
-         limit %(limit)s
-      ) d
-    window so_far as (rows unbounded preceding)
-), taken as materialized (
+with taken as materialized (
     select id, at, n, payload,
            (%(claimers)s::text[])[(n - 1) / %(each)s + 1] as claimer
-      from due
+      from (
+        select d.*, row_number() over so_far as n,
+               sum(octet_length(d.payload)) over so_far as bytes
+          from (
+            select d.*
+              from ({OPEN_LANES}) lane
+             cross join lateral (
+                select m.id, m.processable_after as at, m.payload::text as payload
+                  from django_mq_queuedmessage m
+                 where m.queue = lane.queue and m.priority = lane.priority
+                   and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+                   and (m.processable_after, m.id) > (lane.at, lane.id)
+                   and m.processable_after <= statement_timestamp()
+                   and m.key is null
+                 order by m.processable_after, m.id
+                 limit %(limit)s
+                   for no key update of m skip locked
+             ) d
+             limit %(limit)s
+          ) d
+        window so_far as (rows unbounded preceding)
+      ) due
      where n = 1 or bytes <= %(bytes)s
 )
 update django_mq_queuedmessage m

@@ -108,15 +108,18 @@ def still_ours(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
     return _ids(cursor)
 
 
-# What an UPDATE or DELETE changes may be joined either way round, too; so it is given ids. Locked
-# where the fence is looked at: who waits for somebody else's change looks at the ids alone again.
-ACK = f"""
+# The fence is looked at in the row that is removed, so who waited for somebody else's change looks
+# at it again, and behind IS TRUE the planner cannot turn it into a join: 2.7 us a message of the
+# server's, where a lock of its own before the removal made it 3.9.
+ACK = """
 delete from django_mq_queuedmessage
- where id = any(array(
-    select m.id
-      from {fenced(last="for no key update")}))
+ where id = any(%(ids)s::bigint[])
+   and ((id, attempts, claimed_by) in (
+        select *
+          from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
+       )) is true
 returning id
-"""  # noqa: S608
+"""
 
 
 ACK_ONE = """

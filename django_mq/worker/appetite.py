@@ -7,6 +7,8 @@ from time import monotonic
 
 #: What is in hand should last between these seconds: shorter doubles the appetite, longer halves.
 SHORT, LONG = 0.25, 1.0
+#: Shorter than this, in seconds: four times as much still lasts less than SHORT.
+VERY_SHORT = SHORT / 4
 
 
 class Appetite:
@@ -73,7 +75,8 @@ class Appetite:
         lasted = self._clock() - self._fed_at
         self._fed_at = None
         if lasted < SHORT:
-            self._wanted = min(self._wanted * 2, self._most)
+            growth = 4 if lasted < VERY_SHORT else 2
+            self._wanted = min(self._wanted * growth, self._most)
         elif lasted > LONG:
             self._wanted = max(self._wanted // 2, self._floor)
 

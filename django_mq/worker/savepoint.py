@@ -114,6 +114,11 @@ class LazySavepoint:
         self.opened = False
         self._armed = True
 
+    def watch(self) -> None:
+        """From now on, `opened` says whether somebody used the connection; no savepoint is."""
+        self.arm()
+        self._waiting = True
+
     def disarm(self) -> None:
         """What touches the connection from now on is not the handler."""
         self._armed = False

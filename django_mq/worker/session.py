@@ -73,8 +73,26 @@ class Session:
         ):
             self.reset()
 
-    def take_back(self) -> None:
-        """Undo what hooks SET for the session; if that fails the connection is dropped."""
+    def run_hooks(self, hooks: list[Any]) -> None:
+        """Run on_commit hooks; the commit stands, whatever they raise.
+
+        What they SET for the session is undone, if they used the connection at all: that would
+        cost each slice of 400 messages a tenth of its time.
+        """
+        self.savepoint.watch()
+        for _, hook, _ in hooks:
+            try:
+                hook()
+            except BaseException:  # SystemExit too: a hook does not end the worker
+                logger.exception(
+                    "an on_commit hook failed; its message is acked", extra={"event": "hook_failed"}
+                )
+        self.savepoint.disarm()
+        if self.savepoint.opened:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Undo what was SET for the session; if that fails the connection is dropped."""
         self.make_clean()
         try:
             psycopg.ClientCursor(self.connect()).execute(taking_back(self.wrapper))
@@ -94,14 +112,3 @@ class Session:
         wrapper.savepoint_ids = []
         wrapper.atomic_blocks = []
         wrapper.run_on_commit = []
-
-
-def run_hooks(hooks: list[Any]) -> None:
-    """Run on_commit hooks; the commit stands, whatever they raise."""
-    for _, hook, _ in hooks:
-        try:
-            hook()
-        except BaseException:  # SystemExit too: a hook does not end the worker
-            logger.exception(
-                "an on_commit hook failed; its message is acked", extra={"event": "hook_failed"}
-            )

@@ -28,7 +28,7 @@ from django_mq.worker.locking import Locker
 from django_mq.worker.mending import Mender
 from django_mq.worker.progress import Conflicts, Gone, Lost, Progress, Remainder
 from django_mq.worker.savepoint import LazySavepoint, TransactionGone
-from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
+from django_mq.worker.session import DATABASE_ERRORS, Session
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -324,8 +324,7 @@ class Slices:
 
     def _finish(self, progress: Progress) -> None:
         if progress.hooks:
-            run_hooks(progress.hooks)
-            self._session.take_back()
+            self._session.run_hooks(progress.hooks)
         self._settled(progress.ended)
         reporting.all_ended(progress.ended)
         self._conflicts.forget(progress.ended)

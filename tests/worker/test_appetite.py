@@ -39,10 +39,15 @@ def test_grows_while_it_is_eaten_fast_and_no_further_than_the_most(clock: Clock)
     assert [eat(alone, clock, 0.01) for _ in range(5)] == [1] * 5
     assert alone.room(1) == 0
     appetite = Appetite(least=1, most=400, batch=100, clock=clock)
-    rooms = [eat(appetite, clock, 0.01) for _ in range(12)]
+    rooms = [eat(appetite, clock, 0.2) for _ in range(12)]
     assert rooms[:4] == [1, 2, 4, 8]
     assert rooms[-1] == 400
     assert appetite.wanted == 400
+
+
+def test_grows_twice_as_fast_while_that_is_still_eaten_fast(clock: Clock) -> None:
+    appetite = Appetite(least=1, most=400, batch=100, clock=clock)
+    assert [eat(appetite, clock, 0.06) for _ in range(6)] == [1, 4, 16, 64, 256, 400]
 
 
 def test_shrinks_when_it_lasts_long_and_not_below_the_least(clock: Clock) -> None:
@@ -57,9 +62,10 @@ def test_shrinks_when_it_lasts_long_and_not_below_the_least(clock: Clock) -> Non
 def test_stays_while_it_lasts_as_it_should(clock: Clock) -> None:
     appetite = Appetite(least=1, most=400, batch=100, clock=clock)
     for _ in range(5):
-        eat(appetite, clock, 0.01)
+        eat(appetite, clock, 0.2)
     appetite.room(0)  # only now it learns how long the last lasted
     wanted = appetite.wanted
+    assert 1 < wanted < 400
     for _ in range(5):
         eat(appetite, clock, 0.5)
     assert appetite.wanted == wanted
@@ -68,9 +74,10 @@ def test_stays_while_it_lasts_as_it_should(clock: Clock) -> None:
 def test_a_claim_that_was_not_full_says_nothing(clock: Clock) -> None:
     appetite = Appetite(least=1, most=400, batch=100, clock=clock)
     for _ in range(6):
-        eat(appetite, clock, 0.01)
+        eat(appetite, clock, 0.2)
     appetite.room(0)  # only now it learns how long the last lasted
     wanted = appetite.wanted
+    assert 1 < wanted < 400
     for _ in range(5):
         appetite.room(0)
         appetite.fed(1)

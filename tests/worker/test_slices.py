@@ -1443,6 +1443,27 @@ def test_a_handler_that_touches_nothing_opens_none(bench: Bench, statements: lis
     assert not any("savepoint" in s.lower() for s in statements)
 
 
+@pytest.mark.parametrize("touch", [*TOUCHES, None])
+def test_the_session_is_taken_back_after_hooks_that_used_it(
+    bench: Bench, statements: list[str], touch: str | None
+) -> None:
+    """Only then: it would cost each slice a tenth of its time."""
+    do = TOUCHES.get(touch or "", lambda: None)
+    hooks: list[str] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        transaction.on_commit(do)
+        transaction.on_commit(lambda: hooks.append("the next one runs too"))
+
+    connection.ensure_connection()
+    KEPT[:] = [connection.cursor()]
+    add(handler="h")
+    bench.run_all(bench.claim())
+    assert len(hooks) == 1
+    assert any("reset all" in s for s in statements) == (touch is not None)
+
+
 def test_who_follows_a_writer_finds_its_savepoint_open(bench: Bench, statements: list[str]) -> None:
     """A round trip less for each; and what is undone is its own alone, as ever."""
 
