@@ -38,7 +38,7 @@ class Counting:
 
     def execute(self, statement: str, params: Any = None) -> Any:
         self._clock.now += self.takes
-        kinds = {"with due": "claim", "with found": "lapsed", "with recursive": "look"}
+        kinds = {"with taken": "claim", "with found": "lapsed", "with recursive": "look"}
         head = statement.strip()
         found = (kind for start, kind in kinds.items() if head.startswith(start))
         self.asked.append(next(found, "gate"))

@@ -564,7 +564,7 @@ def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, pr
         attempts.append(delivery.attempt)
 
     add_many(3, handler="h")
-    proxy.cut_at("with due as materialized", arrives=True)
+    proxy.cut_at("with taken as materialized", arrives=True)
     with proxied(proxy):
         running = start()
         said.wait("message_acked", 3)
