@@ -11,7 +11,7 @@ class Peer:
 
     `tables` are emptied before each measurement. In `table`, `due` is true of the jobs that are
     due and not done. `delayed` and `failed` store rows that must not be in the way; they are given
-    `count` and `payload`. A slow peer gets fewer jobs to drain.
+    `count` and `payload`. `id` is its column of ids. A slow peer gets fewer jobs to drain.
     """
 
     name: str
@@ -22,6 +22,7 @@ class Peer:
     due: str
     delayed: str
     failed: str
+    id: str = "id"
     slow: bool = False
 
 
@@ -63,6 +64,18 @@ select t.id, %(payload)s::json, {}
  where t.identifier = 'noop'
 """
 GRAPHILE_DUE = "run_at <= now() and (locked_at is not null or attempts < max_attempts)"
+
+#: What was read and not deleted is not done, though it is as invisible as what is delayed.
+PGMQ_DUE = "(vt <= now() or read_ct > 0)"
+PGMQ_DELAYED = """
+insert into pgmq.q_bench (vt, message)
+select now() + interval '1 day', %(payload)s::jsonb from generate_series(1, %(count)s)
+"""
+#: It has no failed messages; its manual archives what is not to be read again.
+PGMQ_ARCHIVED = """
+insert into pgmq.a_bench (msg_id, read_ct, vt, message)
+select -n, 20, now(), %(payload)s::jsonb from generate_series(1, %(count)s) n
+"""
 
 
 PEERS = (
@@ -107,5 +120,16 @@ PEERS = (
         delayed=TASKS_DB.format("'READY', null, null, now() + interval '1 day'"),
         failed=TASKS_DB.format("'FAILED', now(), now(), now()"),
         slow=True,
+    ),
+    Peer(
+        name="pgmq",
+        title="pgmq",
+        driver="pgmq_driver.py",
+        tables="pgmq.q_bench, pgmq.a_bench",
+        table="pgmq.q_bench",
+        due=PGMQ_DUE,
+        delayed=PGMQ_DELAYED,
+        failed=PGMQ_ARCHIVED,
+        id="msg_id",
     ),
 )

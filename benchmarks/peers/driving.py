@@ -91,7 +91,7 @@ class Driven:
     def waiting(self) -> set[str]:
         """Return the ids of the jobs that are due and not done."""
         where = f"from {self.peer.table} where {self.peer.due}"
-        return {id for (id,) in self.database.execute(f"select id::text {where}")}
+        return {id for (id,) in self.database.execute(f"select {self.peer.id}::text {where}")}
 
     def enqueue(self, count: int, warm_up: int) -> float:
         """Return transactions a second, of one order and one job each."""
