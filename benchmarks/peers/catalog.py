@@ -65,6 +65,14 @@ select t.id, %(payload)s::json, {}
 """
 GRAPHILE_DUE = "run_at <= now() and (locked_at is not null or attempts < max_attempts)"
 
+CHANCY = """
+insert into chancy_jobs
+       (id, queue, func, kwargs, state, attempts, scheduled_at, started_at, completed_at)
+select gen_random_uuid(), 'default', 'chancy_driver.noop', %(payload)s::jsonb, {}
+  from generate_series(1, %(count)s)
+"""
+CHANCY_DUE = "state in ('pending', 'running', 'retrying') and scheduled_at <= now()"
+
 #: What was read and not deleted is not done, though it is as invisible as what is delayed.
 PGMQ_DUE = "(vt <= now() or read_ct > 0)"
 PGMQ_DELAYED = """
@@ -131,5 +139,15 @@ PEERS = (
         delayed=PGMQ_DELAYED,
         failed=PGMQ_ARCHIVED,
         id="msg_id",
+    ),
+    Peer(
+        name="chancy",
+        title="Chancy",
+        driver="chancy_driver.py",
+        tables="chancy_jobs",
+        table="chancy_jobs",
+        due=CHANCY_DUE,
+        delayed=CHANCY.format("'pending', 0, now() + interval '1 day', null, null"),
+        failed=CHANCY.format("'failed', 1, now(), now(), now()"),
     ),
 )
