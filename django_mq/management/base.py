@@ -13,11 +13,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
+from psycopg.errors import UndefinedColumn, UndefinedTable
 
 from django_mq.exceptions import MQError
 from django_mq.failures import one_line
 from django_mq.management.output import as_json
 from django_mq.queues import Changed
+from django_mq.queues.connecting import alias_of
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -36,14 +38,13 @@ class OperatorCommand(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        alias = options.setdefault("database", None)
-        if alias is not None and alias not in connections:
-            raise CommandError(
-                f"no database {one_line(alias)!r}; there are {', '.join(connections)}"
-            )
+        alias = alias_of(options.setdefault("database", None))
+        must_be_postgresql(alias)
         try:
             self.operate(**options)
         except (MQError, ValueError, DatabaseError) as error:
+            if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
+                raise CommandError(not_up_to_date(alias)) from error
             raise CommandError(one_line(str(error)) or type(error).__name__) from error
 
     def operate(self, *, database: str | None, **options: Any) -> None:
@@ -84,6 +85,22 @@ class OperatorCommand(BaseCommand):
             self.report("", Changed((), found.skipped), json=True, **options)
         else:
             self.stdout.write(text)
+
+
+def must_be_postgresql(alias: str) -> None:
+    """Raise CommandError for a database that there is not, or that is another one."""
+    if alias not in connections:
+        raise CommandError(f"no database {one_line(alias)!r}; there are {', '.join(connections)}")
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        raise CommandError(
+            f"database {alias!r} is {connection.display_name}; django_mq works on PostgreSQL"
+        )
+
+
+def not_up_to_date(alias: str) -> str:
+    """Say that tables or columns are missing, and what to do."""
+    return f"the tables in database {alias!r} are not up to date: run manage.py migrate"
 
 
 def count(n: int) -> str:

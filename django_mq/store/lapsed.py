@@ -33,7 +33,7 @@ with found as materialized (
      where case
            when m.ordered then not exists (
                select from django_mq_queuedmessage e
-                where e.queue = m.queue and e.leased_until is not null and e.id < m.id)
+                where e.queue = m.queue and e.leased_until is not null and e.id + 0 < m.id)
             and not exists (
                select from django_mq_queuedmessage e
                 where (e.queue, e.id) < (m.queue, m.id) and e.queue >= m.queue and e.ordered

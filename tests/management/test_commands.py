@@ -84,6 +84,22 @@ def test_each_takes_a_database(name):
         run(name, *COMMANDS[name], "--database", "nowhere")
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_says_what_to_do_where_no_tables_are(name):
+    with connection.cursor() as cursor:
+        cursor.execute("drop table django_mq_queuedmessage, django_mq_queuestate cascade")
+    with pytest.raises(CommandError, match="'default' are not up to date: run manage"):
+        run(name, *COMMANDS[name])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_refuses_another_kind_of_database(name, monkeypatch):
+    monkeypatch.setattr(connection, "vendor", "sqlite")
+    monkeypatch.setattr(connection, "display_name", "SQLite")
+    with pytest.raises(CommandError, match="is SQLite; django_mq works on PostgreSQL"):
+        run(name, *COMMANDS[name])
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

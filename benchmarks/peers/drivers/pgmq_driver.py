@@ -1,11 +1,13 @@
 """pgmq: https://github.com/pgmq/pgmq
 
-Tuned: its SQL functions by psycopg, with binary arrays and orjson; large batches, each read by one
-statement and deleted by another; insert notifications, and a poll for what the throttle withholds.
+Tuned: its SQL functions by psycopg, with binary arrays and orjson; batches of as many as the bare
+loop has, each read by one statement and deleted by another; insert notifications, and a poll for
+what the throttle withholds.
 """
 
 from __future__ import annotations
 
+import os
 from threading import Event
 from time import monotonic
 from typing import Any
@@ -16,7 +18,7 @@ from common import Work, main, paced, timed
 from pgmq.install import install_pgmq_from_sql
 from psycopg.types.json import Jsonb, set_json_dumps, set_json_loads
 
-BATCH = 5_000
+BATCH = int(os.environ.get("MQ_BENCH_PGMQ_BATCH", 100))
 CHUNK = 1_000
 #: Seconds for which messages that were read are nobody else's.
 TIMEOUT = 30

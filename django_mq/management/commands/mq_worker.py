@@ -18,6 +18,7 @@ from django.utils.autoreload import run_with_reloader
 from django_mq.backoff import as_seconds
 from django_mq.conf import get_settings
 from django_mq.exceptions import InvalidName
+from django_mq.management.base import must_be_postgresql, not_up_to_date
 from django_mq.worker import Worker, places_needed
 from django_mq.worker.board import Board
 from django_mq.worker.database import plain_connection
@@ -125,20 +126,13 @@ class Command(BaseCommand):
 
     def _check_database(self, alias: str) -> None:
         """Say what is missing before anything starts; the connection is closed again."""
-        if alias not in connections:
-            raise CommandError(f"there is no database {alias!r} in DATABASES")
+        must_be_postgresql(alias)
         connection = plain_connection(alias)  # no pool, whose threads a fork would leave behind
-        if connection.vendor != "postgresql":
-            raise CommandError(
-                f"database {alias!r} is {connection.display_name}; django_mq works on PostgreSQL"
-            )
         try:
             executor = MigrationExecutor(connection)
             app = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "django_mq"]
             if executor.migration_plan(app):
-                raise CommandError(
-                    f"the tables in database {alias!r} are not up to date: run manage.py migrate"
-                )
+                raise CommandError(not_up_to_date(alias))
         except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
             raise CommandError(f"database {alias!r} cannot be used: {error}") from error
         finally:
