@@ -7,7 +7,6 @@ what the throttle withholds.
 
 from __future__ import annotations
 
-import os
 from threading import Event
 from time import monotonic
 from typing import Any
@@ -18,7 +17,7 @@ from common import Work, main, paced, timed
 from pgmq.install import install_pgmq_from_sql
 from psycopg.types.json import Jsonb, set_json_dumps, set_json_loads
 
-BATCH = int(os.environ.get("MQ_BENCH_PGMQ_BATCH", 100))
+BATCH = 100
 CHUNK = 1_000
 #: Seconds for which messages that were read are nobody else's.
 TIMEOUT = 30
