@@ -284,3 +284,28 @@ class AssertBroadcastTest(TestCase):
             assert_broadcast("test.there", payload={"n": 2})
         with pytest.raises(AssertionError, match="was broadcast 1 time"):
             assert_broadcast("test.there", times=2)
+
+
+@pytest.mark.django_db
+def test_a_drain_does_not_begin_within_another() -> None:
+    """On the same connection each would take the other's savepoints away."""
+    refused: list[str] = []
+
+    @handler("inner", queue="mail", name="inner")
+    def inner(delivery: Any) -> None: ...
+
+    @handler("outer", queue="other", name="outer")
+    def outer(delivery: Any) -> None:
+        Product.objects.create(name="undone", price=1)
+        try:
+            drain("mail")
+        except RuntimeError as error:
+            refused.append(str(error))
+        raise Reject("no")
+
+    with transaction.atomic():
+        broadcast("outer", queue="other")
+        broadcast("inner", queue="mail")
+    drain("other")
+    assert refused == ["drain() cannot be called by a handler or hook that drain() runs"]
+    assert not Product.objects.exists()

@@ -11,6 +11,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from psycopg.errors import UndefinedColumn, UndefinedTable
@@ -38,13 +40,12 @@ class OperatorCommand(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        alias = alias_of(options.setdefault("database", None))
-        must_be_postgresql(alias)
+        alias = chosen_database(options.setdefault("database", None))
         try:
             self.operate(**options)
         except (MQError, ValueError, DatabaseError) as error:
             if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
-                raise CommandError(not_up_to_date(alias)) from error
+                must_be_migrated(connections[alias])
             raise CommandError(one_line(str(error)) or type(error).__name__) from error
 
     def operate(self, *, database: str | None, **options: Any) -> None:
@@ -87,8 +88,12 @@ class OperatorCommand(BaseCommand):
             self.stdout.write(text)
 
 
-def must_be_postgresql(alias: str) -> None:
-    """Raise CommandError for a database that there is not, or that is another one."""
+def chosen_database(alias: str | None) -> str:
+    """Return the alias of the messages' database; `alias`: what was asked for, if anything was.
+
+    Raises CommandError where there is none, or one that is not PostgreSQL.
+    """
+    alias = alias_of(None) if alias is None else alias
     if alias not in connections:
         raise CommandError(f"no database {one_line(alias)!r}; there are {', '.join(connections)}")
     connection = connections[alias]
@@ -96,11 +101,17 @@ def must_be_postgresql(alias: str) -> None:
         raise CommandError(
             f"database {alias!r} is {connection.display_name}; django_mq works on PostgreSQL"
         )
+    return alias
 
 
-def not_up_to_date(alias: str) -> str:
-    """Say that tables or columns are missing, and what to do."""
-    return f"the tables in database {alias!r} are not up to date: run manage.py migrate"
+def must_be_migrated(connection: BaseDatabaseWrapper) -> None:
+    """Raise CommandError where tables are missing, or are not those of this version."""
+    executor = MigrationExecutor(connection)
+    app = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "django_mq"]
+    if executor.migration_plan(app):
+        raise CommandError(
+            f"the tables in database {connection.alias!r} are not up to date: run manage.py migrate"
+        )
 
 
 def count(n: int) -> str:

@@ -15,7 +15,7 @@ from django_mq.worker import reporting
 from django_mq.worker.calling import is_conflict
 from django_mq.worker.database import LOST, Outage
 from django_mq.worker.ending import Ended, Settled, ends_or_lost, settle_all
-from django_mq.worker.session import DATABASE_ERRORS, Session
+from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
 
 if TYPE_CHECKING:
     from django_mq.worker.progress import Conflicts, Progress
@@ -65,7 +65,8 @@ class Mender:
         progress.left = [task for task in tasks if task.delivery.id not in begun]
         progress.locked = []
         if progress.ended and self._was_committed(progress.xid):
-            self._session.run_hooks(progress.hooks)
+            with self._session.taken_back():
+                run_hooks(progress.hooks)
         else:
             progress.left[:0] = progress.ran
             progress.ended = []

@@ -50,6 +50,8 @@ class LazySavepoint:
     _undo = f"rollback to savepoint {NAME}; release savepoint {NAME}".encode()
 
     def __init__(self, wrapper: BaseDatabaseWrapper) -> None:
+        if "mq_savepoint" in wrapper.__dict__:
+            raise RuntimeError("drain() cannot be called by a handler or hook that drain() runs")
         self.wrapper = wrapper
         #: The handler touched its connection, and what it does is behind a savepoint.
         self.opened = False
@@ -115,9 +117,14 @@ class LazySavepoint:
         self._armed = True
 
     def watch(self) -> None:
-        """From now on, `opened` says whether somebody used the connection; no savepoint is."""
+        """From now on, `opened` says whether somebody used the connection; no savepoint is.
+
+        Of a connection that was made since `begin()` nobody can say that they did not.
+        """
         self.arm()
         self._waiting = True
+        if self.wrapper.__dict__["connection"] is not self._driver:
+            self.open()
 
     def disarm(self) -> None:
         """What touches the connection from now on is not the handler."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -73,21 +74,21 @@ class Session:
         ):
             self.reset()
 
-    def run_hooks(self, hooks: list[Any]) -> None:
-        """Run on_commit hooks; the commit stands, whatever they raise.
+    @contextlib.contextmanager
+    def taken_back(self) -> Iterator[None]:
+        """Undo what is SET for the session in this block, by hooks and receivers.
 
-        What they SET for the session is undone, if they used the connection at all: that would
-        cost each slice of 400 messages a tenth of its time.
+        Only if they used the connection at all: else it would cost each slice of 400 messages a
+        tenth of its time. And not within a transaction of somebody else's.
         """
+        if self.is_within():
+            yield
+            return
         self.savepoint.watch()
-        for _, hook, _ in hooks:
-            try:
-                hook()
-            except BaseException:  # SystemExit too: a hook does not end the worker
-                logger.exception(
-                    "an on_commit hook failed; its message is acked", extra={"event": "hook_failed"}
-                )
-        self.savepoint.disarm()
+        try:
+            yield
+        finally:
+            self.savepoint.disarm()
         if self.savepoint.opened:
             self._take_back()
 
@@ -112,3 +113,14 @@ class Session:
         wrapper.savepoint_ids = []
         wrapper.atomic_blocks = []
         wrapper.run_on_commit = []
+
+
+def run_hooks(hooks: list[Any]) -> None:
+    """Run on_commit hooks; the commit stands, whatever they raise."""
+    for _, hook, _ in hooks:
+        try:
+            hook()
+        except BaseException:  # SystemExit too: a hook does not end the worker
+            logger.exception(
+                "an on_commit hook failed; its message is acked", extra={"event": "hook_failed"}
+            )

@@ -28,7 +28,7 @@ from django_mq.worker.locking import Locker
 from django_mq.worker.mending import Mender
 from django_mq.worker.progress import Conflicts, Gone, Lost, Progress, Remainder
 from django_mq.worker.savepoint import LazySavepoint, TransactionGone
-from django_mq.worker.session import DATABASE_ERRORS, Session
+from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -323,10 +323,10 @@ class Slices:
     # ---- after it
 
     def _finish(self, progress: Progress) -> None:
-        if progress.hooks:
-            self._session.run_hooks(progress.hooks)
-        self._settled(progress.ended)
-        reporting.all_ended(progress.ended)
+        with self._session.taken_back():
+            run_hooks(progress.hooks)
+            self._settled(progress.ended)
+            reporting.all_ended(progress.ended)
         self._conflicts.forget(progress.ended)
         tidy_up()
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.conf import settings
 
 from tests.acceptance.conftest import database_url
 from tests.acceptance.processes import Worker
@@ -70,6 +74,22 @@ def test_missing_tables_are_one(start: Callable[..., Worker], empty_database: st
     assert worker.ends() == 1
     assert "migrate" in worker.said()
     assert "Traceback" not in worker.said()
+
+
+@pytest.mark.parametrize(
+    "command", ["mq_status", "mq_why 1", "mq_peek", "mq_pause mail", "mq_requeue --id 1"]
+)
+def test_operators_without_tables_are_told_to_migrate(empty_database: str, command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", *command.split()],
+        cwd=settings.BASE_DIR,
+        env=os.environ | {"DATABASE_URL": database_url(dbname=empty_database)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "'default' are not up to date: run manage.py migrate" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_unreachable_database_is_one(start: Callable[..., Worker]) -> None:

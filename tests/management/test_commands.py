@@ -29,6 +29,13 @@ COMMANDS = {
     "mq_purge": ["--all", "--yes"],
 }
 
+AUDITED = """
+create function pg_temp.audit() returns trigger language plpgsql as
+$$ begin insert into audit_log values (old.id); return old; end $$;
+create trigger audit before delete on django_mq_queuedmessage
+   for each row execute function pg_temp.audit()
+"""
+
 
 @pytest.fixture(autouse=True)
 def _no_handlers():
@@ -82,14 +89,8 @@ def test_each_takes_a_database(name):
     assert run(name, *COMMANDS[name], "--database", "default")
     with pytest.raises(CommandError, match="no database 'nowhere'; there are default"):
         run(name, *COMMANDS[name], "--database", "nowhere")
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_says_what_to_do_where_no_tables_are(name):
-    with connection.cursor() as cursor:
-        cursor.execute("drop table django_mq_queuedmessage, django_mq_queuestate cascade")
-    with pytest.raises(CommandError, match="'default' are not up to date: run manage"):
-        run(name, *COMMANDS[name])
+    with pytest.raises(CommandError, match="no database ''; there are default"):
+        run(name, *COMMANDS[name], "--database", "")  # a variable of a shell that is not set
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -131,6 +132,15 @@ def test_bad_input_is_a_command_error(name, arguments):
         run(name, *arguments)
     assert caught.value.returncode == 1
     assert "\x1b" not in str(caught.value)
+
+
+def test_a_table_of_somebody_else_is_not_ours():
+    """A trigger of theirs lacks its table: to migrate would not help."""
+    add(dead=-1)
+    with connection.cursor() as cursor:
+        cursor.execute(AUDITED)
+    with pytest.raises(CommandError, match='relation "audit_log" does not exist'):
+        run("mq_purge", "--all", "--yes")
 
 
 class TestStatus:

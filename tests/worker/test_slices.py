@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db.backends.signals import connection_created
 from django.utils import timezone, translation
 
 from django_mq import Reject, Retry, RetryPolicy, Snooze, broadcast, fixed, handler
@@ -687,6 +688,61 @@ def test_what_a_hook_does_to_the_connection_does_not_reach_the_next_slice(
     assert effects() == {first.pk, second.pk}
     assert waiting() == set()
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("keeps", ["driver", "nothing"])
+def test_a_hook_on_a_connection_that_was_made_meanwhile(bench: Bench, keeps: str) -> None:
+    """One handler commits by itself, and so the hooks of the one before it run on another one."""
+    made: list[Any] = []
+    seen: list[str] = []
+
+    def keep(connection: Any, **_: Any) -> None:
+        made.append(connection.connection)
+
+    def hook() -> None:
+        driver = made[-1] if keeps == "driver" else connection.connection
+        driver.execute("set statement_timeout = '7s'")
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        if delivery.payload == "hooks":
+            effect(delivery)
+            transaction.on_commit(hook)
+        elif delivery.payload == "commits":
+            connection.connection.commit()
+        else:
+            seen.append(connection.cursor().execute("show statement_timeout").fetchone()[0])
+
+    connection_created.connect(keep)
+    try:
+        for n, payload in enumerate(["hooks", "commits", "looks"]):
+            add(handler="h", payload=payload, after=-60 + n)
+        bench.run_all(bench.claim(limit=2))
+        bench.run_all(bench.claim())
+    finally:
+        connection_created.disconnect(keep)
+    assert made
+    assert seen == ["0"]
+
+
+def test_what_a_receiver_sets_does_not_reach_the_next_slice(bench: Bench) -> None:
+    seen: list[str] = []
+
+    def acked(**_: Any) -> None:
+        connection.cursor().execute("set statement_timeout = '7s'")
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        seen.append(connection.cursor().execute("show statement_timeout").fetchone()[0])
+
+    message_acked.connect(acked)
+    try:
+        for _ in range(2):
+            add(handler="h")
+            bench.run_all(bench.claim())
+    finally:
+        message_acked.disconnect(acked)
+    assert seen == ["0", "0"]
 
 
 # ---- victims of others

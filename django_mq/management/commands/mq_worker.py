@@ -12,13 +12,12 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, InterfaceError, connections
-from django.db.migrations.executor import MigrationExecutor
 from django.utils.autoreload import run_with_reloader
 
 from django_mq.backoff import as_seconds
 from django_mq.conf import get_settings
 from django_mq.exceptions import InvalidName
-from django_mq.management.base import must_be_postgresql, not_up_to_date
+from django_mq.management.base import chosen_database, must_be_migrated
 from django_mq.worker import Worker, places_needed
 from django_mq.worker.board import Board
 from django_mq.worker.database import plain_connection
@@ -63,6 +62,7 @@ class Command(BaseCommand):
         _log_somewhere(options["verbosity"])
         try:
             settings = get_settings()
+            options["database"] = chosen_database(options["database"])
             worker = self._worker(options, max_messages=options["max_messages"])
         except (ImproperlyConfigured, InvalidName, ValueError) as error:
             raise CommandError(str(error)) from error
@@ -126,13 +126,9 @@ class Command(BaseCommand):
 
     def _check_database(self, alias: str) -> None:
         """Say what is missing before anything starts; the connection is closed again."""
-        must_be_postgresql(alias)
         connection = plain_connection(alias)  # no pool, whose threads a fork would leave behind
         try:
-            executor = MigrationExecutor(connection)
-            app = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "django_mq"]
-            if executor.migration_plan(app):
-                raise CommandError(not_up_to_date(alias))
+            must_be_migrated(connection)
         except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
             raise CommandError(f"database {alias!r} cannot be used: {error}") from error
         finally:
