@@ -44,6 +44,19 @@ command, what each row measures, and against what. [scaling.md](scaling.md) says
   loop is psycopg with its own defaults on the same rows.
 - All results are here, whether or not they are flattering; the raw ones are
   [results.json](benchmarks/results.json).
+
+## What the figures contain
+
+The bare loop deletes what it reads, and commits when it has run. What django_mq promises beyond
+that is in its figures:
+
+- Before a handler starts, its attempt is on disk: a claim is an UPDATE of the row, with a commit
+  and a flush of its own. So each message is written twice, and a start after a commit has a flush
+  and a round trip more.
+- Then it is locked, in the transaction in which it will be removed, and only then handed to its
+  handler: another round trip, which one message alone feels most.
+- A broadcast is one more INSERT in the caller's transaction, into a table whose constraints hold
+  for whoever writes to it.
 """
 
 
