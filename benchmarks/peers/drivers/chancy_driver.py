@@ -8,11 +8,12 @@ and prune, and their leader; no metrics, no workflows. Bulk says one INSERT a jo
 import asyncio
 import logging
 import sys
+from functools import partial
 from time import monotonic
 from typing import Any
 
 import psycopg
-from common import Work, main, paced, timed
+from common import Work, main, producers
 from psycopg.rows import dict_row
 
 # A job is found by the name of its module.
@@ -87,16 +88,6 @@ def _one(connection: psycopg.Connection, insert: str, payload: dict[str, Any]) -
     return enqueue
 
 
-def enqueue(count: int, warm_up: int, **how: Any) -> dict[str, Any]:
-    with psycopg.connect(autocommit=True) as connection:
-        return timed(count, warm_up, _one(connection, **how))
-
-
-def produce(count: int, every: float, **how: Any) -> dict[str, Any]:
-    with psycopg.connect(autocommit=True) as connection:
-        return paced(count, every, _one(connection, **how))
-
-
 def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
     chancy = app()
     ids: list[str] = []
@@ -130,4 +121,5 @@ async def work_on() -> dict[str, Any]:
 
 if __name__ == "__main__":
     commands = {"schema": lambda: asyncio.run(schema()), "work": lambda: asyncio.run(work_on())}
-    main({**commands, "enqueue": enqueue, "produce": produce, "bulk": bulk})
+    connect = partial(psycopg.connect, autocommit=True)
+    main({**commands, "bulk": bulk, **producers(connect, _one)})

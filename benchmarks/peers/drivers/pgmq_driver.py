@@ -7,13 +7,14 @@ what the throttle withholds.
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Event
 from time import monotonic
 from typing import Any
 
 import orjson
 import psycopg
-from common import Work, main, paced, timed
+from common import Work, main, producers
 from pgmq.install import install_pgmq_from_sql
 from psycopg.types.json import Jsonb, set_json_dumps, set_json_loads
 
@@ -57,16 +58,6 @@ def _one(connection: psycopg.Connection, insert: str, payload: dict[str, Any]) -
     return enqueue
 
 
-def enqueue(count: int, warm_up: int, **how: Any) -> dict[str, Any]:
-    with psycopg.connect(autocommit=True) as connection:
-        return timed(count, warm_up, _one(connection, **how))
-
-
-def produce(count: int, every: float, **how: Any) -> dict[str, Any]:
-    with psycopg.connect(autocommit=True) as connection:
-        return paced(count, every, _one(connection, **how))
-
-
 def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
     messages = [{**payload, "number": number} for number in range(count)]
     ids: list[int] = []
@@ -98,5 +89,5 @@ def work_on() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    commands = {"schema": schema, "enqueue": enqueue, "produce": produce, "bulk": bulk}
-    main({**commands, "work": work_on})
+    connect = partial(psycopg.connect, autocommit=True)
+    main({"schema": schema, "bulk": bulk, "work": work_on, **producers(connect, _one)})

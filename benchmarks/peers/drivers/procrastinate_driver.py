@@ -7,13 +7,14 @@ each use, finished jobs deleted. It claims and finishes jobs one by one; there i
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import monotonic
 from typing import Any
 
 import procrastinate
 import psycopg
 import psycopg_pool
-from common import Work, main, paced, timed
+from common import Work, main, producers
 
 CONCURRENCY = 10
 CHUNK = 5_000
@@ -41,16 +42,6 @@ def _one(connection: psycopg.Connection, insert: str, payload: dict[str, Any]) -
             return order, task.defer(**{**payload, "number": order})
 
     return enqueue
-
-
-def enqueue(count: int, warm_up: int, **how: Any) -> dict[str, Any]:
-    with psycopg.connect(autocommit=True) as connection:
-        return timed(count, warm_up, _one(connection, **how))
-
-
-def produce(count: int, every: float, **how: Any) -> dict[str, Any]:
-    with psycopg.connect(autocommit=True) as connection:
-        return paced(count, every, _one(connection, **how))
 
 
 def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
@@ -102,5 +93,5 @@ async def _autocommit(connection: psycopg.AsyncConnection) -> None:
 
 
 if __name__ == "__main__":
-    commands = {"schema": schema, "enqueue": enqueue, "produce": produce, "bulk": bulk}
-    main({**commands, "work": work_on})
+    connect = partial(psycopg.connect, autocommit=True)
+    main({"schema": schema, "bulk": bulk, "work": work_on, **producers(connect, _one)})
