@@ -15,6 +15,7 @@ from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.store.claim import BEGINNING, CLAIM, Claim, Lane, claim, lane_columns
 from django_mq.store.lapsed import CLAIM_LAPSED, Lapsed, claim_lapsed
 from django_mq.store.looking import look
+from django_mq.worker.database import ONE_PLAN
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.rows import add, decide, stored
 from tests.store.conftest import lock
@@ -345,6 +346,23 @@ def test_the_plan_for_lapsed_rows_names_its_index(
     text = explain(crowd, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
     assert "mq_lease" in text
     assert "Seq Scan on django_mq_queuedmessage" not in text
+
+
+def test_the_first_of_a_line_is_not_looked_for_along_the_primary_key(cursor: Cursor) -> None:
+    """As it would be by statistics of when all was leased: past everything that is older."""
+    cursor.execute(
+        """
+        insert into django_mq_queuedmessage
+               (queue, type, payload, leased_until, claimed_by, ordered)
+        select 'line', 'a', '{}', now(), 'x:1', true from generate_series(1, 20000) n
+        """
+    )
+    cursor.execute("analyze django_mq_queuedmessage")
+    params = {"queues": ["line"], "limit": 100, "claimer": "me:1", "lease": 30.0}
+    cursor.execute(ONE_PLAN)
+    text = plan(cursor, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
+    assert "using mq_lease on django_mq_queuedmessage e\n" in text
+    assert "using django_mq_queuedmessage_pkey on django_mq_queuedmessage e\n" not in text
 
 
 # ---- lapsed
