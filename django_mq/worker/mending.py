@@ -139,11 +139,12 @@ class Mender:
                     return  # the lease lapses, and the attempt counts
         self._outage.over()
         self._conflicts.forget(progress.ended)
-        for ended in progress.ended:
-            if ended.delivery.id in lost:
-                reporting.lease_lost(ended.delivery)
-            else:
-                reporting.one_ended(ended)
+        with self._session.taken_back():
+            for ended in progress.ended:
+                if ended.delivery.id in lost:
+                    reporting.lease_lost(ended.delivery)
+                else:
+                    reporting.one_ended(ended)
         self._settled(ends_or_lost(progress.ended, lost))
 
     def _was_committed(self, xid: str | None) -> bool:

@@ -14,12 +14,13 @@ import psycopg
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.backends.signals import connection_created
+from django.dispatch import Signal
 from django.utils import timezone, translation
 
 from django_mq import Reject, Retry, RetryPolicy, Snooze, broadcast, fixed, handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.signals import message_acked, message_started
+from django_mq.signals import message_acked, message_dead, message_retried, message_started
 from django_mq.store import settle
 from django_mq.worker import progress
 from django_mq.worker import slices as slices_module
@@ -725,24 +726,29 @@ def test_a_hook_on_a_connection_that_was_made_meanwhile(bench: Bench, keeps: str
     assert seen == ["0"]
 
 
-def test_what_a_receiver_sets_does_not_reach_the_next_slice(bench: Bench) -> None:
+@pytest.mark.parametrize("signal", [message_acked, message_dead, message_retried])
+def test_what_a_receiver_sets_does_not_reach_the_next_slice(bench: Bench, signal: Signal) -> None:
+    """Nor where the transaction is gone, and what was told of is settled in another one."""
     seen: list[str] = []
 
-    def acked(**_: Any) -> None:
+    def told(**_: Any) -> None:
+        seen.append("told")
         connection.cursor().execute("set statement_timeout = '7s'")
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
         seen.append(connection.cursor().execute("show statement_timeout").fetchone()[0])
+        if signal is not message_acked:
+            connection.connection.rollback()
 
-    message_acked.connect(acked)
+    signal.connect(told)
     try:
         for _ in range(2):
-            add(handler="h")
+            add(handler="h", max_attempts=1 if signal is message_dead else 5)
             bench.run_all(bench.claim())
     finally:
-        message_acked.disconnect(acked)
-    assert seen == ["0", "0"]
+        signal.disconnect(told)
+    assert seen == ["0", "told"] * 2
 
 
 # ---- victims of others
