@@ -52,6 +52,7 @@ def fetch_prepared(
     """
     if _is_watched(connection) or not may_prepare(connection) or connection.needs_rollback:
         return None
+    connection.close_if_health_check_failed()
     driver: psycopg.Connection[Any] | None = connection.connection
     if driver is None or driver.prepare_threshold is not None:
         return None
@@ -103,12 +104,12 @@ def own_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
     looks on, Django's.
     """
     connection.validate_no_broken_transaction()
-    with connection.cursor() as cursor:
-        driver: psycopg.Connection[Any] = connection.connection
-        if _is_watched(connection) or driver.prepare_threshold is None:
-            yield cursor
-            return
-    with psycopg.Cursor(driver) as cursor:
+    connection.validate_thread_sharing()
+    connection.close_if_health_check_failed()
+    connection.ensure_connection()
+    driver: psycopg.Connection[Any] = connection.connection
+    plain = _is_watched(connection) or driver.prepare_threshold is None
+    with connection.cursor() if plain else psycopg.Cursor(driver) as cursor:
         yield cursor
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
@@ -260,6 +261,43 @@ def lose() -> None:
     pid = driver().info.backend_pid
     with second_connection() as other:
         other.execute("select pg_terminate_backend(%s, 30000)", [pid])
+
+
+@pytest.mark.parametrize("threshold", [None, 1])
+def test_a_lost_connection_is_noticed_where_django_checks_it(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, threshold: int | None
+) -> None:
+    """CONN_HEALTH_CHECKS: before the first statement of a request; here that is a broadcast."""
+    settings.DJANGO_MQ = {**getattr(settings, "DJANGO_MQ", {}), "REQUIRE_ATOMIC": False}
+    send(4)
+    driver().prepare_threshold = threshold
+    lose()
+    monkeypatch.setitem(connection.settings_dict, "CONN_HEALTH_CHECKS", True)
+    monkeypatch.setattr(connection, "health_check_enabled", True)
+    monkeypatch.setattr(connection, "health_check_done", False)
+    broadcast("a.b")
+    assert QueuedMessage.objects.count() == 5
+
+
+@pytest.mark.parametrize("threshold", [None, 1])
+def test_a_connection_of_another_thread_is_refused(threshold: int | None) -> None:
+    """As by Django: `connections` gives each thread its own."""
+    with connection.cursor():
+        driver().prepare_threshold = threshold
+    mine = connections[connection.alias]
+    refused: list[DatabaseError] = []
+
+    def use() -> None:
+        try:
+            with preparing.own_cursor(mine):
+                pass
+        except DatabaseError as error:
+            refused.append(error)
+
+    other = threading.Thread(target=use)
+    other.start()
+    other.join()
+    assert "same thread" in str(refused)
 
 
 @pytest.mark.parametrize("broken", ["queue = 'a b'", "type = ''"])
