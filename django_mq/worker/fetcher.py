@@ -95,9 +95,10 @@ class Fetcher:
         """Claim what there is room for; return how many seconds to sleep before the next call."""
         if self._rung:  # somebody waits for this one: everything else comes after it
             self._rung = False
-            if not self._claim(cursor) and not self._postponed:
+            sleep = self._claim(cursor)
+            if not self._postponed:
                 self._postponed = True  # once: the rings of many producers do not end
-                return 0.0
+                return sleep
         self._postponed = False
         self._ownership.tend(cursor)
         now = monotonic()

@@ -100,7 +100,8 @@ class Intake:
                 self._uncount(len(behind))
                 self._release(behind)
                 self._freed()
-            self._hand_out(tasks, first)
+            if tasks:  # else it would wake up executors for nothing
+                self._hand_out(tasks, first)
 
     def _take_ready(self) -> list[Task]:
         try:

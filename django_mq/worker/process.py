@@ -396,8 +396,11 @@ class Process:
     def _room_in_hand(self) -> int:
         if self.hand.stuck():
             return 0
-        self.hand.tell_below(self.appetite.least)
-        return self.appetite.room(self.hand.waiting())
+        room = self.appetite.room(self.hand.waiting())
+        if not room:  # only who waits for room is told of it: it wakes up the loop
+            self.hand.tell_below(self.appetite.least)
+            room = self.appetite.room(self.hand.waiting())  # some may be gone meanwhile
+        return room
 
     def _make_listener(self) -> Listener | None:
         wakeup = self.settings.wakeup

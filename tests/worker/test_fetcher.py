@@ -169,6 +169,24 @@ def test_a_ring_makes_it_look_at_once_and_once_more(rig: Rig) -> None:
     assert rig.ids() == [second.pk]
 
 
+def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) -> None:
+    """What is asked besides would keep the processor from the handler."""
+    add()
+    rig.make(poll=600.0)
+    rig.settle()
+    rig.ids()
+    message = add()
+    rig.fetcher.rang()
+    rig.cursor.asked.clear()
+    assert 0 < rig.fetcher.fetch(rig.cursor) <= LOOK_AGAIN
+    assert (rig.ids(), rig.cursor.asked) == ([message.pk], ["claim"])
+    for _ in range(3):  # and still, where it rings all the time, the rest is asked in between
+        add()
+        rig.fetcher.rang()
+        rig.fetcher.fetch(rig.cursor)
+    assert "look" in rig.cursor.asked
+
+
 def test_a_ring_does_not_shorten_a_backoff(rig: Rig) -> None:
     """PMQ-40: whoever rings, and however often; when the wait is over, one message probes."""
     state = decide(backoff_level=3, backoff=3600)

@@ -1,0 +1,63 @@
+"""The parts of a process, before it runs: who wakes up whom, and who is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_mq import handler
+from django_mq.messages import Delivery
+from django_mq.worker import Worker
+from django_mq.worker.process import Process
+from tests.rows import add
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    process = Process(Worker(queues=["mail"]))
+    process.fetcher.fetch(process.statements.cursor())
+    yield process
+    process.statements.close()
+
+
+def test_executors_are_woken_for_messages_only(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For nothing it would be each turn of the loop, while somebody waits for its claim."""
+    put: list[Any] = []
+    monkeypatch.setattr(process.hand, "put", put.append)
+    process._fetch()
+    assert put == []
+    add(handler="h")
+    process.wakeup.ring()
+    process._fetch()
+    process._fetch()
+    assert [len(tasks) for tasks in put] == [1]
+
+
+def test_the_loop_is_woken_for_room_only_where_it_waits_for_it(process: Process) -> None:
+    """NSQ-24: it claims again as soon as there is room, and sleeps where it took all there was."""
+    woken = process.wakeup._poked.is_set
+    add(handler="h")
+    process.wakeup.ring()
+    process._fetch()
+    process.wakeup.sleep(0)
+    assert process.hand.take() is not None
+    assert not woken()
+    process.appetite.lose()
+    for _ in range(2):
+        add(handler="h")
+    process.wakeup.ring()
+    while process.hand.waiting() == 0:
+        process._fetch()
+    process._fetch()
+    process.wakeup.sleep(0)
+    assert process.hand.take() is not None
+    assert woken()
