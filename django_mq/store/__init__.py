@@ -76,3 +76,15 @@ def array(values: Iterable[object]) -> str:
     ('{7,12}', '{}')
     """
     return "{" + ",".join(map(str, values)) + "}"
+
+
+def literal(value: object) -> str:
+    """Return a literal of a value in whose text nothing needs quotes; ValueError if something does.
+
+    >>> literal(7), literal("worker:7"), literal(array([1, 2]))
+    ("'7'", "'worker:7'", "'{1,2}'")
+    """
+    text = str(value)
+    if "'" in text or "\\" in text or "\0" in text:
+        raise ValueError(f"{text!r} cannot be written into a statement: give it as a parameter")
+    return f"'{text}'"

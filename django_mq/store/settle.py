@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import Fence, PlainFence
-from django_mq.store import LOCKED, array, fence_columns, fenced
+from django_mq.store import LOCKED, array, fence_columns, fenced, literal
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -70,8 +70,16 @@ set local enable_seqscan to default; set local plan_cache_mode to default
 """
 
 
-def lock_one_params(fence: PlainFence, settings: Mapping[str, str]) -> dict[str, object]:
-    """Return the parameters of LOCK_ONE."""
+def begin_and_lock_one(fence: PlainFence, settings: Mapping[str, str]) -> str:
+    """Return BEGIN_AND_LOCK_ONE with its parameters.
+
+    The driver would take as long to write them as the server to run it.
+    """
+    params = _lock_one_params(fence, settings)
+    return BEGIN_AND_LOCK_ONE % {name: literal(value) for name, value in params.items()}
+
+
+def _lock_one_params(fence: PlainFence, settings: Mapping[str, str]) -> dict[str, object]:
     return {**_one(fence), "names": array(settings), "values": array(settings.values())}
 
 
@@ -81,7 +89,7 @@ def lock(cursor: Cursor, fences: Sequence[PlainFence], settings: Mapping[str, st
     `settings` of the server hold from here to the end of the transaction.
     """
     if len(fences) == 1:
-        cursor.execute(LOCK_ONE, lock_one_params(fences[0], settings))
+        cursor.execute(LOCK_ONE, _lock_one_params(fences[0], settings))
         found = cursor.fetchone()
         if found is None:
             return Locked({fences[0][0]}, set(), None)

@@ -60,8 +60,7 @@ class Locker:
         if driver not in _prepared:
             _run(driver, settle.PREPARE_LOCK_ONE)
             _prepared.add(driver)
-        params = settle.lock_one_params(fence, settings)
-        said = psycopg.ClientCursor(driver).mogrify(settle.BEGIN_AND_LOCK_ONE, params)
+        said = settle.begin_and_lock_one(fence, settings)
         (found,) = [each for each in _run(driver, said) if each.status == ExecStatus.TUPLES_OK]
         if not found.ntuples:
             return settle.Locked({fence[0]}, set(), None)
