@@ -53,8 +53,8 @@ that is in its figures:
 - Before a handler starts, its attempt is on disk: a claim is an UPDATE of the row, with a commit
   and a flush of its own. So each message is written twice, and a start after a commit has a flush
   and a round trip more.
-- Then it is locked, in the transaction in which it will be removed, and only then handed to its
-  handler: another round trip, which one message alone feels most.
+- Then it is locked, in the transaction in which it will be removed: another round trip. A message
+  alone that was claimed this very moment does not wait for its end.
 - A broadcast is one more INSERT in the caller's transaction, into a table whose constraints hold
   for whoever writes to it.
 """

@@ -176,6 +176,7 @@ class ClaimedRow(NamedTuple):
     unique_id: str | None = None
     ordered: bool = False
     waited: float = 0.0
+    expires: bool = False
 
     @property
     def created_at(self) -> datetime:

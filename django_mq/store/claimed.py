@@ -23,4 +23,5 @@ def claimed_columns(*, payload: str = "m.payload::text", suspect: str = "m.suspe
        date_part('epoch', statement_timestamp() - m.held_since),
        date_part('epoch', m.created_at), date_part('epoch', statement_timestamp()),
        m.unique_id, m.ordered,
-       date_part('epoch', statement_timestamp() - greatest(m.created_at, m.processable_after))"""
+       date_part('epoch', statement_timestamp() - greatest(m.created_at, m.processable_after)),
+       m.expires_at is not null"""

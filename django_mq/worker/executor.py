@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_mq")
 
+#: Seconds since its claim was asked for, in which nobody else can have taken a message.
+YOUNG = 0.1
+
 
 class Executor(threading.Thread):
     """Runs deliveries until the hand is closed; what it has begun by then it ends."""
@@ -98,7 +101,9 @@ class Executor(threading.Thread):
                 self._hand.put_back(tasks)
             return
         began = monotonic()
-        remainder = self._slices.run(tasks)
+        age = began - slice_.asked_at
+        young = age < min(YOUNG, self._lease(tasks[0].delivery.queue) / 4)
+        remainder = self._slices.run(tasks, young=young)
         unstarted = len(remainder.left) + len(remainder.locked)
         self._set_pace(tasks, unstarted, remainder.again, monotonic() - began)
         left, locked = remainder.left, remainder.locked

@@ -70,6 +70,8 @@ class Fetcher:
         self._due_at = float("inf")
         self._full = False
         self.empty = False
+        #: When the last claim was asked for, by `monotonic()`.
+        self.asked_at = 0.0
         #: Queues in which something was due at the last look.
         self.due: set[str] = set()
 
@@ -169,7 +171,7 @@ class Fetcher:
     def _claim_from(
         self, cursor: Cursor, lanes: list[LaneName], terms: Terms, room: int, *, full: bool
     ) -> Took:
-        began = perf_counter()
+        self.asked_at, began = monotonic(), perf_counter()
         plain = not self._claims.way(lanes[0][0], terms)  # else what is freed lies before the marks
         marked = [self._marks.lane(*lane, full=full or not plain) for lane in lanes]
         took = self._claims.take(cursor, marked, terms, limit=room)

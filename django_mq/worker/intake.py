@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from django_mq.messages import Delivery
@@ -59,14 +60,17 @@ class Intake:
         # Lines of which something cannot run here: what was claimed with it goes back.
         self._broken: set[Line] = set()
 
-    def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool) -> None:
-        """Take rows that were claimed just now; those to be `first` go before what is in hand."""
+    def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool, asked_at: float) -> None:
+        """Take rows that were claimed just now; those to be `first` go before what is in hand.
+
+        `asked_at`: when the claim was asked for, by `monotonic()`.
+        """
         deliveries = [Delivery(row) for row in rows]
         self._hand.hold(deliveries)
         self._unsorted.extend(deliveries)
-        self.sort(cursor, first=first)
+        self.sort(cursor, first=first, asked_at=asked_at)
 
-    def sort(self, cursor: Cursor, *, first: bool = False) -> None:
+    def sort(self, cursor: Cursor, *, first: bool = False, asked_at: float = 0.0) -> None:
         """Give what was claimed to its handlers; the rest waits if the database is lost."""
         tasks: list[Task] = []
         others: list[int] = []
@@ -101,7 +105,7 @@ class Intake:
                 self._release(behind)
                 self._freed()
             if tasks:  # else it would wake up executors for nothing
-                self._hand_out(tasks, first)
+                self._hand_out(tasks, first, asked_at)
 
     def _take_ready(self) -> list[Task]:
         try:
@@ -154,8 +158,8 @@ class Intake:
         if fences:
             logger.warning("could not release %s message(s): their leases lapse", len(fences))
 
-    def _hand_out(self, tasks: list[Task], first: bool) -> None:
-        put = self._hand.put_back if first else self._hand.put
+    def _hand_out(self, tasks: list[Task], first: bool, asked_at: float) -> None:
+        put = self._hand.put_back if first else partial(self._hand.put, asked_at=asked_at)
         if not any(task.handler.is_async for task in tasks):
             put(tasks)
             return

@@ -23,6 +23,39 @@ if TYPE_CHECKING:
 _prepared: WeakSet[psycopg.Connection[Any]] = WeakSet()
 
 
+class Asked:
+    """A lock of one message that was asked for on `driver`, which is busy until `answer()`."""
+
+    def __init__(self, driver: psycopg.Connection[Any], fence: PlainFence) -> None:
+        self._driver = driver
+        self._id = fence[0]
+        self._answer: settle.Locked | None = None
+        self._refused: Exception | None = None
+
+    def answer(self) -> settle.Locked:
+        """Return the answer, once it is there; raises what the server refused, each time."""
+        if self._refused is not None:
+            raise self._refused
+        if self._answer is None:
+            try:
+                self._answer = self._read()
+            except Exception as error:
+                if isinstance(error, psycopg.errors.InvalidSqlStatementName):
+                    _prepared.discard(self._driver)  # somebody deallocated all
+                self._refused = error
+                raise
+        return self._answer
+
+    def _read(self) -> settle.Locked:
+        # Without the driver's lock: who makes us wait for it may be a cursor that has it.
+        found = _answers(self._driver)
+        (row,) = [each for each in found if each.status == ExecStatus.TUPLES_OK]
+        if not row.ntuples:
+            return settle.Locked({self._id}, set(), None)
+        expired, xid = row.get_value(0, 0), row.get_value(0, 1) or b""
+        return settle.Locked(set(), {self._id} if expired == b"t" else set(), xid.decode())
+
+
 class Locker:
     """Locks the messages of slices on the connection of `session`.
 
@@ -35,14 +68,24 @@ class Locker:
 
     def lock(self, fences: Sequence[PlainFence], settings: Mapping[str, str]) -> settle.Locked:
         """Lock as `settle.lock()`, in the transaction that is open, or to be begun with it."""
-        driver = self._session.connect()
-        if len(fences) == 1 and self._may_begin(driver):
+        if len(fences) == 1 and (asked := self.ask(fences[0], settings)):
             try:
-                return self._lock_one(driver, fences[0], settings)
-            except psycopg.errors.InvalidSqlStatementName:  # somebody deallocated all
-                _prepared.discard(driver)
-                driver.rollback()
+                return asked.answer()
+            except psycopg.errors.InvalidSqlStatementName:
+                self._session.connect().rollback()
         return settle.lock(self._session.cursor(), fences, settings)
+
+    def ask(self, fence: PlainFence, settings: Mapping[str, str]) -> Asked | None:
+        """Ask for the lock of one message and do not wait for it; None if that cannot be."""
+        driver = self._session.connect()
+        if not self._may_begin(driver):
+            return None
+        if driver not in _prepared:
+            _send(driver, settle.PREPARE_LOCK_ONE)
+            _answers(driver)
+            _prepared.add(driver)
+        _send(driver, settle.begin_and_lock_one(fence, settings))
+        return Asked(driver, fence)
 
     def _may_begin(self, driver: psycopg.Connection[Any]) -> bool:
         """Say whether a plain BEGIN is what the driver would say now, and statements may stay."""
@@ -54,25 +97,15 @@ class Locker:
             and may_prepare(self._session.wrapper)
         )
 
-    def _lock_one(
-        self, driver: psycopg.Connection[Any], fence: PlainFence, settings: Mapping[str, str]
-    ) -> settle.Locked:
-        if driver not in _prepared:
-            _run(driver, settle.PREPARE_LOCK_ONE)
-            _prepared.add(driver)
-        said = settle.begin_and_lock_one(fence, settings)
-        (found,) = [each for each in _run(driver, said) if each.status == ExecStatus.TUPLES_OK]
-        if not found.ntuples:
-            return settle.Locked({fence[0]}, set(), None)
-        expired, xid = found.get_value(0, 0), found.get_value(0, 1) or b""
-        return settle.Locked(set(), {fence[0]} if expired == b"t" else set(), xid.decode())
 
-
-def _run(driver: psycopg.Connection[Any], statements: str) -> list[PGresult]:
-    """Run statements in one round trip; raise what the server refused."""
+def _send(driver: psycopg.Connection[Any], statements: str) -> None:
     with driver.lock:
         driver.pgconn.send_query(statements.encode(driver.info.encoding))
-        found = results(driver)
+
+
+def _answers(driver: psycopg.Connection[Any]) -> list[PGresult]:
+    """Return what the server answered; raise what it refused."""
+    found = results(driver)
     if driver.pgconn.status == ConnStatus.BAD:
         raise psycopg.OperationalError("the connection is lost")
     return found

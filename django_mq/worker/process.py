@@ -344,7 +344,7 @@ class Process:
         if self._left is not None:
             self._left = max(0, self._left - len(rows))
         self._taken += len(rows)
-        self.intake.take(cursor, rows, first=lapsed)
+        self.intake.take(cursor, rows, first=lapsed, asked_at=self.fetcher.asked_at)
         self.appetite.fed(len(rows))
 
     def _close(self, closed: Collection[str], easing: Collection[str]) -> None:

@@ -25,6 +25,10 @@ class Gone(Exception):
     """The transaction ended under a handler."""
 
 
+class NotLocked(Exception):
+    """A handler ran while the lock was asked for, and somebody else had it."""
+
+
 class Lost(Exception):
     """Settling changed fewer rows than it should: some are no longer ours."""
 

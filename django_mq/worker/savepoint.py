@@ -6,6 +6,7 @@ each message against 5 us when none is needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -57,6 +58,7 @@ class LazySavepoint:
         self.opened = False
         self._armed = False
         self._waiting = False  # a savepoint is open behind which nothing was done
+        self._before: Callable[[], object] | None = None
         self._driver: Any = None
         self._cursor: Any = None  # a psycopg.ClientCursor once it has begun
         self._initially_immediate: list[Any] | None = None
@@ -75,14 +77,26 @@ class LazySavepoint:
         self.wrapper.__class__ = self._plain_class
         del self.wrapper.__dict__["mq_savepoint"]
 
-    def begin(self, settings: dict[str, str], *, own_session: bool) -> None:
+    def knows(self, driver: Any) -> bool:
+        """Say whether `begin()` needs nothing of the server."""
+        return driver is self._driver and self._initially_immediate is not None
+
+    def begin(
+        self,
+        settings: dict[str, str],
+        *,
+        own_session: bool,
+        before: Callable[[], object] | None = None,
+    ) -> None:
         """Take the connection as it is now, inside its transaction, for the coming handlers.
 
         `settings` are the session settings that hold for this transaction alone. A session that
-        is not our `own_session` (a test's) keeps what handlers SET.
+        is not our `own_session` (a test's) keeps what handlers SET. `before` is called before
+        anything is sent on the connection: an answer is still to come there.
         """
         driver = self.wrapper.__dict__["connection"]
         self._waiting = False
+        self._before = before
         if driver is not self._driver:
             self._watch_driver(driver)
             self._driver = driver
@@ -134,6 +148,9 @@ class LazySavepoint:
         """Open the savepoint, unless nobody is being watched."""
         if self._armed:
             self._armed = False
+            if self._before is not None:
+                before, self._before = self._before, None
+                before()
             if not self._waiting:
                 # Not through a cursor: a handler's own cursor may be what brought us here, and it
                 # holds the connection's lock.
@@ -184,6 +201,7 @@ class LazySavepoint:
         Else the settle would be in it: rows that are locked by a transaction and changed by its
         subtransaction cost a multixact each time, and all who meet them a look at it.
         """
+        self._before = None
         if self._waiting:
             self._waiting = False
             self._run(b"release savepoint " + self.NAME.encode())

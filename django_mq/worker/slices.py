@@ -24,9 +24,9 @@ from django_mq.worker import reporting
 from django_mq.worker.calling import argument_of, call, tidy_up
 from django_mq.worker.database import Outage
 from django_mq.worker.ending import ACKED, Ended, Settled, end, settle_all
-from django_mq.worker.locking import Locker
+from django_mq.worker.locking import Asked, Locker
 from django_mq.worker.mending import Mender
-from django_mq.worker.progress import Conflicts, Gone, Lost, Progress, Remainder
+from django_mq.worker.progress import Conflicts, Gone, Lost, NotLocked, Progress, Remainder
 from django_mq.worker.savepoint import LazySavepoint, TransactionGone
 from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
 
@@ -83,6 +83,7 @@ class Slices:
         self._easing = easing
         self._conflicts = Conflicts()
         self._nested = self._session.is_within()
+        self._early = not self._nested
         self._mender = Mender(
             self._session,
             outage=outage,
@@ -96,19 +97,27 @@ class Slices:
         """Give the connection back as it was."""
         self._session.close()
 
-    def run(self, tasks: Sequence[Task]) -> Remainder:
-        """Run `tasks` in one transaction, as many as there is time for."""
+    def run(self, tasks: Sequence[Task], *, young: bool = False) -> Remainder:
+        """Run `tasks` in one transaction, as many as there is time for.
+
+        `young`: so lately claimed that nobody else can have taken them since.
+        """
         progress = Progress(started=monotonic(), announcing=wanted(message_started))
         if not self._nested:
             self._session.make_clean()
         try:
             progress.driver = self._session.connect()
             with transaction.atomic(using=self._session.alias, durable=True):
-                self._run_locked(tasks, progress)
+                if asked := self._ask_early(tasks) if young else None:
+                    self._run_meanwhile(tasks[0], asked, progress)
+                else:
+                    self._run_locked(tasks, progress)
                 if lost := settle_all(self._session.cursor(), progress.ended):
                     raise Lost(lost)
                 progress.hooks = [] if self._nested else self._session.take_hooks()
                 progress.committing = True
+        except NotLocked:
+            progress.began = False
         except (Gone, Lost, *DATABASE_ERRORS) as error:
             if self._nested:
                 raise  # a test's transaction cannot be mended
@@ -140,6 +149,48 @@ class Slices:
             self._session.savepoint.begin(settings, own_session=not self._nested)
             self._run_all(mine, progress)
             self._session.savepoint.leave()
+
+    def _ask_early(self, tasks: Sequence[Task]) -> Asked | None:
+        """Ask for the lock of a message alone that may start before the answer is there.
+
+        Not what expires, is in a line or is suspected of killing workers: there the answer, or
+        its order among others, says whether it may start at all.
+        """
+        row, *others = [task.delivery._row for task in tasks]
+        if (
+            others
+            or not self._early
+            or row.expires
+            or row.suspect
+            or tasks[0].line is not None
+            or tasks[0].handler.batch
+            or not self._session.savepoint.knows(self._session.connect())
+        ):
+            return None
+        return self._locker.ask(fence_of(row), self._server_settings(tasks))
+
+    def _run_meanwhile(self, task: Task, asked: Asked, progress: Progress) -> None:
+        """Run a message while the server locks it: half a millisecond that somebody may wait.
+
+        The handler's first use of its connection waits for the answer. Where somebody else has
+        the row nothing that it did is kept, so what is kept was locked from its beginning.
+        """
+        settings = self._server_settings([task])
+        self._session.savepoint.begin(settings, own_session=True, before=asked.answer)
+        try:
+            self._run_all([task], progress)
+            locked = asked.answer()
+            self._session.savepoint.leave()
+            progress.xid = locked.xid
+        except DATABASE_ERRORS as error:
+            if isinstance(error, psycopg.errors.InvalidSqlStatementName):
+                self._early = False  # something here deallocates: wait for the answers from now on
+            progress.ended, progress.ran, progress.again = [], [], []  # as if it had not begun
+            raise
+        if locked.missing:
+            progress.ended, progress.ran, progress.again = [], [], []
+            self._sort_skipped(self._session.cursor(), [task], progress)
+            raise NotLocked
 
     def _server_settings(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Return what the server enforces on this slice, in milliseconds as it writes them.

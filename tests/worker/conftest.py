@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.db import DEFAULT_DB_ALIAS, connections
+from psycopg.pq import TransactionStatus
 
 from django_mq import handlers, signals
 from django_mq.conf import get_settings
@@ -125,9 +126,15 @@ class ShortOutage(Outage):
 
 
 class Bench:
-    """One executor's `Slices`, in the thread of the test; nothing else of the worker."""
+    """One executor's `Slices`, in the thread of the test; nothing else of the worker.
 
-    def __init__(self, *, slice_seconds: float = 60.0, port: int | None = None) -> None:
+    `young`: what runs was claimed this very moment.
+    """
+
+    def __init__(
+        self, *, slice_seconds: float = 60.0, port: int | None = None, young: bool = False
+    ) -> None:
+        self.young = young
         self.wrapper = plain_connection(DEFAULT_DB_ALIAS)
         if port is not None:
             self.wrapper.settings_dict.update(HOST="127.0.0.1", PORT=str(port))
@@ -172,7 +179,16 @@ class Bench:
 
     def run(self, tasks: list[Task]) -> Any:
         self.runs.append([task.delivery.id for task in tasks])
-        return self.slices.run(tasks)
+        if self.young and not self.wrapper.in_atomic_block:
+            self._know()
+        return self.slices.run(tasks, young=self.young)
+
+    def _know(self) -> None:
+        """Have the savepoint know the connection, as after an earlier slice."""
+        session = self.slices._session
+        driver = session.connect()
+        if driver.info.transaction_status == TransactionStatus.IDLE and driver.autocommit:
+            session.savepoint.begin({}, own_session=True)
 
     def run_all(self, tasks: list[Task]) -> None:
         """Run until nothing is left, as an executor does."""
@@ -194,14 +210,20 @@ class Bench:
         self.slices._session.reset()
 
 
-@pytest.fixture
-def make_bench(transactional_db: None) -> Iterator[Callable[..., Bench]]:
-    """Make benches; the connection of the default alias is theirs until the test ends."""
+@pytest.fixture(params=[False, True], ids=["locked-first", "young"])
+def make_bench(
+    transactional_db: None, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Bench]]:
+    """Make benches; the connection of the default alias is theirs until the test ends.
+
+    Everything holds for messages that are locked before they start, and for those that start
+    while the lock is asked for.
+    """
     before = connections[DEFAULT_DB_ALIAS]
     benches: list[Bench] = []
 
     def make(**options: Any) -> Bench:
-        bench = Bench(**options)
+        bench = Bench(young=request.param, **options)
         benches.append(bench)
         connections[DEFAULT_DB_ALIAS] = bench.wrapper
         return bench

@@ -32,7 +32,7 @@ def test_executors_are_woken_for_messages_only(
 ) -> None:
     """For nothing it would be each turn of the loop, while somebody waits for its claim."""
     put: list[Any] = []
-    monkeypatch.setattr(process.hand, "put", put.append)
+    monkeypatch.setattr(process.hand, "put", lambda tasks, **_: put.append(tasks))
     process._fetch()
     assert put == []
     add(handler="h")

@@ -1025,6 +1025,86 @@ def test_a_row_that_somebody_has_locked_waits_its_turn(bench: Bench) -> None:
     assert waiting() == set()
 
 
+@pytest.mark.parametrize("writes", [True, False])
+def test_what_ran_while_somebody_had_its_row_is_not_kept(bench: Bench, writes: bool) -> None:
+    """It may start while the lock is asked for; without the lock it has not begun, uncharged."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+        transaction.on_commit(lambda: ran.append(0))
+        if writes:
+            effect(delivery)
+
+    message = add(handler="h")
+    tasks = bench.claim()
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        remainder = bench.run(tasks)
+        assert (remainder.locked, remainder.left, remainder.again) == (tasks, [], [])
+    assert (effects(), bench.settled) == (set(), [])
+    bench.run_all(tasks)
+    assert ran == [message.pk] * bench.young + [message.pk, 0]
+    assert effects() == ({message.pk} if writes else set())
+    assert (waiting(), FailedAttempt.objects.count()) == (set(), 0)
+
+
+@pytest.mark.parametrize("made", ["expires", "key", "suspect", "batch", "several", "unbegun"])
+def test_what_must_not_start_before_its_row_is_locked(
+    bench: Bench, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However young its claim is."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h", batch=made == "batch")
+    def h(delivery: Any) -> None:
+        ran.append(1)
+
+    given: dict[str, dict[str, Any]] = {
+        "expires": {"expires_at": timezone.now() + timedelta(hours=1)},
+        "suspect": {"suspect": True},
+    }
+    add_many(2 if made == "several" else 1, handler="h", **given.get(made, {}))
+    tasks = bench.claim()
+    if made == "key":
+        tasks = [task._replace(line=("mail", "h", "k")) for task in tasks]
+    if made == "unbegun":  # a new connection: nothing is known of its constraints
+        monkeypatch.setattr(bench, "_know", lambda: None)
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        assert bench.run(tasks).locked == tasks
+    assert ran == []
+
+
+def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None:
+    """It ran for nothing: what is left of its transaction cannot be committed."""
+    ran: list[str] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        try:
+            connection.cursor()
+            ran.append("fine")
+        except psycopg.Error as error:
+            ran.append(type(error).__name__)
+
+    first, message = add_many(2, handler="h")
+    before, *tasks = bench.claim()
+    bench.run([before])
+    driver = bench.slices._session.connect()
+    driver.execute("set lock_timeout = '10ms'")
+    with second_connection() as other, other.transaction():
+        other.execute("lock table django_mq_queuedmessage")
+        remainder = bench.run(tasks)
+        assert (remainder.left, remainder.again, remainder.locked) == (tasks, [], [])
+    assert ran == ["fine"] + ["LockNotAvailable"] * bench.young
+    bench.run_all(tasks)
+    assert ran[1 + bench.young :] == ["fine"]
+    assert (bench.settled, waiting()) == ([first.pk, message.pk], set())
+    assert FailedAttempt.objects.count() == 0
+
+
 def test_a_row_that_stays_locked_is_not_asked_for_without_rest(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1414,8 +1494,12 @@ def test_a_handler_may_deallocate_what_is_prepared(bench: Bench) -> None:
         effect(delivery)
         connection.connection.execute("deallocate all")
 
-    messages = [add(handler="h", after=-60 + n) for n in range(3)]
-    for task in bench.claim():
+    messages = [add(handler="h", after=-60 + n) for n in range(4)]
+    first, *tasks = bench.claim()
+    bench.run_all([first])
+    for task in tasks[: bench.young]:
+        assert bench.run([task]).left == [task]  # as if it had not begun; and from now on
+    for task in tasks:
         remainder = bench.run([task])
         assert (remainder.left, remainder.again) == ([], [])
     assert effects() == ids(messages)
@@ -1427,7 +1511,8 @@ def test_one_alone_that_is_not_ours_or_expired_does_not_run(bench: Bench) -> Non
     def h(delivery: Delivery) -> None:
         effect(delivery)
 
-    gone, expired, fine = add(handler="h"), add(handler="h"), add(handler="h")
+    gone, fine = add(handler="h"), add(handler="h")
+    expired = add(handler="h", expires_at=timezone.now() + timedelta(hours=1))
     tasks = {task.delivery.id: task for task in bench.claim()}
     QueuedMessage.objects.filter(pk=gone.pk).update(claimed_by="you:1")
     QueuedMessage.objects.filter(pk=expired.pk).update(expires_at=timezone.now())

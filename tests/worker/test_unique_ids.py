@@ -218,7 +218,7 @@ def test_a_lost_lease_frees_nothing(bench: Bench) -> None:
     tasks = bench.claim()
     QueuedMessage.objects.update(attempts=7)
     bench.run_all(tasks)
-    assert got == []
+    assert got == [0] * bench.young  # which may start before it is known
     assert UniqueKey.objects.get().message_id == id
     assert the_message().pk == id
 
