@@ -108,10 +108,11 @@ class Slices:
         try:
             progress.driver = self._session.connect()
             with transaction.atomic(using=self._session.alias, durable=True):
-                if asked := self._ask_early(tasks) if young else None:
-                    self._run_meanwhile(tasks[0], asked, progress)
+                settings = self._server_settings(tasks)
+                if asked := self._ask_early(tasks, settings) if young else None:
+                    self._run_meanwhile(tasks[0], asked, settings, progress)
                 else:
-                    self._run_locked(tasks, progress)
+                    self._run_locked(tasks, settings, progress)
                 if lost := settle_all(self._session.cursor(), progress.ended):
                     raise Lost(lost)
                 progress.hooks = [] if self._nested else self._session.take_hooks()
@@ -136,8 +137,9 @@ class Slices:
 
     # ---- inside the transaction
 
-    def _run_locked(self, tasks: Sequence[Task], progress: Progress) -> None:
-        settings = self._server_settings(tasks)
+    def _run_locked(
+        self, tasks: Sequence[Task], settings: dict[str, str], progress: Progress
+    ) -> None:
         locked = self._locker.lock([fence_of(task.delivery._row) for task in tasks], settings)
         cursor = self._session.cursor()
         if len(locked.missing) < len(tasks):
@@ -150,7 +152,7 @@ class Slices:
             self._run_all(mine, progress)
             self._session.savepoint.leave()
 
-    def _ask_early(self, tasks: Sequence[Task]) -> Asked | None:
+    def _ask_early(self, tasks: Sequence[Task], settings: dict[str, str]) -> Asked | None:
         """Ask for the lock of a message alone that may start before the answer is there.
 
         Not what expires, is in a line or is suspected of killing workers: there the answer, or
@@ -167,15 +169,16 @@ class Slices:
             or not self._session.savepoint.knows(self._session.connect())
         ):
             return None
-        return self._locker.ask(fence_of(row), self._server_settings(tasks))
+        return self._locker.ask(fence_of(row), settings)
 
-    def _run_meanwhile(self, task: Task, asked: Asked, progress: Progress) -> None:
+    def _run_meanwhile(
+        self, task: Task, asked: Asked, settings: dict[str, str], progress: Progress
+    ) -> None:
         """Run a message while the server locks it: half a millisecond that somebody may wait.
 
         The handler's first use of its connection waits for the answer. Where somebody else has
         the row nothing that it did is kept, so what is kept was locked from its beginning.
         """
-        settings = self._server_settings([task])
         self._session.savepoint.begin(settings, own_session=True, before=asked.answer)
         try:
             self._run_all([task], progress)
