@@ -114,7 +114,13 @@ def own_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
 
 
 def _is_watched(connection: BaseDatabaseWrapper) -> bool:
-    return bool(connection.queries_logged or connection.execute_wrappers)
+    """Say whether somebody wants to see our statements; tests replace `cursor` to refuse them."""
+    replaced = vars(connection).get("cursor")
+    return bool(
+        connection.queries_logged
+        or connection.execute_wrappers
+        or (replaced is not None and getattr(replaced, "__self__", None) is not connection)
+    )
 
 
 def begins_specially(driver: psycopg.Connection[Any]) -> bool:

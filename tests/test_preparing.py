@@ -12,6 +12,8 @@ import psycopg
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from django.db.transaction import TransactionManagementError
+from django.test import SimpleTestCase
+from django.test.testcases import DatabaseOperationForbidden
 from django.utils import timezone
 
 from django_mq import Message, RetryPolicy, bell, broadcast, broadcast_many, handlers, preparing
@@ -277,6 +279,24 @@ def test_a_lost_connection_is_noticed_where_django_checks_it(
     monkeypatch.setattr(connection, "health_check_done", False)
     broadcast("a.b")
     assert QueuedMessage.objects.count() == 5
+
+
+@pytest.mark.parametrize("threshold", [None, 1])
+def test_who_replaces_the_cursor_sees_our_statements(threshold: int | None) -> None:
+    """As SimpleTestCase does, which allows no queries."""
+    send(4)
+    driver().prepare_threshold = threshold
+
+    class Forbidding(SimpleTestCase):
+        pass
+
+    Forbidding.setUpClass()
+    try:
+        with pytest.raises(DatabaseOperationForbidden), transaction.atomic():
+            broadcast("a.b")
+    finally:
+        Forbidding.doClassCleanups()
+    assert QueuedMessage.objects.count() == 4
 
 
 @pytest.mark.parametrize("threshold", [None, 1])

@@ -30,7 +30,12 @@ class Asked:
         self._driver = driver
         self._id = fence[0]
         self._answer: settle.Locked | None = None
-        self._refused: Exception | None = None
+        self._refused: psycopg.Error | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether `answer()` has the answer already."""
+        return self._answer is not None or self._refused is not None
 
     def answer(self) -> settle.Locked:
         """Return the answer, once it is there; raises what the server refused, each time."""
@@ -39,7 +44,7 @@ class Asked:
         if self._answer is None:
             try:
                 self._answer = self._read()
-            except Exception as error:
+            except psycopg.Error as error:
                 if isinstance(error, psycopg.errors.InvalidSqlStatementName):
                     _prepared.discard(self._driver)  # somebody deallocated all
                 self._refused = error
@@ -47,12 +52,11 @@ class Asked:
         return self._answer
 
     def _read(self) -> settle.Locked:
-        # Without the driver's lock: who makes us wait for it may be a cursor that has it.
-        found = _answers(self._driver)
-        (row,) = [each for each in found if each.status == ExecStatus.TUPLES_OK]
-        if not row.ntuples:
+        found = _answers(self._driver)  # without the driver's lock: who waits here may have it
+        rows = [each for each in found if each.status == ExecStatus.TUPLES_OK and each.ntuples]
+        if not rows:  # nor if somebody took the answer away, who used libpq's connection himself
             return settle.Locked({self._id}, set(), None)
-        expired, xid = row.get_value(0, 0), row.get_value(0, 1) or b""
+        expired, xid = rows[0].get_value(0, 0), rows[0].get_value(0, 1) or b""
         return settle.Locked(set(), {self._id} if expired == b"t" else set(), xid.decode())
 
 

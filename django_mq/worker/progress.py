@@ -26,7 +26,7 @@ class Gone(Exception):
 
 
 class NotLocked(Exception):
-    """A handler ran while the lock was asked for, and somebody else had it."""
+    """A handler ran while the lock was asked for, and somebody else had the row."""
 
 
 class Lost(Exception):
@@ -62,6 +62,10 @@ class Progress:
     committing: bool = False
     stopped: bool = False
     began: bool = False
+
+    def not_begun(self) -> None:
+        """Nothing that ran counts."""
+        self.ended, self.ran, self.left, self.again = [], [], [], []
 
 
 @dataclass(slots=True)

@@ -91,8 +91,8 @@ class LazySavepoint:
         """Take the connection as it is now, inside its transaction, for the coming handlers.
 
         `settings` are the session settings that hold for this transaction alone. A session that
-        is not our `own_session` (a test's) keeps what handlers SET. `before` is called before
-        anything is sent on the connection: an answer is still to come there.
+        is not our `own_session` (a test's) keeps what handlers SET. `before` is called before a
+        handler sends anything; while it raises, nothing can be sent.
         """
         driver = self.wrapper.__dict__["connection"]
         self._waiting = False
@@ -137,6 +137,7 @@ class LazySavepoint:
         """
         self.arm()
         self._waiting = True
+        self._before = None
         if self.wrapper.__dict__["connection"] is not self._driver:
             self.open()
 
@@ -148,17 +149,29 @@ class LazySavepoint:
         """Open the savepoint, unless nobody is being watched."""
         if self._armed:
             self._armed = False
+            if self._before is not None or not self._waiting:
+                self._let_pass()
+            self._waiting = False
+            self.opened = True
+
+    def _let_pass(self) -> None:
+        # A handler's own cursor may be what brought us here, and then it has the driver's lock:
+        # so nothing here goes through a cursor. If nobody has it, other threads wait for us.
+        held = self._driver.lock.acquire(blocking=False)
+        try:
             if self._before is not None:
-                before, self._before = self._before, None
-                before()
+                self._before()
             if not self._waiting:
-                # Not through a cursor: a handler's own cursor may be what brought us here, and it
-                # holds the connection's lock.
                 result = self._driver.pgconn.exec_(self._open)
                 if result.status != ExecStatus.COMMAND_OK:
                     raise psycopg.errors.error_from_result(result)
-            self._waiting = False
-            self.opened = True
+            self._before = None
+        except BaseException:
+            self._armed = self._before is not None  # nothing passes, however often it is tried
+            raise
+        finally:
+            if held:
+                self._driver.lock.release()
 
     def keep(self, *, more: bool = False) -> None:
         """Keep what the handler wrote; its deferred constraints are checked now.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,8 @@ class Slices:
             progress.driver = self._session.connect()
             with transaction.atomic(using=self._session.alias, durable=True):
                 settings = self._server_settings(tasks)
-                if asked := self._ask_early(tasks, settings) if young else None:
+                early = young and not progress.announcing
+                if asked := self._ask_early(tasks, settings) if early else None:
                     self._run_meanwhile(tasks[0], asked, settings, progress)
                 else:
                     self._run_locked(tasks, settings, progress)
@@ -177,23 +179,39 @@ class Slices:
         """Run a message while the server locks it: half a millisecond that somebody may wait.
 
         The handler's first use of its connection waits for the answer. Where somebody else has
-        the row nothing that it did is kept, so what is kept was locked from its beginning.
+        the row it cannot use it, and nothing of it is kept: what is kept was locked throughout.
         """
-        self._session.savepoint.begin(settings, own_session=True, before=asked.answer)
+        before = partial(self._await_lock, task, asked)
+        self._session.savepoint.begin(settings, own_session=True, before=before)
         try:
             self._run_all([task], progress)
-            locked = asked.answer()
             self._session.savepoint.leave()
+            locked = asked.answer()
             progress.xid = locked.xid
-        except DATABASE_ERRORS as error:
-            if isinstance(error, psycopg.errors.InvalidSqlStatementName):
-                self._early = False  # something here deallocates: wait for the answers from now on
-            progress.ended, progress.ran, progress.again = [], [], []  # as if it had not begun
+        except psycopg.errors.InvalidSqlStatementName as error:
+            self._early = False  # something here deallocates: wait for the answers from now on
+            progress.not_begun()
+            progress.again = [task]
+            raise NotLocked from error
+        except DATABASE_ERRORS:
+            progress.not_begun()
             raise
         if locked.missing:
-            progress.ended, progress.ran, progress.again = [], [], []
+            progress.not_begun()
             self._sort_skipped(self._session.cursor(), [task], progress)
             raise NotLocked
+
+    def _await_lock(self, task: Task, asked: Asked) -> None:
+        """Let a handler go on once its row is locked; its time begins then."""
+        if not asked.answered:
+            self._places.end(1)
+            try:
+                asked.answer()
+            finally:
+                fence = fence_of(task.delivery._row)
+                self._places.start_one(fence, monotonic() + task.timeout, True)
+        if asked.answer().missing:
+            raise NotLocked("somebody else has the row of this message: it runs again later")
 
     def _server_settings(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Return what the server enforces on this slice, in milliseconds as it writes them.

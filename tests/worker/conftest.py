@@ -177,11 +177,11 @@ class Bench:
         timeout = handlers.timeout_of(handler, get_settings())
         return Task(Delivery(row), handler, timeout, line_of(row))
 
-    def run(self, tasks: list[Task]) -> Any:
+    def run(self, tasks: list[Task], *, again: bool = False) -> Any:
         self.runs.append([task.delivery.id for task in tasks])
         if self.young and not self.wrapper.in_atomic_block:
             self._know()
-        return self.slices.run(tasks, young=self.young)
+        return self.slices.run(tasks, young=self.young and not again)
 
     def _know(self) -> None:
         """Have the savepoint know the connection, as after an earlier slice."""
@@ -192,12 +192,12 @@ class Bench:
 
     def run_all(self, tasks: list[Task]) -> None:
         """Run until nothing is left, as an executor does."""
-        for _ in range(100):
-            remainder = self.run(tasks)
+        for turn in range(100):
+            remainder = self.run(tasks, again=turn > 0)
             again = list(remainder.again)
             left = [*remainder.left, *remainder.locked]
             while again:
-                remainder = self.run([again.pop(0)])
+                remainder = self.run([again.pop(0)], again=True)
                 again += remainder.again
                 left = [*remainder.left, *remainder.locked, *left]
             if not left:

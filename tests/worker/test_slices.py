@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -22,8 +23,9 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.signals import message_acked, message_dead, message_retried, message_started
 from django_mq.store import settle
-from django_mq.worker import progress
+from django_mq.worker import locking, progress
 from django_mq.worker import slices as slices_module
+from django_mq.worker.shut import Shut
 from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.rows import add, stored
@@ -1026,26 +1028,42 @@ def test_a_row_that_somebody_has_locked_waits_its_turn(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("writes", [True, False])
-def test_what_ran_while_somebody_had_its_row_is_not_kept(bench: Bench, writes: bool) -> None:
-    """It may start while the lock is asked for; without the lock it has not begun, uncharged."""
+@pytest.mark.parametrize("ends", ["returns", "commit", "rollback", "close", "swallows"])
+def test_what_ran_while_somebody_had_its_row_is_not_kept(
+    bench: Bench, writes: bool, ends: str
+) -> None:
+    """It may start while the lock is asked for; without the lock it has not begun, uncharged.
+
+    It cannot use its connection then, so it can end nothing, and waits for nobody.
+    """
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
         ran.append(delivery.id)
         transaction.on_commit(lambda: ran.append(0))
+        if len(ran) == 1 and ends == "swallows":
+            for _ in range(2):
+                with contextlib.suppress(Exception):
+                    effect(delivery)
+        elif len(ran) == 1 and ends == "close":
+            connection.close()
+        elif len(ran) == 1 and ends != "returns":
+            connection.connection.execute(ends)
         if writes:
             effect(delivery)
 
     message = add(handler="h")
     tasks = bench.claim()
+    if not bench.young:
+        ran.append(message.pk)
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         remainder = bench.run(tasks)
         assert (remainder.locked, remainder.left, remainder.again) == (tasks, [], [])
     assert (effects(), bench.settled) == (set(), [])
     bench.run_all(tasks)
-    assert ran == [message.pk] * bench.young + [message.pk, 0]
+    assert ran == [message.pk, message.pk, 0]
     assert effects() == ({message.pk} if writes else set())
     assert (waiting(), FailedAttempt.objects.count()) == (set(), 0)
 
@@ -1103,6 +1121,131 @@ def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None
     assert ran[1 + bench.young :] == ["fine"]
     assert (bench.settled, waiting()) == ([first.pk, message.pk], set())
     assert FailedAttempt.objects.count() == 0
+
+
+def test_the_time_of_a_handler_does_not_run_while_its_row_is_not_locked(bench: Bench) -> None:
+    """Somebody has the whole table for long: that is not the handler's fault."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        connection.cursor()
+
+    before, message = add_many(2, handler="h")
+    tasks = bench.claim()
+    bench.run(tasks[:1])
+    pid = bench.slices._session.connect().info.backend_pid
+    seen: list[list[int]] = []
+
+    def wait_for_it() -> None:
+        other.execute("begin; lock table django_mq_queuedmessage")
+        locked.set()
+        is_waiting = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+        deadline = monotonic() + 30
+        while monotonic() < deadline and not other.execute(is_waiting, [pid]).fetchone()[0]:
+            other.execute("select pg_sleep(0.01)")
+        seen.append(bench.board.running())
+        other.execute("commit")
+
+    locked = threading.Event()
+    with second_connection() as other:
+        thread = threading.Thread(target=wait_for_it)
+        thread.start()
+        assert locked.wait(30)
+        bench.run(tasks[1:])
+        thread.join()
+    assert (seen, bench.settled) == ([[]], [before.pk, message.pk])
+
+
+def test_a_shut_queue_and_a_locked_row_give_back_one_task(bench: Bench) -> None:
+    """Each task comes back once, whatever hinders it."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    add(handler="h")
+    tasks = bench.claim()
+    bench.slices._shut = Shut()
+    bench.slices._shut.queue("mail", None)
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        remainder = bench.run(tasks)
+    assert [*remainder.left, *remainder.locked, *remainder.again] == tasks
+
+
+def test_the_answer_that_a_handler_takes_away(bench: Bench) -> None:
+    """By libpq's connection, kept from an earlier message: it runs again, behind the lock."""
+    kept: list[Any] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        for pgconn in kept:
+            pgconn.exec_(b"select 1")
+        effect(delivery)
+        kept.append(connection.connection.pgconn)
+
+    messages = add_many(2, handler="h")
+    for task in bench.claim():
+        bench.run_all([task])
+    assert (effects(), waiting()) == (ids(messages), set())
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_a_wait_for_the_lock_that_is_interrupted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a time limit that raises in the thread: a handler that deals with it goes on."""
+    if not bench.young:
+        return  # the answer was there before the handler
+
+    class TimeUp(Exception):
+        pass
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        interrupts.append(TimeUp())
+        with pytest.raises(TimeUp):
+            connection.cursor()
+        effect(delivery)
+
+    def answers(driver: Any) -> Any:
+        if interrupts:
+            raise interrupts.pop()
+        return plain(driver)
+
+    interrupts: list[Exception] = []
+    plain = locking._answers
+    monkeypatch.setattr(locking, "_answers", answers)
+    message = add(handler="h")
+    bench.run_all(bench.claim())
+    assert (effects(), bench.settled) == ({message.pk}, [message.pk])
+
+
+def test_threads_of_a_handler_wait_for_each_other(bench: Bench) -> None:
+    """One by Django's connection, one by a driver's that it kept."""
+    kept: list[Any] = []
+    errors: list[Exception] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        def use() -> None:
+            try:
+                for _ in range(20):
+                    kept[0].execute("select 1")
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=use)
+        if kept:
+            thread.start()
+        effect(delivery)
+        if kept:
+            thread.join()
+        kept[:] = [connection.connection]
+
+    messages = add_many(20, handler="h")
+    for task in bench.claim():
+        bench.run_all([task])
+    assert (errors, effects()) == ([], ids(messages))
 
 
 def test_a_row_that_stays_locked_is_not_asked_for_without_rest(
@@ -1498,7 +1641,7 @@ def test_a_handler_may_deallocate_what_is_prepared(bench: Bench) -> None:
     first, *tasks = bench.claim()
     bench.run_all([first])
     for task in tasks[: bench.young]:
-        assert bench.run([task]).left == [task]  # as if it had not begun; and from now on
+        assert bench.run([task]).again == [task]  # as if it had not begun; and from now on
     for task in tasks:
         remainder = bench.run([task])
         assert (remainder.left, remainder.again) == ([], [])
