@@ -110,8 +110,8 @@ class Slices:
             progress.driver = self._session.connect()
             with transaction.atomic(using=self._session.alias, durable=True):
                 settings = self._server_settings(tasks)
-                early = young and not progress.announcing
-                if asked := self._ask_early(tasks, settings) if early else None:
+                early = young and len(tasks) == 1 and not progress.announcing
+                if asked := self._ask_early(tasks[0], settings) if early else None:
                     self._run_meanwhile(tasks[0], asked, settings, progress)
                 else:
                     self._run_locked(tasks, settings, progress)
@@ -154,20 +154,19 @@ class Slices:
             self._run_all(mine, progress)
             self._session.savepoint.leave()
 
-    def _ask_early(self, tasks: Sequence[Task], settings: dict[str, str]) -> Asked | None:
-        """Ask for the lock of a message alone that may start before the answer is there.
+    def _ask_early(self, task: Task, settings: dict[str, str]) -> Asked | None:
+        """Ask for the lock of a message if that may start before the answer is there.
 
         Not what expires, is in a line or is suspected of killing workers: there the answer, or
         its order among others, says whether it may start at all.
         """
-        row, *others = [task.delivery._row for task in tasks]
+        row = task.delivery._row
         if (
-            others
-            or not self._early
+            not self._early
             or row.expires
             or row.suspect
-            or tasks[0].line is not None
-            or tasks[0].handler.batch
+            or task.line is not None
+            or task.handler.batch
             or not self._session.savepoint.knows(self._session.connect())
         ):
             return None

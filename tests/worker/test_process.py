@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.worker import Worker
+from django_mq.worker import executor as executor_module
 from django_mq.worker.process import Process
+from django_mq.worker.progress import Remainder
+from django_mq.worker.tasks import Task
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,6 +44,35 @@ def test_executors_are_woken_for_messages_only(
     process._fetch()
     process._fetch()
     assert [len(tasks) for tasks in put] == [1]
+
+
+@pytest.mark.parametrize(
+    ("age", "lease", "young"), [(0.0, 30.0, True), (0.2, 30.0, False), (0.05, 0.1, False)]
+)
+def test_a_claim_is_young_for_a_moment(
+    process: Process, monkeypatch: pytest.MonkeyPatch, age: float, lease: float, young: bool
+) -> None:
+    """Who was frozen since starts nothing that has lapsed meanwhile, however short its lease."""
+    runs: list[bool] = []
+
+    class Runs:
+        def run(self, tasks: Sequence[Task], *, young: bool) -> Remainder:
+            runs.append(young)
+            return Remainder()
+
+    add(handler="h")
+    process.wakeup.ring()
+    process._fetch()
+    slice_ = process.hand.take()
+    assert slice_ is not None
+    assert 0 <= monotonic() - slice_.asked_at < 30
+    slice_.asked_at = monotonic() - age
+    executor = process.executors[0]
+    monkeypatch.setattr(executor, "_slices", Runs(), raising=False)
+    monkeypatch.setattr(executor, "_lease", lambda queue: lease)
+    monkeypatch.setattr(executor_module, "YOUNG", 60.0 if young else executor_module.YOUNG)
+    executor._perform(slice_)
+    assert runs == [young]
 
 
 def test_the_loop_is_woken_for_room_only_where_it_waits_for_it(process: Process) -> None:
