@@ -137,7 +137,6 @@ class LazySavepoint:
         """
         self.arm()
         self._waiting = True
-        self._before = None
         if self.wrapper.__dict__["connection"] is not self._driver:
             self.open()
 

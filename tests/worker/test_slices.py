@@ -1131,7 +1131,10 @@ def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None
 
 
 def test_the_time_of_a_handler_does_not_run_while_its_row_is_not_locked(bench: Bench) -> None:
-    """Somebody has the whole table for long: that is not the handler's fault."""
+    """Somebody has the whole table for long: that is not the handler's fault.
+
+    And other threads, which have the driver's connection, wait until it is free.
+    """
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -1140,8 +1143,10 @@ def test_the_time_of_a_handler_does_not_run_while_its_row_is_not_locked(bench: B
     before, message = add_many(2, handler="h")
     tasks = bench.claim()
     bench.run(tasks[:1])
-    pid = bench.slices._session.connect().info.backend_pid
+    driver = bench.slices._session.connect()
+    pid = driver.info.backend_pid
     seen: list[list[int]] = []
+    held: list[bool] = []
 
     def wait_for_it() -> None:
         other.execute("begin; lock table django_mq_queuedmessage")
@@ -1151,6 +1156,7 @@ def test_the_time_of_a_handler_does_not_run_while_its_row_is_not_locked(bench: B
         while monotonic() < deadline and not other.execute(is_waiting, [pid]).fetchone()[0]:
             other.execute("select pg_sleep(0.01)")
         seen.append(bench.board.running())
+        held.append(driver.lock.locked())
         other.execute("commit")
 
     locked = threading.Event()
@@ -1161,6 +1167,7 @@ def test_the_time_of_a_handler_does_not_run_while_its_row_is_not_locked(bench: B
         bench.run(tasks[1:])
         thread.join()
     assert (seen, bench.settled) == ([[]], [before.pk, message.pk])
+    assert held == [True] or not bench.young
 
 
 def test_a_shut_queue_and_a_locked_row_give_back_one_task(bench: Bench) -> None:
@@ -1224,34 +1231,6 @@ def test_a_wait_for_the_lock_that_is_interrupted(
     message = add(handler="h")
     bench.run_all(bench.claim())
     assert (effects(), bench.settled) == ({message.pk}, [message.pk])
-
-
-def test_threads_of_a_handler_wait_for_each_other(bench: Bench) -> None:
-    """One by Django's connection, one by a driver's that it kept."""
-    kept: list[Any] = []
-    errors: list[Exception] = []
-
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None:
-        def use() -> None:
-            try:
-                for _ in range(20):
-                    kept[0].execute("select 1")
-            except Exception as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=use)
-        if kept:
-            thread.start()
-        effect(delivery)
-        if kept:
-            thread.join()
-        kept[:] = [connection.connection]
-
-    messages = add_many(20, handler="h")
-    for task in bench.claim():
-        bench.run_all([task])
-    assert (errors, effects()) == ([], ids(messages))
 
 
 def test_a_row_that_stays_locked_is_not_asked_for_without_rest(
