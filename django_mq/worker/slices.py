@@ -13,7 +13,6 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from django.db import transaction
 
 from django_mq.exceptions import HandlerBrokeTransaction
@@ -24,7 +23,9 @@ from django_mq.store import settle
 from django_mq.worker import reporting
 from django_mq.worker.calling import argument_of, call, tidy_up
 from django_mq.worker.database import Outage
+from django_mq.worker.early import EarlyStart
 from django_mq.worker.ending import ACKED, Ended, Settled, end, settle_all
+from django_mq.worker.limits import limits
 from django_mq.worker.locking import Asked, Locker
 from django_mq.worker.mending import Mender
 from django_mq.worker.progress import Conflicts, Gone, Lost, NotLocked, Progress, Remainder
@@ -32,6 +33,7 @@ from django_mq.worker.savepoint import LazySavepoint, TransactionGone
 from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
 
 if TYPE_CHECKING:
+    import psycopg
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_mq.backoff import RetryPolicy
@@ -45,12 +47,6 @@ logger = logging.getLogger("django_mq")
 #: More open subtransactions than these spill over in every other backend's snapshot (PostgreSQL
 #: keeps 64 in shared memory).
 MOST_SAVEPOINTS = 50
-#: The server ends a transaction that is idle for the handler's timeout and this, in seconds.
-IDLE_MARGIN = 30.0
-#: Seconds between two looks of the server at whether we are still there.
-CHECK_INTERVAL = 0.5
-#: The most milliseconds that a setting of the server can have.
-LONGEST = 2**31 - 1
 
 
 class Slices:
@@ -84,7 +80,7 @@ class Slices:
         self._easing = easing
         self._conflicts = Conflicts()
         self._nested = self._session.is_within()
-        self._early = not self._nested
+        self._early = EarlyStart(self._session, self._locker, places)
         self._mender = Mender(
             self._session,
             outage=outage,
@@ -109,10 +105,11 @@ class Slices:
         try:
             progress.driver = self._session.connect()
             with transaction.atomic(using=self._session.alias, durable=True):
-                settings = self._server_settings(tasks)
+                timeouts = [task.timeout for task in tasks]
+                settings = limits(timeouts, slice_seconds=self._slice_seconds)
                 early = young and len(tasks) == 1 and not progress.announcing
-                if asked := self._ask_early(tasks[0], settings) if early else None:
-                    self._run_meanwhile(tasks[0], asked, settings, progress)
+                if asked := self._early.ask(tasks[0], settings) if early else None:
+                    self._run_early(tasks[0], asked, settings, progress)
                 else:
                     self._run_locked(tasks, settings, progress)
                 if lost := settle_all(self._session.cursor(), progress.ended):
@@ -154,82 +151,13 @@ class Slices:
             self._run_all(mine, progress)
             self._session.savepoint.leave()
 
-    def _ask_early(self, task: Task, settings: dict[str, str]) -> Asked | None:
-        """Ask for the lock of a message if that may start before the answer is there.
-
-        Not what expires, is in a line or is suspected of killing workers: there the answer, or
-        its order among others, says whether it may start at all.
-        """
-        row = task.delivery._row
-        if (
-            not self._early
-            or row.expires
-            or row.suspect
-            or task.line is not None
-            or task.handler.batch
-            or not self._session.savepoint.knows(self._session.connect())
-        ):
-            return None
-        return self._locker.ask(fence_of(row), settings)
-
-    def _run_meanwhile(
+    def _run_early(
         self, task: Task, asked: Asked, settings: dict[str, str], progress: Progress
     ) -> None:
-        """Run a message while the server locks it: half a millisecond that somebody may wait.
-
-        The handler's first use of its connection waits for the answer. Where somebody else has
-        the row it cannot use it, and nothing of it is kept: what is kept was locked throughout.
-        """
-        before = partial(self._await_lock, task, asked)
-        self._session.savepoint.begin(settings, own_session=True, before=before)
-        try:
-            self._run_all([task], progress)
-            self._session.savepoint.leave()
-            locked = asked.answer()
-            progress.xid = locked.xid
-        except psycopg.errors.InvalidSqlStatementName as error:
-            self._early = False  # something here deallocates: wait for the answers from now on
-            progress.not_begun()
-            progress.again = [task]
-            raise NotLocked from error
-        except DATABASE_ERRORS:
-            progress.not_begun()
-            raise
-        if locked.missing:
-            progress.not_begun()
+        run = partial(self._run_all, [task], progress)
+        if not self._early.run(task, asked, settings, progress, run):
             self._sort_skipped(self._session.cursor(), [task], progress)
             raise NotLocked
-
-    def _await_lock(self, task: Task, asked: Asked) -> None:
-        """Let a handler go on once its row is locked; its time begins then."""
-        if not asked.answered:
-            self._places.end(1)
-            try:
-                asked.answer()
-            finally:
-                fence = fence_of(task.delivery._row)
-                self._places.start_one(fence, monotonic() + task.timeout, True)
-        if asked.answer().missing:
-            raise NotLocked("somebody else has the row of this message: it runs again later")
-
-    def _server_settings(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """Return what the server enforces on this slice, in milliseconds as it writes them.
-
-        A slice of several messages holds locks for its earlier ones, so a later one must not
-        wait long for a lock: it would keep others waiting, or deadlock, which takes a second to
-        be found out. It gives up instead, and runs again alone, where it waits as long as the
-        session allows.
-        """
-        limits = {
-            "idle_in_transaction_session_timeout": IDLE_MARGIN + max(t.timeout for t in tasks),
-            "client_connection_check_interval": CHECK_INTERVAL,
-        }
-        if len(tasks) > 1:
-            limits["lock_timeout"] = self._slice_seconds / 2
-        return {
-            name: str(min(max(1, round(seconds * 1000)), LONGEST))
-            for name, seconds in limits.items()
-        }
 
     def _sort_out(
         self,
