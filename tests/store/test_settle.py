@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from random import Random
 from typing import Any
 
 import psycopg
@@ -13,7 +14,7 @@ from django.utils import timezone
 
 from django_mq.messages import Fence
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.store import fence_columns, lapsed, leases, recover, routing, settle
+from django_mq.store import lapsed, leases, recover, routing, settle
 from django_mq.store.settle import Failed
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
@@ -153,14 +154,31 @@ def test_several_at_once_and_only_ours(cursor: Cursor) -> None:
     assert values(theirs)["claimed_by"] == "you:1"
 
 
-def test_an_ack_leaves_what_was_given_back_before_it_looks_at_fences(cursor: Cursor) -> None:
-    """NULL would be compared with each of them: 3 s for 10,000 messages."""
-    ours, back = add(leased=30, attempts=1), add(attempts=1)
-    fences = [fence_of(ours), Fence(back.pk, 1, "me:1")]
-    cursor.execute("explain " + settle.ACK, fence_columns(fences))
-    (filtered,) = [line for (line,) in cursor.fetchall() if "Filter" in line]
-    assert filtered.index("claimed_by IS NOT NULL") < filtered.index("SubPlan")
-    assert settle.ack(cursor, fences) == {ours.pk}
+def test_fences_are_told_apart_however_claims_and_attempts_are_mixed(cursor: Cursor) -> None:
+    """Guarantee 4: they are given in runs, which are as short as one message at worst."""
+    random = Random(4)
+    for _ in range(20):
+        QueuedMessage.objects.all().delete()
+        claimers = ["me:1", "me:2", "me:3"]
+        rows = [
+            add(leased=30, attempts=random.choice([1, 2]), claimed_by=random.choice(claimers))
+            for _ in range(12)
+        ]
+        back, gone = add(attempts=1), add(leased=30, attempts=1, claimed_by="me:1")
+        others = [Fence(back.pk, 1, "me:1"), Fence(gone.pk, 1, "me:1")]
+        gone.delete()
+        fences = [
+            Fence(row.pk, random.choice([1, row.attempts]), random.choice([row.claimed_by, "me:2"]))
+            for row in rows
+        ]
+        right = {f.id for f, row in zip(fences, rows, strict=True) if f == fence_of(row)}
+        fences += others
+        random.shuffle(fences)
+        wrong = {fence.id for fence in fences} - right
+        assert settle.lock(cursor, fences, {}).missing == wrong
+        assert settle.ack(cursor, fences) == right
+        left = set(QueuedMessage.objects.values_list("pk", flat=True))
+        assert left == {row.pk for row in [*rows, back]} - right
 
 
 def test_ack_removes_the_row(cursor: Cursor) -> None:
