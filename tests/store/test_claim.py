@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,11 +13,21 @@ import pytest
 from django.utils import timezone
 
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.store.claim import BEGINNING, CLAIM, Claim, Lane, claim, lane_columns
+from django_mq.store.claim import (
+    BEGINNING,
+    CLAIM,
+    CLAIM_APART,
+    PLACES,
+    Claim,
+    Lane,
+    claim,
+    lane_columns,
+)
 from django_mq.store.lapsed import CLAIM_LAPSED, Lapsed, claim_lapsed
 from django_mq.store.looking import look
 from django_mq.worker.database import ONE_PLAN
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.store.conftest import lock
 from tests.store.plans import generic_plan, plan
@@ -32,6 +43,7 @@ def take(
     limit: int = 100,
     max_bytes: int = 1 << 22,
     further: Sequence[str] = (),
+    apart: bool = False,
 ) -> Claim:
     return claim(
         cursor,
@@ -41,6 +53,7 @@ def take(
         limit=limit,
         max_bytes=max_bytes,
         further=further,
+        apart=apart,
     )
 
 
@@ -304,6 +317,42 @@ def test_a_batch_is_never_exceeded_whatever_the_plan(
     assert len(take_lapsed(cursor, limit=5).taken) == 5
 
 
+def test_claims_of_one_moment_keep_apart(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
+    """Guarantee 5 as far as it goes: what is left aside is nobody's, and the next claim's."""
+    rows = [add(after=n - 60).pk for n in range(12)]
+    assert ids(take(other.cursor(), limit=2, apart=True)) == rows[:2]  # and does not commit
+    assert ids(take(cursor, limit=4, apart=True)) == rows[4:8]
+    assert ids(take(cursor, limit=4, apart=True)) == rows[8:]
+    assert ids(take(cursor, limit=4, apart=True)) == []  # all that it sees is before its place
+    assert ids(take(cursor, limit=3, apart=True)) == [rows[3]]
+    assert ids(take(cursor, limit=5, apart=True)) == [rows[2]]  # no place for it: from the first
+    other.commit()
+    assert set(rows) == {m.pk for m in QueuedMessage.objects.filter(leased_until__isnull=False)}
+
+
+def test_claims_keep_apart_in_each_lane_and_behind_its_mark(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    low, high = ([add(after=n - 60, priority=priority).pk for n in range(6)] for priority in (0, 5))
+    assert ids(take(other.cursor(), Lane("mail", 0), limit=1, apart=True)) == low[:1]
+    assert ids(take(cursor, Lane("mail", 5), Lane("mail", 0), limit=2, apart=True)) == high[:2]
+    (lane,) = take(cursor, Lane("mail", 0), limit=1).marks.items()
+    (queue, priority), mark = lane
+    assert mark[1] == low[1]
+    lane_on = Lane(queue, priority, *mark)
+    assert ids(take(cursor, lane_on, limit=2, apart=True)) == low[4:6]
+
+
+def test_more_claims_at_once_than_there_are_places(cursor: Cursor) -> None:
+    rows = [add(after=n - 60).pk for n in range(PLACES + 4)]
+    with ExitStack() as stack:
+        for place in range(PLACES):
+            busy = stack.enter_context(second_connection())
+            busy.autocommit = False
+            assert ids(take(busy.cursor(), limit=1, apart=True)) == [rows[place]]
+        assert ids(take(cursor, limit=2, apart=True)) == rows[PLACES : PLACES + 2]
+
+
 @pytest.fixture
 def crowd(cursor: Cursor) -> Cursor:
     """Many rows of each kind, so that a bad plan shows."""
@@ -321,11 +370,14 @@ def crowd(cursor: Cursor) -> Cursor:
     return cursor
 
 
+@pytest.mark.parametrize("statement", [CLAIM, CLAIM_APART])
 @pytest.mark.parametrize("explain", [plan, generic_plan])
-def test_the_plan_of_a_claim_names_its_index(crowd: Cursor, explain: Callable[..., str]) -> None:
+def test_the_plan_of_a_claim_names_its_index(
+    crowd: Cursor, explain: Callable[..., str], statement: str
+) -> None:
     text = explain(
         crowd,
-        CLAIM,
+        statement,
         **lane_columns([Lane("q1", 0), Lane("q2", 0)]),
         claimers="{me:1}",
         each=100,

@@ -119,6 +119,9 @@ CALLS: dict[str, Call] = {
     ),
     "free_stranded": lambda cursor, ids: keys.free_stranded(cursor, skipping=[], limit=MINE),
     "claim": lambda cursor, ids: claim.claim(cursor, lanes=[Lane("mail", 0)], **ASKED),
+    "claim_apart": lambda cursor, ids: claim.claim(
+        cursor, lanes=[Lane("mail", 0)], apart=True, **ASKED
+    ),
     "claim_keyed": lambda cursor, ids: keyed.claim(
         cursor, lanes=[Lane("keyed", 0)], skip_dead=False, **ASKED
     ),

@@ -13,6 +13,8 @@ from django.db.models.functions import Now
 
 from django_mq.messages import ClaimedRow
 from django_mq.models import QueuedMessage, QueueState
+from django_mq.store.claim import Lane, claim
+from django_mq.worker import claiming as claiming_module
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import marks as marks_module
 from django_mq.worker.claiming import TOGETHER, Claims, Terms
@@ -24,6 +26,16 @@ from tests.database import second_connection
 from tests.rows import add, decide, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+FROZEN: dict[str, Any] = {"claimer": "frozen:1", "lease": 60.0, "max_bytes": 1 << 22}
+
+
+@pytest.fixture
+def other() -> Iterator[psycopg.Connection[Any]]:
+    with second_connection() as connection:
+        connection.autocommit = False
+        yield connection
 
 
 class Counting:
@@ -127,6 +139,7 @@ def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
+    monkeypatch.setattr(claiming_module, "monotonic", clock)
     with second_connection() as own, own.cursor() as cursor:
         yield Rig(Counting(cursor, clock), clock)
 
@@ -185,6 +198,35 @@ def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) 
         rig.fetcher.rang()
         rig.fetcher.fetch(rig.cursor)
     assert "look" in rig.cursor.asked
+
+
+def test_what_is_left_when_claims_keep_apart_is_claimed_too(
+    rig: Rig, other: psycopg.Connection[Any]
+) -> None:
+    """A worker that froze in its claim keeps its place: of the rest, nothing waits for it."""
+    rows = [add(after=n - 60).pk for n in range(20)]
+    claim(other.cursor(), lanes=[Lane("mail", 0)], limit=1, apart=True, **FROZEN)
+    rig.terms["mail"] = Terms("sync", 30.0, 2, 1 << 22)
+    rig.make()
+    rig.settle()
+    assert rig.ids() == [*rows[1:3], *rows[11:19], rows[19], *rows[3:11]]
+    assert rig.fetcher.empty
+
+
+def test_the_first_of_a_backlog_waits_no_longer_than_a_second(
+    rig: Rig, other: psycopg.Connection[Any]
+) -> None:
+    """A scan from the front does not keep apart, whoever has its place."""
+    rows = [add(after=n - 600).pk for n in range(40)]
+    claim(other.cursor(), lanes=[Lane("mail", 0)], limit=1, apart=True, **FROZEN)
+    rig.terms["mail"] = Terms("sync", 30.0, 1, 1 << 22)
+    rig.make()
+    for _ in range(3):
+        rig.fetcher.fetch(rig.cursor)
+    assert rig.ids() == [rows[1], *rows[6:10], *rows[14:18]]
+    rig.clock.now += 1.01
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.ids() == rows[2:6]
 
 
 def test_a_ring_does_not_shorten_a_backoff(rig: Rig) -> None:
@@ -498,6 +540,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Marks, Clock]:
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
+    monkeypatch.setattr(claiming_module, "monotonic", clock)
     return Marks(full_every=1.0), clock
 
 
