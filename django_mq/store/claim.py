@@ -39,7 +39,7 @@ class Lane(NamedTuple):
 class Claim(NamedTuple):
     """What a claim took, in order, and for each lane it took from, the last row of its scan.
 
-    `further`: there are waiting rows at which it did not look: claim again.
+    `further`: it moved waiting rows out of the way, and did not look at what is behind them.
     """
 
     rows: list[ClaimedRow]
@@ -63,9 +63,10 @@ OPEN_LANES = f"""
 PLACES = 8
 
 # Claims of one moment would walk over the same rows, ask each for its lock and wait for the same
-# pages: a twentieth of the rate of two processes, and a tenth of that of eight. So each takes a
-# place of its own, and begins as many batches further on, where there are as many. The place is
-# not waited for: a worker that froze in its claim would stop all others.
+# pages: that took a twentieth of the rate of two processes. So each takes a place of its own, and
+# begins so many claims further on, if from there its lane fills it: nothing that is preferred
+# waits while something else is taken. A place is not waited for, and a worker that froze in its
+# claim keeps it: so a scan from the front must follow, as it does anyway within a second.
 APART = f"""
             select lane.queue, lane.priority,
                    coalesce(ahead.at, lane.at) as at, coalesce(ahead.id, lane.id) as id
@@ -73,21 +74,25 @@ APART = f"""
              cross join lateral (
                 select coalesce((
                     select place
-                      from generate_series(0, {PLACES - 1}) place
-                     where pg_try_advisory_xact_lock(
-                               hashtextextended(lane.queue, 8192 + 8 * lane.priority + place))
+                      from generate_series(0, {PLACES} - 1) place
+                     where pg_try_advisory_xact_lock(hashtextextended(
+                               lane.queue, 8192 + {PLACES} * lane.priority + place))
                      limit 1), 0) as place
              ) mine
               left join lateral (
-                select m.processable_after as at, m.id
-                  from django_mq_queuedmessage m
-                 where mine.place > 0 and m.queue = lane.queue and m.priority = lane.priority
-                   and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-                   and (m.processable_after, m.id) > (lane.at, lane.id)
-                   and m.processable_after <= statement_timestamp()
-                 order by m.processable_after, m.id
-                offset greatest(mine.place * %(limit)s - 1, 0)
-                 limit 1
+                select (array_agg(at))[1] as at, (array_agg(id))[1] as id
+                  from (
+                    select m.processable_after as at, m.id
+                      from django_mq_queuedmessage m
+                     where mine.place > 0 and m.queue = lane.queue and m.priority = lane.priority
+                       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+                       and (m.processable_after, m.id) > (lane.at, lane.id)
+                       and m.processable_after <= statement_timestamp()
+                     order by m.processable_after, m.id
+                    offset greatest(mine.place * %(limit)s - 1, 0)
+                     limit %(limit)s + 1
+                  ) seen
+                having count(*) > %(limit)s
              ) ahead on true
 """  # noqa: S608
 
@@ -155,8 +160,8 @@ def claim(
 
     With `further` claimers these are several claims in one statement, which share what is taken:
     a transaction costs the same for a few hundred messages as for one. `apart`: if others claim
-    from a lane at this moment, begin behind as many messages as they may take; what they leave is
-    for later.
+    from a lane at this moment, begin behind what they may take, if there is enough; what they leave
+    lies before the marks.
     """
     claimers = (claimer, *further)
     cursor.execute(

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 #: So many claims are made at once, if there is room for them.
 TOGETHER = 4
-#: Claims of a backlog begin with its very first message after so many seconds, whoever is at it.
-FRONT_EVERY = 0.5
 #: A queue in which no key was seen for so many seconds is claimed from the plain way again.
 FORGET_KEYS = 60.0
 
@@ -103,8 +101,6 @@ class Claims:
         self._keyed: dict[str, float] = {}
         # So many messages like those that were claimed last have as many bytes as a claim may.
         self._fits = 0
-        self._front_at = 0.0
-        self._is_backlog = False  # the last claim took as many as it could
         #: Queues that were claimed from with a limit of messages in flight.
         self.limited: set[str] = set()
         #: Queues of which nothing that waits in hand is to start: paused, or allowed fewer
@@ -155,9 +151,8 @@ class Claims:
     ) -> Took:
         """Claim up to `limit` messages of `lanes`, which have the same terms and way.
 
-        No single claim takes more than their batch size: more are several claims at once. With a
-        backlog these keep apart from those of others, but for a `full` scan now and then, so that
-        nothing at the front waits for the end of it.
+        No single claim takes more than their batch size: more are several claims at once, which
+        keep apart from those of others, but for `full` scans: these begin at the front.
         """
         if self._shut:
             lanes = [lane for lane in lanes if not self._shut.whole(lane.queue)]
@@ -168,11 +163,8 @@ class Claims:
         if not way:
             asked = terms.asked(self._claimer(), limit)
             further = [self._claimer() for _ in range((limit - 1) // terms.batch_size)]
-            apart = self._is_backlog and bool(further) and not (full and self._front_is_due())
+            apart = bool(further) and not full
             taken = claim.claim(cursor, lanes=lanes, further=further, apart=apart, **asked)
-            self._is_backlog = len(taken.rows) == limit
-            if apart and not self._is_backlog:
-                taken = taken._replace(further=True)  # others left what lies before it
             if size := sum(len(row.payload) for row in taken.rows):
                 self._fits = terms.batch_bytes * len(taken.rows) // size
             return Took(taken)
@@ -183,12 +175,6 @@ class Claims:
                 asked = terms.asked(self._claimer(), limit)
                 return Took(self._take_locked(cursor, lanes, terms, asked))
             return self._take_gated(cursor, lanes, terms, limit)
-
-    def _front_is_due(self) -> bool:
-        now = monotonic()
-        if due := now - self._front_at >= FRONT_EVERY:
-            self._front_at = now
-        return due
 
     def take_over(
         self, cursor: Cursor, queues: Sequence[str], terms: Terms, *, limit: int

@@ -318,29 +318,42 @@ def test_a_batch_is_never_exceeded_whatever_the_plan(
 
 
 def test_claims_of_one_moment_keep_apart(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
-    """Guarantee 5 as far as it goes: what is left aside is nobody's, and the next claim's."""
+    """So that they meet no locks; what is left aside is nobody's, and the next claim's."""
     rows = [add(after=n - 60).pk for n in range(12)]
     assert ids(take(other.cursor(), limit=2, apart=True)) == rows[:2]  # and does not commit
     assert ids(take(cursor, limit=4, apart=True)) == rows[4:8]
-    assert ids(take(cursor, limit=4, apart=True)) == rows[8:]
-    assert ids(take(cursor, limit=4, apart=True)) == []  # all that it sees is before its place
-    assert ids(take(cursor, limit=3, apart=True)) == [rows[3]]
-    assert ids(take(cursor, limit=5, apart=True)) == [rows[2]]  # no place for it: from the first
+    assert ids(take(cursor, limit=5, apart=True)) == [*rows[2:4], *rows[8:11]]  # 5 and 5 are none
     other.commit()
-    assert set(rows) == {m.pk for m in QueuedMessage.objects.filter(leased_until__isnull=False)}
+    assert ids(take(cursor, limit=4, apart=True)) == rows[11:]
+    cursor.execute("select count(*) from pg_locks where locktype = 'advisory'")
+    assert cursor.fetchone() == (0,)
 
 
 def test_claims_keep_apart_in_each_lane_and_behind_its_mark(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
+    """Priority first: if the lane cannot fill it from there, a claim takes what comes first."""
     low, high = ([add(after=n - 60, priority=priority).pk for n in range(6)] for priority in (0, 5))
-    assert ids(take(other.cursor(), Lane("mail", 0), limit=1, apart=True)) == low[:1]
-    assert ids(take(cursor, Lane("mail", 5), Lane("mail", 0), limit=2, apart=True)) == high[:2]
-    (lane,) = take(cursor, Lane("mail", 0), limit=1).marks.items()
-    (queue, priority), mark = lane
+    elsewhere = [add("elsewhere", after=n - 60).pk for n in range(4)]
+    lanes = Lane("mail", 5), Lane("mail", 0)
+    assert ids(take(other.cursor(), *lanes[1:], limit=1, apart=True)) == low[:1]
+    assert ids(take(cursor, Lane("elsewhere", 0), limit=1, apart=True)) == elsewhere[:1]
+    assert ids(take(cursor, *lanes, limit=2, apart=True)) == high[:2]
+    ((lane, mark),) = take(cursor, *lanes[1:], limit=1).marks.items()
     assert mark[1] == low[1]
-    lane_on = Lane(queue, priority, *mark)
-    assert ids(take(cursor, lane_on, limit=2, apart=True)) == low[4:6]
+    assert ids(take(cursor, Lane(*lane, *mark), limit=2, apart=True)) == low[4:6]
+    assert ids(take(other.cursor(), *lanes[:1], limit=1, apart=True)) == high[2:3]
+    assert ids(take(cursor, *lanes, limit=3, apart=True)) == high[3:]
+
+
+def test_what_is_not_due_is_no_reason_to_keep_apart(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    due = [add(after=n - 60).pk for n in range(3)]
+    for n in range(4):
+        add(after=60 + n)
+    assert ids(take(other.cursor(), limit=1, apart=True)) == due[:1]
+    assert ids(take(cursor, limit=2, apart=True)) == due[1:]
 
 
 def test_more_claims_at_once_than_there_are_places(cursor: Cursor) -> None:

@@ -14,7 +14,6 @@ from django.db.models.functions import Now
 from django_mq.messages import ClaimedRow
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.store.claim import Lane, claim
-from django_mq.worker import claiming as claiming_module
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import marks as marks_module
 from django_mq.worker.claiming import TOGETHER, Claims, Terms
@@ -139,7 +138,6 @@ def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
-    monkeypatch.setattr(claiming_module, "monotonic", clock)
     with second_connection() as own, own.cursor() as cursor:
         yield Rig(Counting(cursor, clock), clock)
 
@@ -204,12 +202,12 @@ def test_what_is_left_when_claims_keep_apart_is_claimed_too(
     rig: Rig, other: psycopg.Connection[Any]
 ) -> None:
     """A worker that froze in its claim keeps its place: of the rest, nothing waits for it."""
-    rows = [add(after=n - 60).pk for n in range(20)]
+    rows = [add(after=n - 60).pk for n in range(24)]
     claim(other.cursor(), lanes=[Lane("mail", 0)], limit=1, apart=True, **FROZEN)
     rig.terms["mail"] = Terms("sync", 30.0, 2, 1 << 22)
     rig.make()
     rig.settle()
-    assert rig.ids() == [*rows[1:3], *rows[11:19], rows[19], *rows[3:11]]
+    assert rig.ids() == [*rows[1:3], *rows[11:], *rows[3:11]]
     assert rig.fetcher.empty
 
 
@@ -227,6 +225,17 @@ def test_the_first_of_a_backlog_waits_no_longer_than_a_second(
     rig.clock.now += 1.01
     rig.fetcher.fetch(rig.cursor)
     assert rig.ids() == rows[2:6]
+
+
+def test_a_claim_of_one_batch_does_not_keep_apart(rig: Rig, other: psycopg.Connection[Any]) -> None:
+    rows = [add(after=n - 600).pk for n in range(9)]
+    claim(other.cursor(), lanes=[Lane("mail", 0)], limit=1, apart=True, **FROZEN)
+    rig.terms["mail"] = Terms("sync", 30.0, 2, 1 << 22)
+    rig.make()
+    for _ in range(2):
+        rig.rooms["sync"] = 2
+        rig.fetcher.fetch(rig.cursor)
+    assert rig.ids() == rows[1:5]
 
 
 def test_a_ring_does_not_shorten_a_backoff(rig: Rig) -> None:
@@ -540,7 +549,6 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Marks, Clock]:
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
-    monkeypatch.setattr(claiming_module, "monotonic", clock)
     return Marks(full_every=1.0), clock
 
 
