@@ -59,6 +59,12 @@ OPEN_LANES = f"""
              order by lane.place
 """  # noqa: S608  (made of our own texts, as is the next)
 
+# What waits in a lane behind its mark and is due, from mq_claim alone: that knows nothing of keys.
+DUE = """m.queue = lane.queue and m.priority = lane.priority
+                   and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+                   and (m.processable_after, m.id) > (lane.at, lane.id)
+                   and m.processable_after <= statement_timestamp()"""
+
 #: So many claims of one lane keep apart from each other at a time.
 PLACES = 8
 
@@ -85,10 +91,7 @@ APART = f"""
                   from (
                     select m.processable_after as at, m.id
                       from django_mq_queuedmessage m
-                     where mine.place > 0 and m.queue = lane.queue and m.priority = lane.priority
-                       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-                       and (m.processable_after, m.id) > (lane.at, lane.id)
-                       and m.processable_after <= statement_timestamp()
+                     where mine.place > 0 and {DUE}
                      order by m.processable_after, m.id
                     offset greatest(mine.place * %(limit)s - 1, 0)
                      limit %(limit)s + 1
@@ -112,11 +115,7 @@ with taken as materialized (
              cross join lateral (
                 select m.id, m.processable_after as at, m.payload::text as payload
                   from django_mq_queuedmessage m
-                 where m.queue = lane.queue and m.priority = lane.priority
-                   and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-                   and (m.processable_after, m.id) > (lane.at, lane.id)
-                   and m.processable_after <= statement_timestamp()
-                   and m.key is null
+                 where {DUE} and m.key is null
                  order by m.processable_after, m.id
                  limit %(limit)s
                    for no key update of m skip locked

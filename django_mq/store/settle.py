@@ -28,7 +28,10 @@ class Locked(NamedTuple):
     xid: str | None
 
 
-# The settings are made here since it is the first statement of a slice: no round trip of their own.
+# In the lock, since that is the first statement of a slice: no round trip of their own.
+SET = """(select count(set_config(name, value, true))
+          from unnest(%(names)s::text[], %(values)s::text[]) as setting (name, value))"""
+
 LOCK = f"""
 with locked as materialized (
     select id, expires_at <= statement_timestamp() as expired
@@ -40,21 +43,19 @@ select count(*),
        case when count(*) < cardinality(%(ids)s::bigint[]) then array_agg(id) end,
        array_agg(id) filter (where expired),
        pg_current_xact_id()::text,
-       (select count(set_config(name, value, true))
-          from unnest(%(names)s::text[], %(values)s::text[]) as setting (name, value))
+       {SET}
   from locked
 """  # noqa: S608  (made of our own texts, as are those below)
 
 
 # One alone, in half the time that the server takes to plan the other.
-LOCK_ONE = """
+LOCK_ONE = f"""
 select m.expires_at <= statement_timestamp(), pg_current_xact_id()::text,
-       (select count(set_config(name, value, true))
-          from unnest(%(names)s::text[], %(values)s::text[]) as setting (name, value))
+       {SET}
   from django_mq_queuedmessage m
  where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
    for no key update of m skip locked
-"""
+"""  # noqa: S608
 
 
 PREPARE_LOCK_ONE = "prepare django_mq_lock_one (bigint, int, text, text, text) as " + LOCK_ONE % {

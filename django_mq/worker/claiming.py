@@ -146,13 +146,11 @@ class Claims:
         # All of it is read before it is cut by its bytes: no more than lately fitted in.
         return max(terms.batch_size, min(TOGETHER * terms.batch_size, self._fits))
 
-    def take(
-        self, cursor: Cursor, lanes: Sequence[Lane], terms: Terms, *, limit: int, full: bool
-    ) -> Took:
+    def take(self, cursor: Cursor, lanes: Sequence[Lane], terms: Terms, *, limit: int) -> Took:
         """Claim up to `limit` messages of `lanes`, which have the same terms and way.
 
         No single claim takes more than their batch size: more are several claims at once, which
-        keep apart from those of others, but for `full` scans: these begin at the front.
+        keep apart from those of others, unless all begin at the front of their lanes.
         """
         if self._shut:
             lanes = [lane for lane in lanes if not self._shut.whole(lane.queue)]
@@ -163,7 +161,7 @@ class Claims:
         if not way:
             asked = terms.asked(self._claimer(), limit)
             further = [self._claimer() for _ in range((limit - 1) // terms.batch_size)]
-            apart = bool(further) and not full
+            apart = bool(further) and any(lane.id for lane in lanes)
             taken = claim.claim(cursor, lanes=lanes, further=further, apart=apart, **asked)
             if size := sum(len(row.payload) for row in taken.rows):
                 self._fits = terms.batch_bytes * len(taken.rows) // size

@@ -102,9 +102,9 @@ class Drainer:
             if each.due and self._queue in (None, each.queue):
                 terms = self._terms(each.queue)
                 lane = Lane(each.queue, each.priority)
-                claim = self._claims.take(cursor, [lane], terms, limit=1, full=True).claim
+                claim = self._claims.take(cursor, [lane], terms, limit=1).claim
                 while claim.further and not claim.rows:
-                    claim = self._claims.take(cursor, [lane], terms, limit=1, full=True).claim
+                    claim = self._claims.take(cursor, [lane], terms, limit=1).claim
                 if claim.rows:
                     return claim.rows
         return []

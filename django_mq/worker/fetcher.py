@@ -174,7 +174,7 @@ class Fetcher:
         self.asked_at, began = monotonic(), perf_counter()
         plain = not self._claims.way(lanes[0][0], terms)  # else what is freed lies before the marks
         marked = [self._marks.lane(*lane, full=full or not plain) for lane in lanes]
-        took = self._claims.take(cursor, marked, terms, limit=room, full=full)
+        took = self._claims.take(cursor, marked, terms, limit=room)
         if plain:
             self._marks.scanned(took.claim.marks, perf_counter() - began, full=full)
         if took.claim.rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -25,16 +25,6 @@ from tests.database import second_connection
 from tests.rows import add, decide, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-FROZEN: dict[str, Any] = {"claimer": "frozen:1", "lease": 60.0, "max_bytes": 1 << 22}
-
-
-@pytest.fixture
-def other() -> Iterator[psycopg.Connection[Any]]:
-    with second_connection() as connection:
-        connection.autocommit = False
-        yield connection
 
 
 class Counting:
@@ -134,6 +124,25 @@ class Rig:
 
 
 @pytest.fixture
+def half_claimed(rig: Rig) -> Iterator[Callable[..., list[int]]]:
+    """Makes a backlog; a worker that froze in its claim has the first message, and its place."""
+
+    def make(count: int, *, batch: int) -> list[int]:
+        rows = [add(after=n - 600).pk for n in range(count)]
+        claim(
+            frozen.cursor(), lanes=[Lane("mail", 0)], claimer="frozen:1", lease=60.0, limit=1,
+            max_bytes=1 << 22, apart=True,
+        )  # fmt: skip
+        rig.terms["mail"] = Terms("sync", 30.0, batch, 1 << 22)
+        rig.make()
+        return rows
+
+    with second_connection() as frozen:
+        frozen.autocommit = False
+        yield make
+
+
+@pytest.fixture
 def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
@@ -199,26 +208,20 @@ def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) 
 
 
 def test_what_is_left_when_claims_keep_apart_is_claimed_too(
-    rig: Rig, other: psycopg.Connection[Any]
+    rig: Rig, half_claimed: Callable[..., list[int]]
 ) -> None:
     """A worker that froze in its claim keeps its place: of the rest, nothing waits for it."""
-    rows = [add(after=n - 60).pk for n in range(24)]
-    claim(other.cursor(), lanes=[Lane("mail", 0)], limit=1, apart=True, **FROZEN)
-    rig.terms["mail"] = Terms("sync", 30.0, 2, 1 << 22)
-    rig.make()
+    rows = half_claimed(24, batch=2)
     rig.settle()
     assert rig.ids() == [*rows[1:3], *rows[11:], *rows[3:11]]
     assert rig.fetcher.empty
 
 
 def test_the_first_of_a_backlog_waits_no_longer_than_a_second(
-    rig: Rig, other: psycopg.Connection[Any]
+    rig: Rig, half_claimed: Callable[..., list[int]]
 ) -> None:
     """A scan from the front does not keep apart, whoever has its place."""
-    rows = [add(after=n - 600).pk for n in range(40)]
-    claim(other.cursor(), lanes=[Lane("mail", 0)], limit=1, apart=True, **FROZEN)
-    rig.terms["mail"] = Terms("sync", 30.0, 1, 1 << 22)
-    rig.make()
+    rows = half_claimed(40, batch=1)
     for _ in range(3):
         rig.fetcher.fetch(rig.cursor)
     assert rig.ids() == [rows[1], *rows[6:10], *rows[14:18]]
@@ -227,11 +230,10 @@ def test_the_first_of_a_backlog_waits_no_longer_than_a_second(
     assert rig.ids() == rows[2:6]
 
 
-def test_a_claim_of_one_batch_does_not_keep_apart(rig: Rig, other: psycopg.Connection[Any]) -> None:
-    rows = [add(after=n - 600).pk for n in range(9)]
-    claim(other.cursor(), lanes=[Lane("mail", 0)], limit=1, apart=True, **FROZEN)
-    rig.terms["mail"] = Terms("sync", 30.0, 2, 1 << 22)
-    rig.make()
+def test_a_claim_of_one_batch_does_not_keep_apart(
+    rig: Rig, half_claimed: Callable[..., list[int]]
+) -> None:
+    rows = half_claimed(9, batch=2)
     for _ in range(2):
         rig.rooms["sync"] = 2
         rig.fetcher.fetch(rig.cursor)
