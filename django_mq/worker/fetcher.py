@@ -93,15 +93,22 @@ class Fetcher:
         self._marks.want_full()
         self._hopeful = True
 
+    @property
+    def hurries(self) -> bool:
+        """Whether the next `fetch()` only claims: somebody waits, all else comes after it.
+
+        Once: the rings of many producers do not end.
+        """
+        return self._rung and not self._postponed
+
     def fetch(self, cursor: Cursor) -> float:
         """Claim what there is room for; return how many seconds to sleep before the next call."""
-        if self._rung:  # somebody waits for this one: everything else comes after it
-            self._rung = False
+        hurries, rung = self.hurries, self._rung
+        self._rung, self._postponed = False, hurries
+        if rung:
             sleep = self._claim(cursor)
-            if not self._postponed:
-                self._postponed = True  # once: the rings of many producers do not end
+            if hurries:
                 return sleep
-        self._postponed = False
         self._ownership.tend(cursor)
         now = monotonic()
         if now >= self._look_at:
@@ -248,6 +255,8 @@ class Fetcher:
 
     def _in_order(self) -> list[LaneName]:
         """Return the lanes by preference, then priority; those alike take turns to be first."""
+        if len(self._lanes) < 2:
+            return self._lanes
         self._turn += 1
         turn = self._turn % max(1, len(self._lanes))
         rotated = self._lanes[turn:] + self._lanes[:turn]

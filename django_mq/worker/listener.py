@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 from time import monotonic
@@ -69,11 +70,15 @@ class Listener(threading.Thread):
             self._connection = connection
             connection.execute("listen django_mq")
             self._wakeup.ring()
+            link = select.poll()
+            link.register(connection.fileno(), select.POLLIN)
             while not self._stopping.is_set():
                 self._heard_at = monotonic()
-                for _ in connection.notifies(timeout=PING):
+                if link.poll(PING * 1000):
+                    # Before it is read what there is: whoever claims has no time to lose.
                     self._wakeup.ring()
                     self._stopping.wait(REST)
-                    if self._stopping.is_set():
-                        return
-                connection.execute("select 1")
+                else:
+                    connection.execute("select 1")
+                for _ in connection.notifies(timeout=0):
+                    self._wakeup.ring()

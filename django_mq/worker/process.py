@@ -200,6 +200,21 @@ class Process:
 
     def _fetch(self) -> float:
         cursor = self.statements.cursor()
+        if self.wakeup.take_ring():
+            self.fetcher.rang()
+        if self._in_doubt or self.backoffs.noted() or not self._hurries():
+            self._look_after_hand(cursor)
+        sleep = self.fetcher.fetch(cursor)
+        self._worked = True
+        self.outage.over()
+        return min(sleep, WRITE_AGAIN) if self.backoffs.noted() else sleep
+
+    def _hurries(self) -> bool:
+        """Say whether somebody waits for a claim, and nothing here comes before it."""
+        return self.fetcher.hurries and self.hand.idle()
+
+    def _look_after_hand(self, cursor: Cursor) -> None:
+        """Before a claim: start what may start by now, give back what must not or cannot soon."""
         if self._in_doubt:
             self._release_unanswered(cursor)
         self.intake.sort(cursor)
@@ -215,12 +230,6 @@ class Process:
         if given_back := self.hand.take_given_back():
             self._return(given_back)
         self.intake.go_on()
-        if self.wakeup.take_ring():
-            self.fetcher.rang()
-        sleep = self.fetcher.fetch(cursor)
-        self._worked = True
-        self.outage.over()
-        return min(sleep, WRITE_AGAIN) if self.backoffs.noted() else sleep
 
     def _give_back(self, cursor: Cursor, lines: Collection[str]) -> None:
         """What waits here waits for long: siblings may have time for it."""
@@ -344,8 +353,8 @@ class Process:
         if self._left is not None:
             self._left = max(0, self._left - len(rows))
         self._taken += len(rows)
-        self.intake.take(cursor, rows, first=lapsed, asked_at=self.fetcher.asked_at)
         self.appetite.fed(len(rows))
+        self.intake.take(cursor, rows, first=lapsed, asked_at=self.fetcher.asked_at)
 
     def _close(self, closed: Collection[str], easing: Collection[str]) -> None:
         """Give back what waits of these queues; of those that back off, all but their probes."""

@@ -12,23 +12,28 @@ class Wakeup:
     def __init__(self) -> None:
         #: How often it slept.
         self.sleeps = 0
-        self._poked = threading.Event()
         self._rung = False
+        # Held while there was no poke. An Event has a lock for each sleeper, one for all of them
+        # and a list between: three times as much for whoever pokes and for whoever sleeps.
+        self._quiet = threading.Lock()
+        self._quiet.acquire()
 
     def poke(self) -> None:
         """End the sleep: there is something to do here (room in hand, the end of the work)."""
-        self._poked.set()
+        try:
+            self._quiet.release()
+        except RuntimeError:
+            return  # there was one already
 
     def ring(self) -> None:
         """End the sleep: somebody says that a message was committed."""
         self._rung = True
-        self._poked.set()
+        self.poke()
 
     def sleep(self, seconds: float) -> None:
         """Return after `seconds`, or as soon as there was a poke or a ring."""
         self.sleeps += 1
-        self._poked.wait(max(0.0, seconds))
-        self._poked.clear()
+        self._quiet.acquire(timeout=max(0.0, seconds))
 
     def take_ring(self) -> bool:
         """Say whether it rang since the last call."""

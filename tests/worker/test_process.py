@@ -60,6 +60,8 @@ def test_a_claim_is_young_for_a_moment(
             runs.append(young)
             return Remainder()
 
+        def get_ready(self) -> None: ...
+
     add(handler="h")
     process.wakeup.ring()
     process._fetch()
@@ -77,7 +79,10 @@ def test_a_claim_is_young_for_a_moment(
 
 def test_the_loop_is_woken_for_room_only_where_it_waits_for_it(process: Process) -> None:
     """NSQ-24: it claims again as soon as there is room, and sleeps where it took all there was."""
-    woken = process.wakeup._poked.is_set
+
+    def woken() -> bool:
+        return not process.wakeup._quiet.locked()
+
     add(handler="h")
     process.wakeup.ring()
     process._fetch()
@@ -94,3 +99,38 @@ def test_the_loop_is_woken_for_room_only_where_it_waits_for_it(process: Process)
     process.wakeup.sleep(0)
     assert process.hand.take() is not None
     assert woken()
+
+
+@pytest.mark.parametrize("before", ["a ring", "in doubt", "a level to write", "one in hand"])
+def test_a_ring_is_claimed_for_before_all_else_unless_that_matters(
+    process: Process, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Somebody waits for it. But a queue that is to back off is not claimed from first."""
+    looked: list[bool] = []
+    look_after = process._look_after_hand
+    for _ in range(3):
+        process._fetch()
+
+    def looking_after(cursor: Any) -> None:
+        looked.append(process.hand.idle())
+        look_after(cursor)
+
+    monkeypatch.setattr(process, "_look_after_hand", looking_after)
+    if before == "in doubt":
+        process._in_doubt = True
+    elif before == "a level to write":
+        monkeypatch.setattr(process.backoffs, "noted", lambda: not looked)
+        monkeypatch.setattr(process.backoffs, "write", lambda cursor: None)
+    elif before == "one in hand":
+        add(handler="h")
+        process.wakeup.ring()
+        while process.hand.waiting() == 0:
+            process._fetch()
+        process._fetch()
+        looked.clear()
+    process.wakeup.ring()
+    process._fetch()
+    assert len(looked) == (before != "a ring")
+    process.wakeup.ring()
+    process._fetch()
+    assert len(looked) == 1 + (before != "a ring")  # rings of many producers do not end
