@@ -71,6 +71,17 @@ set local enable_seqscan to default; set local plan_cache_mode to default
 """
 
 
+# For a message that is not locked when it is settled.
+BEGIN_UNLOCKED = f"""
+begin;
+select pg_current_xact_id()::text,
+       {SET}
+"""  # noqa: S608
+#: A renewal has the row of such a message for a moment, and is waited for; who has it for longer,
+#: say an operator, may keep it for an hour. In milliseconds.
+PATIENCE = {"lock_timeout": "1000"}
+
+
 def begin_and_lock_one(fence: PlainFence, settings: Mapping[str, str]) -> str:
     """Return BEGIN_AND_LOCK_ONE with its parameters.
 
@@ -78,6 +89,12 @@ def begin_and_lock_one(fence: PlainFence, settings: Mapping[str, str]) -> str:
     """
     params = _lock_one_params(fence, settings)
     return BEGIN_AND_LOCK_ONE % {name: literal(value) for name, value in params.items()}
+
+
+def begin_unlocked(settings: Mapping[str, str]) -> str:
+    """Return BEGIN_UNLOCKED with its parameters: `settings`, and PATIENCE with other people."""
+    params = _settings({**settings, **PATIENCE})
+    return BEGIN_UNLOCKED % {name: literal(value) for name, value in params.items()}
 
 
 def _lock_one_params(fence: PlainFence, settings: Mapping[str, str]) -> dict[str, object]:

@@ -18,6 +18,7 @@ from psycopg import sql
 from psycopg.pq import Format
 
 from django_mq.preparing import THRESHOLD, may_prepare
+from django_mq.store import Cursor
 
 logger = logging.getLogger("django_mq")
 
@@ -66,8 +67,9 @@ class Statements:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._wrapper: BaseDatabaseWrapper | None = None
+        self._cursor: RepeatingCursor | None = None
 
-    def cursor(self) -> psycopg.Cursor[Any]:
+    def cursor(self) -> Cursor:
         """Return a cursor; connects when needed, for the thread that first asks.
 
         Raises what is in LOST.
@@ -82,7 +84,8 @@ class Statements:
             wrapper.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             if prepare_statements(wrapper):
                 wrapper.connection.execute(ONE_PLAN)
-        return statement_cursor(wrapper)
+            self._cursor = RepeatingCursor(wrapper.connection)
+        return self._cursor  # type: ignore[return-value]
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Return a block whose statements are one transaction; call `cursor()` first."""
@@ -97,12 +100,42 @@ class Statements:
                 wrapper.close()
 
 
-def statement_cursor(wrapper: BaseDatabaseWrapper) -> psycopg.Cursor[Any]:
+class RepeatingCursor:
+    """Says each of a few statements by a cursor of its own.
+
+    The driver knows how to write the parameters of a statement, and how to read its columns, for
+    as long as its cursor says nothing else: to find that out anew is a sixth of a claim of one.
+    """
+
+    def __init__(self, driver: psycopg.Connection[Any]) -> None:
+        self.connection = driver
+        self._cursors: dict[str, psycopg.Cursor[Any]] = {}
+        self._last = statement_cursor(driver)
+
+    def execute(self, sql: str, params: Any = None) -> psycopg.Cursor[Any]:
+        cursor = self._cursors.get(sql)
+        if cursor is None:
+            cursor = self._cursors[sql] = statement_cursor(self.connection)
+        self._last = cursor
+        return cursor.execute(sql, params)
+
+    @property
+    def rowcount(self) -> int:
+        return self._last.rowcount
+
+    def fetchall(self) -> list[Any]:
+        return self._last.fetchall()
+
+    def fetchone(self) -> Any:
+        return self._last.fetchone()
+
+
+def statement_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
     """Return a cursor for our own statements on an open connection.
 
     Binary: Django's own loader of timestamps is Python and made a claimed row cost 16 us, not 1.
     """
-    cursor = psycopg.Cursor(wrapper.connection)
+    cursor = psycopg.Cursor(driver)
     cursor.format = Format.BINARY
     return cursor
 

@@ -146,7 +146,7 @@ class Drainer:
 
     def _cursor(self) -> psycopg.Cursor[Any]:
         self._connection.ensure_connection()
-        return statement_cursor(self._connection)
+        return statement_cursor(self._connection.connection)
 
 
 class _NoClock:

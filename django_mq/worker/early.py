@@ -3,6 +3,10 @@
 That is half a millisecond which somebody may be waiting for. The handler's first use of its
 connection waits for the lock; where somebody else has the row it cannot use it, and nothing of it
 is kept: what is kept was locked throughout.
+
+Who did not use its connection the last time is not locked for at all, unless it does so now: its
+message is settled by its fence, as an async handler's is. So no transaction is open while it calls
+a slow service, and no lock is asked for that nobody needs.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from django_mq.worker.progress import NotLocked, Progress
 from django_mq.worker.session import DATABASE_ERRORS, Session
 
 if TYPE_CHECKING:
+    from django_mq.handlers import Handler
     from django_mq.worker.board import Places
     from django_mq.worker.tasks import Task
 
@@ -32,6 +37,7 @@ class EarlyStart:
         self._locker = locker
         self._places = places
         self._possible = not session.is_within()
+        self._aloof: set[Handler] = set()  # these did not use their connection the last time
 
     def ask(self, task: Task, settings: dict[str, str]) -> Asked | None:
         """Ask for the lock of a message if that may start before the answer is there.
@@ -49,7 +55,7 @@ class EarlyStart:
             or not self._session.savepoint.knows(self._session.connect())
         ):
             return None
-        return self._locker.ask(fence_of(row), settings)
+        return self._locker.ask(fence_of(row), settings, later=task.handler in self._aloof)
 
     def run(
         self,
@@ -59,15 +65,15 @@ class EarlyStart:
         progress: Progress,
         run: Callable[[], None],
     ) -> bool:
-        """Call `run`, which runs `task`. Say whether its row was locked; if not, nothing counts."""
+        """Call `run`, which runs `task`. Say whether it counts: not if its row was not locked."""
         before = partial(self._wait, task, asked)
         savepoint = self._session.savepoint
         savepoint.begin(settings, own_session=True, before=before)
         try:
             run()
             savepoint.leave()
-            locked = asked.answer()
-            progress.xid = locked.xid
+            self._note_use(task.handler)
+            locked = asked.answer() if asked.asked else None
         except psycopg.errors.InvalidSqlStatementName as error:
             self._possible = False  # something here deallocates: wait for the answers from now on
             progress.not_begun()
@@ -76,9 +82,19 @@ class EarlyStart:
         except DATABASE_ERRORS:
             progress.not_begun()
             raise
+        if locked is None:
+            progress.xid = self._locker.begin(settings)
+            return True
+        progress.xid = locked.xid
         if locked.missing:
             progress.not_begun()
         return not locked.missing
+
+    def _note_use(self, handler: Handler) -> None:
+        if self._session.savepoint.opened:
+            self._aloof.discard(handler)
+        else:
+            self._aloof.add(handler)
 
     def _wait(self, task: Task, asked: Asked) -> None:
         """Let a handler go on once its row is locked; its time begins then."""

@@ -97,6 +97,7 @@ class Executor(threading.Thread):
     def _perform(self, slice_: Slice) -> None:
         tasks = slice_.tasks
         if not tasks[0].handler.atomic:
+            self._slices.stand_down()
             if not self._unbound.run(tasks[0]):
                 self._hand.put_back(tasks)
             return
@@ -128,6 +129,7 @@ class Executor(threading.Thread):
             self._hand.put_back(_in_order(back, tasks))
         if others := [task for task in locked if task.line is None]:
             self._hand.put(others)
+        self._slices.get_ready()
 
     def _set_pace(self, tasks: list[Task], left: int, again: list[Task], seconds: float) -> None:
         for task in again:

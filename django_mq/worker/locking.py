@@ -24,13 +24,24 @@ _prepared: WeakSet[psycopg.Connection[Any]] = WeakSet()
 
 
 class Asked:
-    """A lock of one message that was asked for on `driver`, which is busy until `answer()`."""
+    """A lock of one message that was asked for on `driver`, which is busy until `answer()`.
 
-    def __init__(self, driver: psycopg.Connection[Any], fence: PlainFence) -> None:
+    With `question` it is not asked yet: `answer()` does so.
+    """
+
+    def __init__(
+        self, driver: psycopg.Connection[Any], fence: PlainFence, question: str | None = None
+    ) -> None:
         self._driver = driver
         self._id = fence[0]
+        self._question = question
         self._answer: settle.Locked | None = None
         self._refused: psycopg.Error | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether the server was asked."""
+        return self._question is None
 
     @property
     def answered(self) -> bool:
@@ -42,7 +53,10 @@ class Asked:
         if self._refused is not None:
             raise self._refused
         if self._answer is None:
+            question, self._question = self._question, None
             try:
+                if question is not None:
+                    _send(self._driver, question)
                 self._answer = self._read()
             except psycopg.Error as error:
                 if isinstance(error, psycopg.errors.InvalidSqlStatementName):
@@ -52,7 +66,7 @@ class Asked:
         return self._answer
 
     def _read(self) -> settle.Locked:
-        found = _answers(self._driver)  # without the driver's lock: who waits here may have it
+        found = _answers(self._driver)
         rows = [each for each in found if each.status == ExecStatus.TUPLES_OK and each.ntuples]
         if not rows:  # nor if somebody took the answer away, who used libpq's connection himself
             return settle.Locked({self._id}, set(), None)
@@ -79,17 +93,37 @@ class Locker:
                 self._session.connect().rollback()
         return settle.lock(self._session.cursor(), fences, settings)
 
-    def ask(self, fence: PlainFence, settings: Mapping[str, str]) -> Asked | None:
-        """Ask for the lock of one message and do not wait for it; None if that cannot be."""
+    def ask(
+        self, fence: PlainFence, settings: Mapping[str, str], *, later: bool = False
+    ) -> Asked | None:
+        """Ask for the lock of one message and do not wait for it; None if that cannot be.
+
+        `later`: not before somebody wants the answer.
+        """
         driver = self._session.connect()
         if not self._may_begin(driver):
             return None
-        if driver not in _prepared:
-            _send(driver, settle.PREPARE_LOCK_ONE)
-            _answers(driver)
-            _prepared.add(driver)
-        _send(driver, settle.begin_and_lock_one(fence, settings))
+        with driver.lock:
+            if driver not in _prepared:
+                _send(driver, settle.PREPARE_LOCK_ONE)
+                _answers(driver)
+                _prepared.add(driver)
+            question = settle.begin_and_lock_one(fence, settings)
+            if later:
+                return Asked(driver, fence, question)
+            _send(driver, question)
         return Asked(driver, fence)
+
+    def begin(self, settings: Mapping[str, str]) -> str:
+        """Begin the transaction in which a message is settled without its lock; return its xid.
+
+        For after `ask()`: the connection was idle then, and nobody has used it.
+        """
+        driver = self._session.connect()
+        with driver.lock:
+            _send(driver, settle.begin_unlocked(settings))
+            (xid,) = (each.get_value(0, 0) for each in _answers(driver) if each.ntuples)
+        return (xid or b"").decode()
 
     def _may_begin(self, driver: psycopg.Connection[Any]) -> bool:
         """Say whether a plain BEGIN is what the driver would say now, and statements may stay."""
@@ -102,9 +136,9 @@ class Locker:
         )
 
 
+# Both without taking the driver's lock: whoever wants an answer late may have it.
 def _send(driver: psycopg.Connection[Any], statements: str) -> None:
-    with driver.lock:
-        driver.pgconn.send_query(statements.encode(driver.info.encoding))
+    driver.pgconn.send_query(statements.encode(driver.info.encoding))
 
 
 def _answers(driver: psycopg.Connection[Any]) -> list[PGresult]:

@@ -136,6 +136,7 @@ class LazySavepoint:
         Of a connection that was made since `begin()` nobody can say that they did not.
         """
         self.arm()
+        self._before = None
         self._waiting = True
         if self.wrapper.__dict__["connection"] is not self._driver:
             self.open()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from django.db import transaction
 from django.db.utils import Error as DjangoDatabaseError
 from psycopg.pq import TransactionStatus
 
@@ -30,10 +32,39 @@ class Session:
         self.wrapper = wrapper
         self.alias = wrapper.alias
         self.savepoint = LazySavepoint(wrapper)
+        self._ready: transaction.Atomic | None = None
 
     def close(self) -> None:
         """Give the connection back as it was."""
+        self.stand_down()
         self.savepoint.unwatch()
+
+    def get_ready(self) -> None:
+        """Enter the next transaction's block now, while nobody waits for it.
+
+        Nothing is sent to the server, and a connection that is not there is not made.
+        """
+        self.make_clean()
+        if self._ready is None and self.wrapper.connection is not None:
+            block = transaction.atomic(using=self.alias, durable=True)
+            try:
+                block.__enter__()
+                self._ready = block
+            except DATABASE_ERRORS:
+                self.reset()
+
+    def stand_down(self) -> None:
+        """Leave the block that `get_ready()` entered."""
+        if self._ready is not None:
+            with self.block():
+                pass
+
+    def block(self) -> AbstractContextManager[None]:
+        """Return the atomic block of a transaction: the one that is ready, or a new one."""
+        ready, self._ready = self._ready, None
+        return (
+            transaction.atomic(using=self.alias, durable=True) if ready is None else _Entered(ready)
+        )
 
     def connect(self) -> psycopg.Connection[Any]:
         """Return the driver's connection, a new one if there is none."""
@@ -51,7 +82,7 @@ class Session:
         connections may forbid that by settings; this one is the handlers'.
         """
         self.connect()
-        return statement_cursor(self.wrapper)
+        return statement_cursor(self.wrapper.connection)
 
     def is_within(self) -> bool:
         """Say whether somebody else's transaction is open: a test's."""
@@ -64,6 +95,8 @@ class Session:
 
     def make_clean(self) -> None:
         """Drop the connection if somebody (a hook, a receiver) left it other than idle."""
+        if self._ready is not None:
+            return  # it was clean then
         wrapper, driver = self.wrapper, self.wrapper.connection
         if driver is not None and (
             driver.closed
@@ -103,6 +136,7 @@ class Session:
     def reset(self) -> None:
         """Drop the connection, whatever state it is in; the next use makes a new one."""
         wrapper = self.wrapper
+        self._ready = None
         self.savepoint.disarm()
         with contextlib.suppress(*DATABASE_ERRORS):
             wrapper.close()
@@ -113,6 +147,19 @@ class Session:
         wrapper.savepoint_ids = []
         wrapper.atomic_blocks = []
         wrapper.run_on_commit = []
+
+
+class _Entered:
+    """A block that was entered before."""
+
+    def __init__(self, block: transaction.Atomic) -> None:
+        self._block = block
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: Any) -> None:
+        self._block.__exit__(*raised)
 
 
 def run_hooks(hooks: list[Any]) -> None:

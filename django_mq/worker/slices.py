@@ -13,8 +13,6 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from django.db import transaction
-
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.messages import fence_of
 from django_mq.queue_backoff import Step, step_of
@@ -94,6 +92,15 @@ class Slices:
         """Give the connection back as it was."""
         self._session.close()
 
+    def get_ready(self) -> None:
+        """Do now what the next slice would begin with: somebody may wait for that."""
+        if not self._nested:
+            self._session.get_ready()
+
+    def stand_down(self) -> None:
+        """Leave the connection to others: no slice is next."""
+        self._session.stand_down()
+
     def run(self, tasks: Sequence[Task], *, young: bool = False) -> Remainder:
         """Run `tasks` in one transaction, as many as there is time for.
 
@@ -104,7 +111,7 @@ class Slices:
             self._session.make_clean()
         try:
             progress.driver = self._session.connect()
-            with transaction.atomic(using=self._session.alias, durable=True):
+            with self._session.block():
                 timeouts = [task.timeout for task in tasks]
                 settings = limits(timeouts, slice_seconds=self._slice_seconds)
                 early = young and len(tasks) == 1 and not progress.announcing

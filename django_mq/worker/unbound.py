@@ -144,7 +144,7 @@ class Unbound:
 
     def _cursor(self) -> psycopg.Cursor[Any]:
         self._wrapper.ensure_connection()
-        return statement_cursor(self._wrapper)
+        return statement_cursor(self._wrapper.connection)
 
 
 class PlaceClock:

@@ -125,16 +125,30 @@ class ShortOutage(Outage):
         self._stop.wait(0.01)
 
 
+class Everybody(set[Any]):
+    """A set that has everybody in it."""
+
+    def __contains__(self, one: object) -> bool:
+        return True
+
+
 class Bench:
     """One executor's `Slices`, in the thread of the test; nothing else of the worker.
 
-    `young`: what runs was claimed this very moment.
+    `young`: what runs was claimed this very moment; `aloof`: no handler is expected to use its
+    connection.
     """
 
     def __init__(
-        self, *, slice_seconds: float = 60.0, port: int | None = None, young: bool = False
+        self,
+        *,
+        slice_seconds: float = 60.0,
+        port: int | None = None,
+        young: bool = False,
+        aloof: bool = False,
     ) -> None:
         self.young = young
+        self.aloof = aloof
         self.wrapper = plain_connection(DEFAULT_DB_ALIAS)
         if port is not None:
             self.wrapper.settings_dict.update(HOST="127.0.0.1", PORT=str(port))
@@ -151,6 +165,8 @@ class Bench:
             settled=self._settled,
             slice_seconds=slice_seconds,
         )
+        if aloof:
+            self.slices._early._aloof = Everybody()
         self._claims = 0
 
     def _settled(self, ended: Sequence[Ended]) -> None:
@@ -181,6 +197,7 @@ class Bench:
         self.runs.append([task.delivery.id for task in tasks])
         if self.young and not self.wrapper.in_atomic_block:
             self._know()
+            self.slices.get_ready()
         return self.slices.run(tasks, young=self.young and not again)
 
     def _know(self) -> None:
@@ -210,20 +227,21 @@ class Bench:
         self.slices._session.reset()
 
 
-@pytest.fixture(params=[False, True], ids=["locked-first", "young"])
+@pytest.fixture(params=["locked-first", "young", "aloof"])
 def make_bench(
     transactional_db: None, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Bench]]:
     """Make benches; the connection of the default alias is theirs until the test ends.
 
-    Everything holds for messages that are locked before they start, and for those that start
-    while the lock is asked for.
+    Everything holds for messages that are locked before they start, for those that start while
+    the lock is asked for, and for those that start before that.
     """
     before = connections[DEFAULT_DB_ALIAS]
     benches: list[Bench] = []
 
     def make(**options: Any) -> Bench:
-        bench = Bench(young=request.param, **options)
+        how = {"young": request.param != "locked-first", "aloof": request.param == "aloof"}
+        bench = Bench(**{**how, **options})
         benches.append(bench)
         connections[DEFAULT_DB_ALIAS] = bench.wrapper
         return bench

@@ -1060,6 +1060,9 @@ def test_what_ran_while_somebody_had_its_row_is_not_kept(
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         remainder = bench.run(tasks)
+        if bench.aloof and ends == "returns" and not writes:  # it was not even asked for
+            assert (remainder.locked, remainder.left, remainder.again) == ([], [], tasks)
+            remainder = bench.run(tasks, again=True)
         assert (remainder.locked, remainder.left, remainder.again) == (tasks, [], [])
     assert (effects(), bench.settled) == (set(), [])
     bench.run_all(tasks)
@@ -1250,7 +1253,7 @@ def test_a_row_that_stays_locked_is_not_asked_for_without_rest(
         remainder = bench.run(tasks)
         assert rests == []  # it had something else to do
         assert waiting() == {first.pk}
-        bench.run(remainder.locked)
+        bench.run(remainder.locked, again=bench.aloof)
         assert rests == [True]
 
 
