@@ -76,7 +76,7 @@ BEGIN_UNLOCKED = f"""
 begin;
 select pg_current_xact_id()::text,
        {SET}
-"""  # noqa: S608
+"""
 #: A renewal has the row of such a message for a moment, and is waited for; who has it for longer,
 #: say an operator, may keep it for an hour. In milliseconds.
 PATIENCE = {"lock_timeout": "1000"}

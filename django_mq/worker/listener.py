@@ -74,11 +74,17 @@ class Listener(threading.Thread):
             link.register(connection.fileno(), select.POLLIN)
             while not self._stopping.is_set():
                 self._heard_at = monotonic()
+                announced = 0
                 if link.poll(PING * 1000):
-                    # Before it is read what there is: whoever claims has no time to lose.
-                    self._wakeup.ring()
-                    self._stopping.wait(REST)
+                    self._ring()  # before it is read: whoever claims has no time to lose
+                    announced = 1
                 else:
                     connection.execute("select 1")
-                for _ in connection.notifies(timeout=0):
-                    self._wakeup.ring()
+                while sum(1 for _ in connection.notifies(timeout=0)) > announced:
+                    self._ring()
+                    announced = 0
+
+    def _ring(self) -> None:
+        self._wakeup.ring()
+        self._stopping.wait(REST)
+        self._heard_at = monotonic()

@@ -1,0 +1,103 @@
+"""LISTEN: what rings, and how often."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from time import monotonic
+
+import pytest
+
+from django_mq.worker import listener as listener_module
+from django_mq.worker.listener import Listener
+from django_mq.worker.wakeup import Wakeup
+from tests.database import second_connection
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Counted(Wakeup):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rings = 0
+        self._changed = threading.Condition()
+
+    def ring(self) -> None:
+        with self._changed:
+            self.rings += 1
+            self._changed.notify_all()
+
+    def until(self, rings: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.rings >= rings, 30)
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+    monkeypatch.setattr(listener_module, "PING", 0.05)
+    listener = Listener("default", Counted())
+    yield listener
+    listener.stop()
+    listener.join(30)
+    assert not listener.is_alive()
+
+
+def notify(times: int = 1) -> None:
+    with second_connection() as other:
+        for _ in range(times):
+            other.execute("notify django_mq")
+
+
+def until_all_is_read(listener: Listener) -> None:
+    """It rested, read, and listened again: one time more than that."""
+    deadline = monotonic() + 30
+    for _ in range(4):
+        before = listener._heard_at
+        while listener._heard_at == before:
+            assert monotonic() < deadline
+
+
+def test_a_notification_is_one_ring(listener: Listener) -> None:
+    """A second one would have an idle worker claim twice."""
+    listener.start()
+    wakeup = listener._wakeup
+    wakeup.until(1)  # it rings when it begins, since it may have missed something
+    for rings in (2, 3):
+        notify()
+        wakeup.until(rings)
+        until_all_is_read(listener)
+        assert wakeup.rings == rings
+
+
+def test_what_comes_while_it_rests_is_rung_for_once(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody may NOTIFY: a ring is obeyed at most each REST seconds, and none is lost."""
+    resting, rested = threading.Event(), threading.Event()
+
+    def rest(seconds: float) -> None:
+        resting.set()
+        rested.wait(30)
+
+    listener.start()
+    wakeup = listener._wakeup
+    wakeup.until(1)
+    monkeypatch.setattr(listener._stopping, "wait", rest)
+    notify()
+    assert resting.wait(30)
+    notify(5)
+    assert wakeup.rings == 2
+    rested.set()
+    wakeup.until(3)
+    until_all_is_read(listener)
+    assert wakeup.rings == 3
+
+
+def test_what_comes_with_the_answer_of_a_ping_is_rung_for(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "PING", 0.001)
+    listener.start()
+    for rings in range(2, 50):
+        notify()
+        listener._wakeup.until(rings)
