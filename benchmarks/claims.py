@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks.app.handlers import QUEUE
 from benchmarks.database import check
 from django_mq.store import claim
-from django_mq.worker.database import Statements
+from django_mq.worker.database import Statements, statement_cursor
 
 UNLIMITED = 1 << 40
 BATCH = 100
@@ -64,7 +64,7 @@ class Claimer:
     def explain(self, limit: int = BATCH) -> Explained:
         """Have a claim explained, and take nothing."""
         with self.transaction(undo=True):
-            explaining = _Explaining(self.cursor)
+            explaining = _Explaining(statement_cursor(self.cursor.connection))
             self._claim(explaining, limit)
         plan = explaining.plan
         pages = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
