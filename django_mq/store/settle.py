@@ -58,9 +58,15 @@ select m.expires_at <= statement_timestamp(), pg_current_xact_id()::text,
 """  # noqa: S608
 
 
-PREPARE_LOCK_ONE = "prepare django_mq_lock_one (bigint, int, text, text, text) as " + LOCK_ONE % {
-    "id": "$1", "attempt": "$2", "claimer": "$3", "names": "$4", "values": "$5"
-}  # fmt: skip
+# Somebody has run for long by now: a renewal has the row for a moment, and is waited for.
+LOCK_ONE_PATIENTLY = LOCK_ONE.replace(" skip locked", "")
+
+_PLACES = {"id": "$1", "attempt": "$2", "claimer": "$3", "names": "$4", "values": "$5"}
+PREPARE_LOCK_ONE = f"""
+prepare django_mq_lock_one (bigint, int, text, text, text) as {LOCK_ONE % _PLACES};
+prepare django_mq_lock_one_patiently (bigint, int, text, text, text) as
+{LOCK_ONE_PATIENTLY % _PLACES}
+"""
 # The settings hold while it is planned: a plan that was made while the table is empty must serve
 # when it is large. The handlers' statements have those of their session.
 BEGIN_AND_LOCK_ONE = """
@@ -69,32 +75,25 @@ set local enable_seqscan = off; set local plan_cache_mode = force_generic_plan;
 execute django_mq_lock_one (%(id)s, %(attempt)s, %(claimer)s, %(names)s, %(values)s);
 set local enable_seqscan to default; set local plan_cache_mode to default
 """
+# Who has it for longer than a renewal, say an operator, may have it for an hour.
+BEGIN_AND_LOCK_ONE_PATIENTLY = (
+    BEGIN_AND_LOCK_ONE.replace("lock_one", "lock_one_patiently").replace(
+        "begin;", "begin; set local lock_timeout = '1s';"
+    )
+    + "; set local lock_timeout to default"
+)
 
 
-# For a message that is not locked when it is settled.
-BEGIN_UNLOCKED = f"""
-begin;
-select pg_current_xact_id()::text,
-       {SET}
-"""
-#: A renewal has the row of such a message for a moment, and is waited for; who has it for longer,
-#: say an operator, may keep it for an hour. In milliseconds.
-PATIENCE = {"lock_timeout": "1000"}
-
-
-def begin_and_lock_one(fence: PlainFence, settings: Mapping[str, str]) -> str:
+def begin_and_lock_one(
+    fence: PlainFence, settings: Mapping[str, str], *, patiently: bool = False
+) -> str:
     """Return BEGIN_AND_LOCK_ONE with its parameters.
 
     The driver would take as long to write them as the server to run it.
     """
     params = _lock_one_params(fence, settings)
-    return BEGIN_AND_LOCK_ONE % {name: literal(value) for name, value in params.items()}
-
-
-def begin_unlocked(settings: Mapping[str, str]) -> str:
-    """Return BEGIN_UNLOCKED with its parameters: `settings`, and PATIENCE with other people."""
-    params = _settings({**settings, **PATIENCE})
-    return BEGIN_UNLOCKED % {name: literal(value) for name, value in params.items()}
+    text = BEGIN_AND_LOCK_ONE_PATIENTLY if patiently else BEGIN_AND_LOCK_ONE
+    return text % {name: literal(value) for name, value in params.items()}
 
 
 def _lock_one_params(fence: PlainFence, settings: Mapping[str, str]) -> dict[str, object]:

@@ -98,7 +98,8 @@ class Locker:
     ) -> Asked | None:
         """Ask for the lock of one message and do not wait for it; None if that cannot be.
 
-        `later`: not before somebody wants the answer.
+        `later`: not before somebody wants the answer. Who has the row then is waited for, up to
+        a second.
         """
         driver = self._session.connect()
         if not self._may_begin(driver):
@@ -108,22 +109,11 @@ class Locker:
                 _send(driver, settle.PREPARE_LOCK_ONE)
                 _answers(driver)
                 _prepared.add(driver)
-            question = settle.begin_and_lock_one(fence, settings)
+            question = settle.begin_and_lock_one(fence, settings, patiently=later)
             if later:
                 return Asked(driver, fence, question)
             _send(driver, question)
         return Asked(driver, fence)
-
-    def begin(self, settings: Mapping[str, str]) -> str:
-        """Begin the transaction in which a message is settled without its lock; return its xid.
-
-        For after `ask()`: the connection was idle then, and nobody has used it.
-        """
-        driver = self._session.connect()
-        with driver.lock:
-            _send(driver, settle.begin_unlocked(settings))
-            (xid,) = (each.get_value(0, 0) for each in _answers(driver) if each.ntuples)
-        return (xid or b"").decode()
 
     def _may_begin(self, driver: psycopg.Connection[Any]) -> bool:
         """Say whether a plain BEGIN is what the driver would say now, and statements may stay."""

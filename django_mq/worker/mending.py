@@ -84,7 +84,9 @@ class Mender:
             else:
                 self._run_again_or_fail(progress, None)
             return
-        if not answered or (isinstance(error, LOST) and not is_conflict(error)):
+        if not answered and progress.aloof and progress.ended:
+            self._settle_elsewhere(progress)
+        elif not answered or (isinstance(error, LOST) and not is_conflict(error)):
             self._session.reset()
             self._outage.wait(error)
             self._connection_lost(tasks, progress, error)
@@ -109,6 +111,13 @@ class Mender:
         progress.left = [task for task in tasks if task.delivery.id not in begun]
         self._settle_afterwards(progress)
 
+    def _settle_elsewhere(self, progress: Progress) -> None:
+        """Nothing of what ran is lost with the connection: say how it ended on a new one."""
+        self._session.reset()
+        if self._settle_afterwards(progress):
+            with self._session.taken_back():
+                run_hooks(progress.hooks)
+
     def _run_again_or_fail(self, progress: Progress, error: Exception | None) -> None:
         ran, ended = progress.ran, progress.ended
         progress.ran, progress.ended = [], []
@@ -119,10 +128,13 @@ class Mender:
         else:
             progress.again.extend(ran)
 
-    def _settle_afterwards(self, progress: Progress) -> None:
-        """Settle by fence, in a transaction of its own, what ended in one that is no more."""
+    def _settle_afterwards(self, progress: Progress) -> bool:
+        """Settle by fence, in a transaction of its own, what ended in one that is no more.
+
+        Say whether all of that was still ours.
+        """
         if not progress.ended:
-            return
+            return True
         while True:
             try:
                 with transaction.atomic(using=self._session.alias, durable=True):
@@ -133,10 +145,10 @@ class Mender:
                 if not isinstance(error, LOST):
                     reporting.refused(progress.ended, error)
                     self._settled([Ended(ended.delivery, Settled.LOST) for ended in progress.ended])
-                    return
+                    return False
                 self._outage.wait(error)
                 if self._outage.stopped():
-                    return  # the lease lapses, and the attempt counts
+                    return False  # the lease lapses, and the attempt counts
         self._outage.over()
         self._conflicts.forget(progress.ended)
         with self._session.taken_back():
@@ -146,6 +158,7 @@ class Mender:
                 else:
                     reporting.one_ended(ended)
         self._settled(ends_or_lost(progress.ended, lost))
+        return not lost
 
     def _was_committed(self, xid: str | None) -> bool:
         """Ask what became of transaction `xid`, for as long as the server cannot say."""

@@ -41,7 +41,8 @@ class Progress:
     `culprit`, unless that was a batch, whose messages are to run again one by one. `locked` are
     still ours, but somebody has their rows. `halted` are lines in which something did not end
     well: what comes after it in them does not start; nor does anything else of the queues in
-    `eased`, which are to back off. `announcing`: somebody wants to hear of starts.
+    `eased`, which are to back off. `announcing`: somebody wants to hear of starts. `aloof`: what
+    ran did not use the connection, which failed afterwards: nothing of it is lost with that.
     """
 
     started: float
@@ -62,6 +63,7 @@ class Progress:
     committing: bool = False
     stopped: bool = False
     began: bool = False
+    aloof: bool = False
 
     def not_begun(self) -> None:
         """Nothing that ran counts."""

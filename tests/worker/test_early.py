@@ -14,7 +14,6 @@ from django.db import connection, transaction
 from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
-from django_mq.store import settle
 from django_mq.worker import locking
 from django_mq.worker.database import Statements
 from django_mq.worker.early import EarlyStart
@@ -42,13 +41,13 @@ def other() -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note when the server is asked to lock a row, or to begin without."""
+    """Note when the server is asked to lock a row."""
     events: list[str] = []
     send = locking._send
 
     def noting(driver: Any, statements: str) -> None:
         if "prepare" not in statements:
-            events.append("lock" if "lock_one" in statements else "begin")
+            events.append("lock")
         send(driver, statements)
 
     monkeypatch.setattr(locking, "_send", noting)
@@ -82,8 +81,8 @@ def test_who_left_its_connection_alone_is_not_locked_for_the_next_time(
         assert (bench.settled[-1], waiting()) == (message.pk, set())
         seen.append(events.copy())
         events.clear()
-    at_once, never, late = ["lock", "starts"], ["starts", "begin"], ["starts", "lock"]
-    assert seen == [at_once, never, late, at_once, at_once, never]
+    at_once, late = ["lock", "starts"], ["starts", "lock"]
+    assert seen == [at_once, late, late, at_once, at_once, late]
     assert effects() == set(bench.settled[2:4])
 
 
@@ -101,12 +100,13 @@ def test_it_counts_for_each_handler(bench: Bench, events: list[str]) -> None:
     for name in ("one", "two") * 2:
         add(handler=name, type=name)
         bench.run(bench.claim())
-    assert events == ["lock", "one", "lock", "two", "one", "begin", "lock", "two"]
+    assert events == ["lock", "one", "lock", "two", "one", "lock", "lock", "two"]
 
 
 @aloof
+@pytest.mark.parametrize("uses", [False, True])
 def test_a_renewal_of_a_row_that_is_not_locked_is_waited_for(
-    bench: Bench, other: psycopg.Connection[Any]
+    bench: Bench, other: psycopg.Connection[Any], uses: bool
 ) -> None:
     """It takes a moment: nobody may run twice for that."""
     ran: list[int] = []
@@ -117,6 +117,10 @@ def test_a_renewal_of_a_row_that_is_not_locked_is_waited_for(
         other.execute("begin")
         other.execute("update django_mq_queuedmessage set leased_until = now() + interval '1 min'")
         thread.start()
+        if uses:
+            with connection.cursor() as cursor:
+                cursor.execute("show lock_timeout")
+                assert cursor.fetchone() == ("0",)
 
     def commit_when_it_waits() -> None:
         deadline = monotonic() + 30
@@ -175,15 +179,17 @@ def test_a_hook_of_one_that_was_not_locked_uses_its_connection(bench: Bench) -> 
 
 @aloof
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_connection_that_is_lost_when_an_unlocked_one_has_run(
+def test_a_connection_that_is_lost_while_it_is_not_used(
     bench: Bench, other: psycopg.Connection[Any], raises: bool
 ) -> None:
-    """Nothing of it is settled, so it runs again; but not for ever, uncharged."""
+    """As by idle_session_timeout: nothing of what ran is lost with it, so nobody runs twice."""
     ran: list[int] = []
+    hooks: list[int] = []
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
         ran.append(delivery.id)
+        transaction.on_commit(lambda: hooks.append(delivery.id))
         pid = bench.wrapper.__dict__["connection"].info.backend_pid
         other.execute("select pg_terminate_backend(%s, 10000)", [pid])
         if raises:
@@ -191,21 +197,32 @@ def test_a_connection_that_is_lost_when_an_unlocked_one_has_run(
 
     message = add(handler="h", max_attempts=5)
     bench.run_all(bench.claim())
-    assert 2 <= len(ran) <= 5
-    assert (waiting(), FailedAttempt.objects.count()) == ({message.pk}, 1)
+    assert (ran, bench.settled) == ([message.pk], [message.pk])
+    assert waiting() == ({message.pk} if raises else set())
+    assert hooks == ([] if raises else [message.pk])
+    assert FailedAttempt.objects.count() == raises
 
 
-def test_the_settle_of_an_unlocked_one_cannot_outlast_a_freeze(
-    other: psycopg.Connection[Any],
-) -> None:
-    """Guarantee 6: the server ends it like that of any slice; and waits for others for 1 s."""
-    limits = {"idle_in_transaction_session_timeout": "90000"}
-    *_, answer = psycopg.ClientCursor(other).execute(settle.begin_unlocked(limits)).results()
-    assert answer.fetchone()[0].isdigit()  # type: ignore[index]
-    assert other.execute("show idle_in_transaction_session_timeout").fetchone() == ("90s",)
-    assert other.execute("show lock_timeout").fetchone() == ("1s",)
-    other.execute("rollback")
-    assert other.execute("show lock_timeout").fetchone() == ("0",)
+@aloof
+def test_the_time_of_a_handler_goes_on_when_it_is_locked_late(bench: Bench) -> None:
+    """Its deadline stays what it was when it started, but for the time it waited."""
+    deadlines: list[float] = []
+
+    @handler("#", queue="mail", name="h", timeout=100)
+    def h(delivery: Delivery) -> None:
+        deadlines.extend(entry.deadline for entry in bench.board.read("bench"))
+        until = monotonic() + 0.3
+        while monotonic() < until:
+            pass
+        began = monotonic()
+        connection.cursor()
+        waited.append(monotonic() - began)
+        deadlines.extend(entry.deadline for entry in bench.board.read("bench"))
+
+    waited: list[float] = []
+    add(handler="h")
+    bench.run_all(bench.claim())
+    assert 0 <= deadlines[1] - deadlines[0] + 0.01 <= waited[0] + 0.02
 
 
 @young

@@ -53,14 +53,15 @@ def test_a_claim_is_young_for_a_moment(
     process: Process, monkeypatch: pytest.MonkeyPatch, age: float, lease: float, young: bool
 ) -> None:
     """Who was frozen since starts nothing that has lapsed meanwhile, however short its lease."""
-    runs: list[bool] = []
+    runs: list[bool | str] = []
 
     class Runs:
         def run(self, tasks: Sequence[Task], *, young: bool) -> Remainder:
             runs.append(young)
             return Remainder()
 
-        def get_ready(self) -> None: ...
+        def get_ready(self) -> None:
+            runs.append("ready for the next")
 
     add(handler="h")
     process.wakeup.ring()
@@ -74,7 +75,7 @@ def test_a_claim_is_young_for_a_moment(
     monkeypatch.setattr(executor, "_lease", lambda queue: lease)
     monkeypatch.setattr(executor_module, "YOUNG", 60.0 if young else executor_module.YOUNG)
     executor._perform(slice_)
-    assert runs == [young]
+    assert runs == [young, "ready for the next"]
 
 
 def test_the_loop_is_woken_for_room_only_where_it_waits_for_it(process: Process) -> None:
