@@ -1060,8 +1060,9 @@ def test_what_ran_while_somebody_had_its_row_is_not_kept(
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         remainder = bench.run(tasks)
-        if bench.aloof and ends == "returns" and not writes:  # it was not even asked for
-            assert (remainder.locked, remainder.left, remainder.again) == ([], [], tasks)
+        if bench.aloof:  # it was asked for late, and for a second
+            assert [*remainder.left, *remainder.again] == tasks
+            assert bool(remainder.again) == (ends == "returns" and not writes)  # it has run
             remainder = bench.run(tasks, again=True)
         assert (remainder.locked, remainder.left, remainder.again) == (tasks, [], [])
     assert (effects(), bench.settled) == (set(), [])
@@ -1169,7 +1170,8 @@ def test_the_time_of_a_handler_does_not_run_while_its_row_is_not_locked(bench: B
         assert locked.wait(30)
         bench.run(tasks[1:])
         thread.join()
-    assert (seen, bench.settled) == ([[]], [before.pk, message.pk])
+    begun = [message.pk] * bench.aloof  # who is locked for late is to blame for what happens now
+    assert (seen, bench.settled) == ([begun], [before.pk, message.pk])
     assert held == [True] or not bench.young
 
 
@@ -1607,13 +1609,13 @@ def test_the_lock_of_one_is_planned_once_and_by_its_index(bench: Bench) -> None:
         bench.run_all(bench.claim())
     assert seen == [("on", "auto")] * 3
     driver = connection.connection
+    name = "django_mq_lock_one_patiently" if bench.aloof else "django_mq_lock_one"
     plans = driver.execute(
-        "select generic_plans, custom_plans from pg_prepared_statements"
-        " where name = 'django_mq_lock_one'"
+        "select generic_plans, custom_plans from pg_prepared_statements where name = %s", [name]
     ).fetchall()
     assert plans == [(3, 0)]
     driver.execute("set plan_cache_mode = force_generic_plan; set enable_seqscan = off")
-    explained = driver.execute("explain execute django_mq_lock_one (1, 1, 'me:1', '{}', '{}')")
+    explained = driver.execute(f"explain execute {name} (1, 1, 'me:1', '{{}}', '{{}}')")
     plan = " ".join(line for (line,) in explained.fetchall())
     driver.execute("reset plan_cache_mode; reset enable_seqscan")
     assert "Index Scan using django_mq_queuedmessage_pkey" in plan
