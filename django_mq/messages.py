@@ -208,18 +208,21 @@ class Delivery:
     """One claimed message on its way through a handler.
 
     The fields are read from the row when looked at, and cannot be set: a delivery that
-    nobody looks at costs two slots.
+    nobody looks at costs three slots.
     """
 
-    __slots__ = ("__weakref__", "_fence", "_metadata", "_payload", "_row")
+    __slots__ = ("__weakref__", "_asked_at", "_fence", "_metadata", "_payload", "_row")
 
     _row: ClaimedRow
+    _asked_at: float
     _fence: Fence
     _payload: Any
     _metadata: Any
 
-    def __init__(self, row: ClaimedRow) -> None:
+    def __init__(self, row: ClaimedRow, asked_at: float = 0.0) -> None:
+        # `asked_at`: when its claim was asked for, by `monotonic()`; 0 where that is not known.
         self._row = row
+        self._asked_at = asked_at
 
     @property
     def id(self) -> int:

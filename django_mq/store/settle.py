@@ -83,6 +83,10 @@ BEGIN_AND_LOCK_ONE_PATIENTLY = (
     + "; set local lock_timeout to default"
 )
 
+# What was not locked before it ran: a renewal may have its row for a moment.
+PATIENTLY = "set local lock_timeout = '1s'; select pg_current_xact_id()::text"
+BEGIN_PATIENTLY = f"begin; {PATIENTLY}"
+
 
 def begin_and_lock_one(
     fence: PlainFence, settings: Mapping[str, str], *, patiently: bool = False

@@ -3,9 +3,6 @@
 That is half a millisecond which somebody may be waiting for. The handler's first use of its
 connection waits for the lock; where somebody else has the row it cannot use it, and nothing of it
 is kept: what is kept was locked throughout.
-
-Who did not use its connection the last time is not locked for before it does so now, or has run: no
-transaction is open while it calls a slow service, and it starts earlier by what it takes to ask.
 """
 
 from __future__ import annotations
@@ -23,23 +20,33 @@ from django_mq.worker.progress import NotLocked, Progress
 from django_mq.worker.session import DATABASE_ERRORS, Session
 
 if TYPE_CHECKING:
-    from django_mq.handlers import Handler
     from django_mq.worker.board import Places
     from django_mq.worker.tasks import Task
 
 
-class EarlyStart:
-    """Runs messages on `session` before their lock is known; `places` has when they began."""
+#: Seconds since its claim was asked for, in which no renewal or operator met a message.
+YOUNG = 0.1
 
-    def __init__(self, session: Session, locker: Locker, places: Places) -> None:
+
+class EarlyStart:
+    """Runs messages on `session` before their lock is known; `places` has when they began.
+
+    For `ours_for` seconds after its claim was asked for, nobody else can have taken a message.
+    """
+
+    def __init__(
+        self, session: Session, locker: Locker, places: Places, *, ours_for: float
+    ) -> None:
         self._session = session
         self._locker = locker
         self._places = places
         self._possible = not session.is_within()
-        self._aloof: set[Handler] = set()  # these did not use their connection the last time
+        self._young_for = min(YOUNG, ours_for)
 
     def ask(self, task: Task, settings: dict[str, str]) -> Asked | None:
         """Ask for the lock of a message if that may start before the answer is there.
+
+        Only what was claimed this very moment.
 
         Not what expires, is in a line or is suspected of killing workers: there the answer, or
         its order among others, says whether it may start at all.
@@ -47,6 +54,7 @@ class EarlyStart:
         row = task.delivery._row
         if (
             not self._possible
+            or monotonic() - task.delivery._asked_at > self._young_for
             or row.expires
             or row.suspect
             or task.line is not None
@@ -54,7 +62,7 @@ class EarlyStart:
             or not self._session.savepoint.knows(self._session.connect())
         ):
             return None
-        return self._locker.ask(fence_of(row), settings, later=task.handler in self._aloof)
+        return self._locker.ask(fence_of(row), settings)
 
     def run(
         self,
@@ -68,12 +76,9 @@ class EarlyStart:
         before = partial(self._wait, task, asked, monotonic() + task.timeout)
         savepoint = self._session.savepoint
         savepoint.begin(settings, own_session=True, before=before)
-        aloof = False
         try:
             run()
             savepoint.leave()
-            self._note_use(task.handler)
-            aloof = not asked.asked
             locked = asked.answer()
             progress.xid = locked.xid
         except psycopg.errors.InvalidSqlStatementName as error:
@@ -82,28 +87,18 @@ class EarlyStart:
             progress.again = [task]
             raise NotLocked from error
         except DATABASE_ERRORS:
-            if aloof:
-                progress.aloof, progress.hooks = True, self._session.take_hooks()
-            else:
-                progress.not_begun()
+            progress.not_begun()
             raise
         if locked.missing:
             progress.not_begun()
         return not locked.missing
-
-    def _note_use(self, handler: Handler) -> None:
-        if self._session.savepoint.opened:
-            self._aloof.discard(handler)
-        else:
-            self._aloof.add(handler)
 
     def _wait(self, task: Task, asked: Asked, until: float) -> None:
         """Let a handler go on once its row is locked; until then its time does not run."""
         if not asked.answered:
             began = monotonic()
             fence = fence_of(task.delivery._row)
-            if asked.asked:  # else it has begun, and is to blame for what happens now
-                self._places.end(1)
+            self._places.end(1)
             try:
                 asked.answer()
             finally:

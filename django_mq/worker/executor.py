@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds since its claim was asked for, in which nobody else can have taken a message.
-YOUNG = 0.1
-
 
 class Executor(threading.Thread):
     """Runs deliveries until the hand is closed; what it has begun by then it ends."""
@@ -44,6 +41,7 @@ class Executor(threading.Thread):
         settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
         lease: Callable[[str], float],
+        shortest_lease: float,
         most: int,
         easing: Collection[str],
     ) -> None:
@@ -56,6 +54,7 @@ class Executor(threading.Thread):
         self._settled = settled
         self._slice_seconds = slice_seconds
         self._lease = lease
+        self._ours_for = shortest_lease / 4
         self._most = most
         self._easing = easing
 
@@ -70,6 +69,7 @@ class Executor(threading.Thread):
             slice_seconds=self._slice_seconds,
             shut=self._hand.shut_queues,
             easing=self._easing,
+            ours_for=self._ours_for,
         )
         self._unbound = Unbound(
             wrapper,
@@ -102,9 +102,7 @@ class Executor(threading.Thread):
                 self._hand.put_back(tasks)
             return
         began = monotonic()
-        age = began - slice_.asked_at
-        young = age < min(YOUNG, self._lease(tasks[0].delivery.queue) / 4)
-        remainder = self._slices.run(tasks, young=young)
+        remainder = self._slices.run(tasks)
         unstarted = len(remainder.left) + len(remainder.locked)
         self._set_pace(tasks, unstarted, remainder.again, monotonic() - began)
         left, locked = remainder.left, remainder.locked

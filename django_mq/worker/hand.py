@@ -41,7 +41,6 @@ class Hand:
         self._tell_below = -1
         self._lock = threading.Condition()
         self._ready: deque[Task] = deque()
-        self._asked_at = 0.0  # when the oldest claim of these was asked for
         self._suspects: deque[tuple[float, Task]] = deque()
         self._running = 0
         self._free = 0
@@ -56,13 +55,9 @@ class Hand:
         self.shut_queues = Shut()
         self._given_back: list[Task] = []
 
-    def put(self, tasks: Iterable[Task], *, asked_at: float = 0.0) -> None:
-        """Add claimed tasks, behind what is there; suspects go aside.
-
-        `asked_at`: when their claim was asked for, by `monotonic()`; 0 if that is not known.
-        """
+    def put(self, tasks: Iterable[Task]) -> None:
+        """Add claimed tasks, behind what is there; suspects go aside."""
         with self._lock:
-            self._asked_at = min(asked_at, self._asked_at) if self._ready else asked_at
             wary = self._lines.broken or self.shut_queues
             for task in tasks:
                 if wary and self.is_unwanted(task):
@@ -76,7 +71,6 @@ class Hand:
     def put_back(self, tasks: list[Task]) -> None:
         """Return tasks of a slice that did not start, before all others; suspects stay aside."""
         with self._lock:
-            self._asked_at = 0.0
             for task in reversed(tasks):
                 if self.is_unwanted(task):
                     self._given_back.append(task)
@@ -343,7 +337,7 @@ class Hand:
     def _next_slice(self) -> Slice:
         ready = self._ready
         first = ready.popleft()
-        slice_ = Slice([first], asked_at=self._asked_at)
+        slice_ = Slice([first])
         if first.line is not None:
             self._lines.occupy(first.line)
             slice_.lines.add(first.line)

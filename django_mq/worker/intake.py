@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from django_mq.messages import Delivery
@@ -65,12 +64,14 @@ class Intake:
 
         `asked_at`: when the claim was asked for, by `monotonic()`.
         """
-        deliveries = [Delivery(row) for row in rows]
+        # Of what lapsed nobody knows whether its last handler still runs: it is locked for first.
+        asked_at = 0.0 if first else asked_at
+        deliveries = [Delivery(row, asked_at) for row in rows]
         self._hand.hold(deliveries)
         self._unsorted.extend(deliveries)
-        self.sort(cursor, first=first, asked_at=asked_at)
+        self.sort(cursor, first=first)
 
-    def sort(self, cursor: Cursor, *, first: bool = False, asked_at: float = 0.0) -> None:
+    def sort(self, cursor: Cursor, *, first: bool = False) -> None:
         """Give what was claimed to its handlers; the rest waits if the database is lost."""
         tasks: list[Task] = []
         others: list[int] = []
@@ -105,7 +106,7 @@ class Intake:
                 self._release(behind)
                 self._freed()
             if tasks:  # else it would wake up executors for nothing
-                self._hand_out(tasks, first, asked_at)
+                self._hand_out(tasks, first)
 
     def _take_ready(self) -> list[Task]:
         try:
@@ -158,8 +159,8 @@ class Intake:
         if fences:
             logger.warning("could not release %s message(s): their leases lapse", len(fences))
 
-    def _hand_out(self, tasks: list[Task], first: bool, asked_at: float) -> None:
-        put = self._hand.put_back if first else partial(self._hand.put, asked_at=asked_at)
+    def _hand_out(self, tasks: list[Task], first: bool) -> None:
+        put = self._hand.put_back if first else self._hand.put
         if not any(task.handler.is_async for task in tasks):
             put(tasks)
             return

@@ -26,7 +26,7 @@ _prepared: WeakSet[psycopg.Connection[Any]] = WeakSet()
 class Asked:
     """A lock of one message that was asked for on `driver`, which is busy until `answer()`.
 
-    With `question` it is not asked yet: `answer()` does so.
+    With `question` it is not asked yet: the first `answer()` does so.
     """
 
     def __init__(
@@ -37,11 +37,6 @@ class Asked:
         self._question = question
         self._answer: settle.Locked | None = None
         self._refused: psycopg.Error | None = None
-
-    @property
-    def asked(self) -> bool:
-        """Whether the server was asked."""
-        return self._question is None
 
     @property
     def answered(self) -> bool:
@@ -93,27 +88,44 @@ class Locker:
                 self._session.connect().rollback()
         return settle.lock(self._session.cursor(), fences, settings)
 
-    def ask(
-        self, fence: PlainFence, settings: Mapping[str, str], *, later: bool = False
-    ) -> Asked | None:
-        """Ask for the lock of one message and do not wait for it; None if that cannot be.
-
-        `later`: not before somebody wants the answer. Who has the row then is waited for, up to
-        a second.
-        """
+    def ask(self, fence: PlainFence, settings: Mapping[str, str]) -> Asked | None:
+        """Ask for the lock of one message and do not wait for it; None if that cannot be."""
         driver = self._session.connect()
         if not self._may_begin(driver):
             return None
         with driver.lock:
-            if driver not in _prepared:
-                _send(driver, settle.PREPARE_LOCK_ONE)
-                _answers(driver)
-                _prepared.add(driver)
-            question = settle.begin_and_lock_one(fence, settings, patiently=later)
-            if later:
-                return Asked(driver, fence, question)
-            _send(driver, question)
+            _prepare(driver)
+            _send(driver, settle.begin_and_lock_one(fence, settings))
         return Asked(driver, fence)
+
+    def may_ask_late(self) -> bool:
+        """Say whether `ask_late()` may follow on the connection as it is."""
+        driver = self._session.connect()
+        if not self._may_begin(driver):
+            return False
+        with driver.lock:
+            _prepare(driver)
+        return True
+
+    def ask_late(self, fence: PlainFence, settings: Mapping[str, str]) -> Asked:
+        """Return a lock that begins its transaction and is asked for when somebody wants it.
+
+        Who has the row then is waited for, up to a second. The driver's lock is not taken.
+        """
+        question = settle.begin_and_lock_one(fence, settings, patiently=True)
+        return Asked(self._session.connect(), fence, question)
+
+    def begin_patiently(self) -> str:
+        """Begin a transaction that waits for other locks up to a second, and return its id.
+
+        One that is open goes on so.
+        """
+        driver = self._session.connect()
+        with driver.lock:
+            idle = driver.pgconn.transaction_status == TransactionStatus.IDLE
+            _send(driver, settle.BEGIN_PATIENTLY if idle else settle.PATIENTLY)
+            found = _answers(driver)
+        return (found[-1].get_value(0, 0) or b"").decode()
 
     def _may_begin(self, driver: psycopg.Connection[Any]) -> bool:
         """Say whether a plain BEGIN is what the driver would say now, and statements may stay."""
@@ -126,7 +138,15 @@ class Locker:
         )
 
 
-# Both without taking the driver's lock: whoever wants an answer late may have it.
+def _prepare(driver: psycopg.Connection[Any]) -> None:
+    """Have the server know the lock of one message."""
+    if driver not in _prepared:
+        _send(driver, settle.PREPARE_LOCK_ONE)
+        _answers(driver)
+        _prepared.add(driver)
+
+
+# All without taking the driver's lock: whoever wants an answer late may have it.
 def _send(driver: psycopg.Connection[Any], statements: str) -> None:
     driver.pgconn.send_query(statements.encode(driver.info.encoding))
 

@@ -18,6 +18,7 @@ from django_mq.worker.ending import Ended, Settled, ends_or_lost, settle_all
 from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
 
 if TYPE_CHECKING:
+    from django_mq.store import Cursor
     from django_mq.worker.progress import Conflicts, Progress
     from django_mq.worker.tasks import Task
 
@@ -47,6 +48,9 @@ class Mender:
 
     def leases_lost(self, tasks: Sequence[Task], progress: Progress) -> None:
         """Nothing of the slice holds: each message that ran runs again alone."""
+        if progress.aloof:
+            self._settle_elsewhere(progress)
+            return
         ran = progress.ran
         if len(tasks) == 1 and ran:
             reporting.lease_lost(ran[0].delivery)
@@ -64,6 +68,9 @@ class Mender:
             begun.add(culprit.delivery.id)
         progress.left = [task for task in tasks if task.delivery.id not in begun]
         progress.locked = []
+        if progress.aloof:
+            self._settle_elsewhere(progress)
+            return
         if progress.ended and self._was_committed(progress.xid):
             with self._session.taken_back():
                 run_hooks(progress.hooks)
@@ -81,10 +88,13 @@ class Mender:
             self._session.reset()
             if self._was_committed(progress.xid):
                 self._finish(progress)
+            elif progress.aloof:
+                self._settle_elsewhere(progress)
             else:
                 self._run_again_or_fail(progress, None)
             return
-        if not answered and progress.aloof and progress.ended:
+        unwritten = progress.aloof and (not answered or isinstance(error, LOST))
+        if unwritten or (progress.aloof and progress.xid is None):
             self._settle_elsewhere(progress)
         elif not answered or (isinstance(error, LOST) and not is_conflict(error)):
             self._session.reset()
@@ -112,8 +122,17 @@ class Mender:
         self._settle_afterwards(progress)
 
     def _settle_elsewhere(self, progress: Progress) -> None:
-        """Nothing of what ran is lost with the connection: say how it ended on a new one."""
+        """Settle on a new connection what ran without one; only who used it runs again, or failed.
+
+        What somebody else has locked runs again later.
+        """
         self._session.reset()
+        if progress.culprit is not None:
+            del progress.hooks[progress.hooked :]
+            progress.ended.append(progress.culprit)
+        elif progress.late is not None:
+            progress.forget(progress.late.task)
+            progress.again.append(progress.late.task)
         if self._settle_afterwards(progress):
             with self._session.taken_back():
                 run_hooks(progress.hooks)
@@ -138,7 +157,10 @@ class Mender:
         while True:
             try:
                 with transaction.atomic(using=self._session.alias, durable=True):
-                    lost = settle_all(self._session.cursor(), progress.ended)
+                    cursor = self._session.cursor()
+                    if progress.aloof:
+                        _leave_locked(cursor, progress)
+                    lost = settle_all(cursor, progress.ended)
                 break
             except DATABASE_ERRORS as error:
                 self._session.reset()
@@ -173,3 +195,17 @@ class Mender:
                 return status == "committed"
             self._outage.wait_quietly()
         return False
+
+
+def _leave_locked(cursor: Cursor, progress: Progress) -> None:
+    """Lock what ran, where nobody else has; what somebody has is not settled now."""
+    fences = {task.delivery.id: task.delivery.fence for task in progress.ran}
+    missing = settle.lock(cursor, list(fences.values()), {}).missing if fences else set()
+    if not missing:
+        return
+    back = settle.still_ours(cursor, [fences[id] for id in missing])
+    if progress.hooks:  # nobody knows whose they are: all run again, and have theirs then
+        back, progress.hooks = set(fences), []
+    progress.locked += [task for task in progress.ran if task.delivery.id in back]
+    progress.ran = [task for task in progress.ran if task.delivery.id not in back]
+    progress.ended = [each for each in progress.ended if each.delivery.id not in back]

@@ -99,6 +99,7 @@ class Process:
                 settled=self._settled,
                 slice_seconds=settings.slice_seconds,
                 lease=terms.lease,
+                shortest_lease=terms.shortest_lease(),
                 most=most,
                 easing=self.backoffs.queues,
             )

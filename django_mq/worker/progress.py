@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq.worker.calling import is_conflict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from django_mq.handlers import Handler
     from django_mq.worker.ending import Ended
+    from django_mq.worker.locking import Asked
     from django_mq.worker.tasks import Line, Task
 
 #: So often a delivery may fall victim to others before it counts as a failed attempt.
@@ -33,6 +35,13 @@ class Lost(Exception):
     """Settling changed fewer rows than it should: some are no longer ours."""
 
 
+class Late(NamedTuple):
+    """A message whose lock was asked for when its handler first used its connection."""
+
+    task: Task
+    asked: Asked
+
+
 @dataclass(slots=True)
 class Progress:
     """How far one slice came.
@@ -41,8 +50,12 @@ class Progress:
     `culprit`, unless that was a batch, whose messages are to run again one by one. `locked` are
     still ours, but somebody has their rows. `halted` are lines in which something did not end
     well: what comes after it in them does not start; nor does anything else of the queues in
-    `eased`, which are to back off. `announcing`: somebody wants to hear of starts. `aloof`: what
-    ran did not use the connection, which failed afterwards: nothing of it is lost with that.
+    `eased`, which are to back off. `announcing`: somebody wants to hear of starts. `running` has
+    time until `deadline`, and found `hooked` hooks before its own; `users` are the handlers that
+    used their connection.
+
+    `aloof`: nothing was locked before it ran, and of what ran only `late` used the connection:
+    nothing of the others is lost with the transaction.
     """
 
     started: float
@@ -63,11 +76,23 @@ class Progress:
     committing: bool = False
     stopped: bool = False
     began: bool = False
+    running: Any = None
+    deadline: float = 0.0
+    hooked: int = 0
+    users: set[Handler] = field(default_factory=set)
     aloof: bool = False
+    late: Late | None = None
 
     def not_begun(self) -> None:
         """Nothing that ran counts."""
         self.ended, self.ran, self.left, self.again = [], [], [], []
+
+    def forget(self, task: Task) -> None:
+        """Nothing of `task` counts, which was the last that ran, nor of its hooks."""
+        del self.hooks[self.hooked :]
+        if self.ran and self.ran[-1] is task:
+            del self.ran[-1], self.ended[-1]
+        self.again = [each for each in self.again if each is not task]
 
 
 @dataclass(slots=True)

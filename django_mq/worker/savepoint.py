@@ -56,6 +56,7 @@ class LazySavepoint:
         self.wrapper = wrapper
         #: The handler touched its connection, and what it does is behind a savepoint.
         self.opened = False
+        self._refused: BaseException | None = None  # what `before` raised at its first use
         self._armed = False
         self._waiting = False  # a savepoint is open behind which nothing was done
         self._before: Callable[[], object] | None = None
@@ -128,6 +129,7 @@ class LazySavepoint:
     def arm(self) -> None:
         """From now on, the first use of the connection opens the savepoint."""
         self.opened = False
+        self._refused = None
         self._armed = True
 
     def watch(self) -> None:
@@ -165,8 +167,9 @@ class LazySavepoint:
                 result = self._driver.pgconn.exec_(self._open)
                 if result.status != ExecStatus.COMMAND_OK:
                     raise psycopg.errors.error_from_result(result)
-            self._before = None
-        except BaseException:
+            self._before = self._refused = None
+        except BaseException as error:
+            self._refused = error
             self._armed = self._before is not None  # nothing passes, however often it is tried
             raise
         finally:
@@ -182,6 +185,8 @@ class LazySavepoint:
         the transaction in a state that cannot be committed, TransactionGone when it ended it.
         """
         self._armed = False
+        if self._refused is not None:
+            raise self._refused  # the handler swallowed it
         if self.opened:
             self._must_be_here()
         if self.opened and self._driver.info.transaction_status == TransactionStatus.INERROR:

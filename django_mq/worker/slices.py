@@ -1,6 +1,7 @@
 """A slice: several deliveries in one transaction, settled with what their handlers wrote.
 
-lock -> run each handler behind its lazy savepoint -> settle -> commit. Whatever goes wrong with
+lock -> run each handler behind its lazy savepoint -> settle -> commit; those that are expected not
+to use their connection (`aloof.py`) run before there is a transaction. Whatever goes wrong with
 the transaction as a whole, nothing is charged twice and nothing is lost: what had run runs again
 alone, or is settled by its fence if it turns out to be committed.
 """
@@ -19,6 +20,7 @@ from django_mq.queue_backoff import Step, step_of
 from django_mq.signals import message_started, wanted
 from django_mq.store import settle
 from django_mq.worker import reporting
+from django_mq.worker.aloof import Aloof
 from django_mq.worker.calling import argument_of, call, tidy_up
 from django_mq.worker.database import Outage
 from django_mq.worker.early import EarlyStart
@@ -52,7 +54,8 @@ class Slices:
 
     `policy` gives the retry policy of a row, `settled` is told which ids are no
     longer in hand, and whether some of them are back in their queue. Of the queues in `easing`
-    nothing starts any more when one message failed, nor anything that is `shut`.
+    nothing starts any more when one message failed, nor anything that is `shut`. For `ours_for`
+    seconds after its claim was asked for, nobody else can have taken a message.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Slices:
         slice_seconds: float,
         shut: Shut | None = None,
         easing: Collection[str] = (),
+        ours_for: float = 0.0,
     ) -> None:
         self._session = Session(wrapper)
         self._locker = Locker(self._session)
@@ -78,7 +82,8 @@ class Slices:
         self._easing = easing
         self._conflicts = Conflicts()
         self._nested = self._session.is_within()
-        self._early = EarlyStart(self._session, self._locker, places)
+        self._early = EarlyStart(self._session, self._locker, places, ours_for=ours_for)
+        self._aloof = Aloof(self._session, self._locker, places, ours_for=ours_for)
         self._mender = Mender(
             self._session,
             outage=outage,
@@ -101,27 +106,17 @@ class Slices:
         """Leave the connection to others: no slice is next."""
         self._session.stand_down()
 
-    def run(self, tasks: Sequence[Task], *, young: bool = False) -> Remainder:
-        """Run `tasks` in one transaction, as many as there is time for.
-
-        `young`: so lately claimed that nobody else can have taken them since.
-        """
+    def run(self, tasks: Sequence[Task]) -> Remainder:
+        """Run `tasks` in one transaction, as many as there is time for."""
         progress = Progress(started=monotonic(), announcing=wanted(message_started))
         if not self._nested:
             self._session.make_clean()
         try:
             progress.driver = self._session.connect()
             with self._session.block():
-                timeouts = [task.timeout for task in tasks]
-                settings = limits(timeouts, slice_seconds=self._slice_seconds)
-                early = young and len(tasks) == 1 and not progress.announcing
-                if asked := self._early.ask(tasks[0], settings) if early else None:
-                    self._run_early(tasks[0], asked, settings, progress)
-                else:
-                    self._run_locked(tasks, settings, progress)
+                self._run_as_may_be(tasks, progress)
                 if lost := settle_all(self._session.cursor(), progress.ended):
                     raise Lost(lost)
-                progress.hooks = [] if self._nested else self._session.take_hooks()
                 progress.committing = True
         except NotLocked:
             progress.began = False
@@ -139,9 +134,36 @@ class Slices:
             self._finish(progress)
         if progress.locked and not progress.began:
             self._outage.wait_quietly()  # nothing else to do here, and others may have it long
+        self._aloof.note(progress)
+        for task in (*progress.again, *progress.locked):
+            task.delivery._asked_at = 0.0  # they are locked for first from now on
         return Remainder(progress.left, progress.again, progress.locked)
 
     # ---- inside the transaction
+
+    def _run_as_may_be(self, tasks: Sequence[Task], progress: Progress) -> None:
+        """Run them with no lock, while one is asked for, or behind one."""
+        timeouts = [task.timeout for task in tasks]
+        if not progress.announcing and self._aloof.may_run(tasks):
+            self._run_aloof(tasks, limits([max(timeouts)], slice_seconds=0.0), progress)
+            return
+        settings = limits(timeouts, slice_seconds=self._slice_seconds)
+        early = len(tasks) == 1 and not progress.announcing
+        if asked := self._early.ask(tasks[0], settings) if early else None:
+            self._run_early(tasks[0], asked, settings, progress)
+        else:
+            self._run_locked(tasks, settings, progress)
+        progress.hooks = [] if self._nested else self._session.take_hooks()
+
+    def _run_aloof(
+        self, tasks: Sequence[Task], settings: dict[str, str], progress: Progress
+    ) -> None:
+        self._aloof.begin(settings, progress)
+        self._run_all(list(tasks), progress)
+        self._session.savepoint.leave()
+        progress.hooks = self._session.take_hooks()
+        if taken := self._aloof.begin_settling(progress):
+            self._sort_skipped(self._session.cursor(), [taken], progress)
 
     def _run_locked(
         self, tasks: Sequence[Task], settings: dict[str, str], progress: Progress
@@ -240,16 +262,17 @@ class Slices:
     def _attempt(self, tasks: list[Task], progress: Progress, *, until: float = 0.0) -> None:
         """Run one message, or a batch, behind a savepoint; before `until` another one follows."""
         first, savepoint, wrapper = tasks[0], self._session.savepoint, self._session.wrapper
-        hooks = len(wrapper.run_on_commit)
+        hooks = progress.hooked = len(wrapper.run_on_commit)
         wrappers = len(wrapper.execute_wrappers)
         error: BaseException | None = None
         seconds = 0.0
         progress.began = True
+        progress.running, progress.deadline = first, monotonic() + first.timeout
         if first.handler.batch:
             fences = [task.delivery.fence for task in tasks]
-            self._places.start(fences, monotonic() + first.timeout, True)
+            self._places.start(fences, progress.deadline, True)
         else:
-            self._places.start_one(fence_of(first.delivery._row), monotonic() + first.timeout, True)
+            self._places.start_one(fence_of(first.delivery._row), progress.deadline, True)
         try:
             if progress.announcing:
                 self._announce(tasks, progress)
@@ -261,6 +284,7 @@ class Slices:
                 error = _keep(savepoint, more=monotonic() < until)
             if savepoint.opened:
                 progress.savepoints += 1
+                progress.users.add(first.handler)
             if error is not None:
                 savepoint.undo()
                 del wrapper.run_on_commit[hooks:]
@@ -317,7 +341,8 @@ class Slices:
         progress: Progress,
     ) -> None:
         progress.gone = True
-        progress.hooks = self._session.wrapper.run_on_commit[:hooks]
+        if not progress.aloof:
+            progress.hooks = self._session.wrapper.run_on_commit[:hooks]
         if len(tasks) > 1:
             progress.again.extend(tasks)
         else:

@@ -23,15 +23,11 @@ class Task(NamedTuple):
 
 @dataclass(slots=True)
 class Slice:
-    """Tasks that run in one transaction, or one that runs outside any; their `lines`.
-
-    `asked_at`: when the oldest of their claims was asked for, by `monotonic()`; 0 if not known.
-    """
+    """Tasks that run in one transaction, or one that runs outside any; their `lines`."""
 
     tasks: list[Task] = field(default_factory=list)
     alone: bool = False
     lines: set[Line] = field(default_factory=set)
-    asked_at: float = 0.0
 
 
 def is_coroutine(task: Task) -> bool:

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, connection, connections
 from psycopg.pq import TransactionStatus
 
 from django_mq import handlers, signals
@@ -32,6 +32,7 @@ from testproject.shop.models import Product
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add_all
+from tests.worker.proxy import Proxy
 
 #: Longer than anything here takes, even on a busy machine.
 PATIENCE = 30.0
@@ -126,17 +127,27 @@ class ShortOutage(Outage):
 
 
 class Everybody(set[Any]):
-    """A set that has everybody in it."""
+    """A set of handlers that has all in it who were not taken out last."""
 
-    def __contains__(self, one: object) -> bool:
-        return True
+    def __init__(self) -> None:
+        self._others: set[Any] = set()
+
+    def __contains__(self, one: Any) -> bool:
+        return not one.batch and one not in self._others
+
+    def update(self, *ones: Any) -> None:
+        self._others.difference_update(*ones)
+
+    def __isub__(self, others: Any) -> Any:
+        self._others |= others
+        return self
 
 
 class Bench:
     """One executor's `Slices`, in the thread of the test; nothing else of the worker.
 
-    `young`: what runs was claimed this very moment; `aloof`: no handler is expected to use its
-    connection.
+    `young`: what runs for the first time was claimed this very moment; `aloof`: of a handler it is
+    expected that it does not use its connection until it did (False: never, None: as it is).
     """
 
     def __init__(
@@ -145,7 +156,7 @@ class Bench:
         slice_seconds: float = 60.0,
         port: int | None = None,
         young: bool = False,
-        aloof: bool = False,
+        aloof: bool | None = False,
     ) -> None:
         self.young = young
         self.aloof = aloof
@@ -164,9 +175,13 @@ class Bench:
             policy=policies(get_settings()),
             settled=self._settled,
             slice_seconds=slice_seconds,
+            ours_for=1000.0,
         )
-        if aloof:
-            self.slices._early._aloof = Everybody()
+        self.slices._early._young_for = 1000.0
+        if aloof is False:
+            self.slices._aloof._possible = False
+        elif aloof:
+            self.slices._aloof._handlers = Everybody()
         self._claims = 0
 
     def _settled(self, ended: Sequence[Ended]) -> None:
@@ -191,14 +206,15 @@ class Bench:
         handler = handlers.get(row.handler)
         assert handler is not None
         timeout = handlers.timeout_of(handler, get_settings())
-        return Task(Delivery(row), handler, timeout, line_of(row))
+        asked_at = monotonic() if self.young else 0.0
+        return Task(Delivery(row, asked_at), handler, timeout, line_of(row))
 
-    def run(self, tasks: list[Task], *, again: bool = False) -> Any:
+    def run(self, tasks: list[Task]) -> Any:
         self.runs.append([task.delivery.id for task in tasks])
         if self.young and not self.wrapper.in_atomic_block:
             self._know()
             self.slices.get_ready()
-        return self.slices.run(tasks, young=self.young and not again)
+        return self.slices.run(tasks)
 
     def _know(self) -> None:
         """Have the savepoint know the connection, as after an earlier slice."""
@@ -209,12 +225,12 @@ class Bench:
 
     def run_all(self, tasks: list[Task]) -> None:
         """Run until nothing is left, as an executor does."""
-        for turn in range(100):
-            remainder = self.run(tasks, again=turn > 0)
+        for _ in range(100):
+            remainder = self.run(tasks)
             again = list(remainder.again)
             left = [*remainder.left, *remainder.locked]
             while again:
-                remainder = self.run([again.pop(0)], again=True)
+                remainder = self.run([again.pop(0)])
                 again += remainder.again
                 left = [*remainder.left, *remainder.locked, *left]
             if not left:
@@ -227,21 +243,29 @@ class Bench:
         self.slices._session.reset()
 
 
+#: Messages that are locked before they start, that start while the lock is asked for, or before
+#: that; and as it comes.
+HOW: dict[str, dict[str, Any]] = {
+    "locked-first": {},
+    "young": {"young": True},
+    "aloof": {"young": True, "aloof": True},
+    "as it comes": {"young": True, "aloof": None},
+}
+
+
 @pytest.fixture(params=["locked-first", "young", "aloof"])
 def make_bench(
     transactional_db: None, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Bench]]:
     """Make benches; the connection of the default alias is theirs until the test ends.
 
-    Everything holds for messages that are locked before they start, for those that start while
-    the lock is asked for, and for those that start before that.
+    Everything holds however messages are locked.
     """
     before = connections[DEFAULT_DB_ALIAS]
     benches: list[Bench] = []
 
     def make(**options: Any) -> Bench:
-        how = {"young": request.param != "locked-first", "aloof": request.param == "aloof"}
-        bench = Bench(**{**how, **options})
+        bench = Bench(**{**HOW[request.param], **options})
         benches.append(bench)
         connections[DEFAULT_DB_ALIAS] = bench.wrapper
         return bench
@@ -319,6 +343,13 @@ def start(transactional_db: None) -> Iterator[Callable[..., Running]]:
     for each in running:
         if each._thread.is_alive():
             each.stop()
+
+
+@pytest.fixture
+def proxy(transactional_db: None) -> Iterator[Proxy]:
+    proxy = Proxy(connection.get_connection_params())
+    yield proxy
+    proxy.close()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
-from django.db import connection, connections, transaction
+from django.db import connections, transaction
 from django.db.models.functions import Now
 from django.test import Client
 
@@ -45,13 +45,6 @@ def service() -> Iterator[Service]:
     service.error = None
     service.pause = 0.0
     service.gate.set()
-
-
-@pytest.fixture
-def proxy(transactional_db: None) -> Iterator[Proxy]:
-    proxy = Proxy(connection.get_connection_params())
-    yield proxy
-    proxy.close()
 
 
 def backing_off(settings: Any, multiplier: float = 0.15, **options: Any) -> None:

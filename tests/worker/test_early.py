@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -15,6 +13,7 @@ from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from django_mq.worker import locking
+from django_mq.worker.aloof import Aloof
 from django_mq.worker.database import Statements
 from django_mq.worker.early import EarlyStart
 from django_mq.worker.locking import Locker
@@ -30,6 +29,7 @@ WAITS = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
 
 
 young = pytest.mark.parametrize("make_bench", ["young"], indirect=True)
+as_it_comes = pytest.mark.parametrize("make_bench", ["as it comes"], indirect=True)
 aloof = pytest.mark.parametrize("make_bench", ["aloof"], indirect=True)
 
 
@@ -55,177 +55,6 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @young
-def test_who_left_its_connection_alone_is_not_locked_for_the_next_time(
-    bench: Bench, events: list[str], other: psycopg.Connection[Any]
-) -> None:
-    """And has no transaction open, unless it uses its connection: then its row is locked."""
-
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None:
-        events.append("starts")
-        if "lock" not in events:
-            assert other.execute(STATE, [pid]).fetchone() == ("idle",)
-        if delivery.payload == "writes":
-            effect(delivery)
-            assert other.execute(STATE, [pid]).fetchone() == ("idle in transaction",)
-            query = "select from django_mq_queuedmessage for update skip locked"
-            assert other.execute(query).fetchall() == []
-
-    seen: list[list[str]] = []
-    for payload in ("", "", "writes", "writes", "", ""):
-        message = add(handler="h", payload=payload)
-        tasks = bench.claim()
-        connection.ensure_connection()
-        pid = connection.connection.info.backend_pid
-        bench.run(tasks)
-        assert (bench.settled[-1], waiting()) == (message.pk, set())
-        seen.append(events.copy())
-        events.clear()
-    at_once, late = ["lock", "starts"], ["starts", "lock"]
-    assert seen == [at_once, late, late, at_once, at_once, late]
-    assert effects() == set(bench.settled[2:4])
-
-
-@young
-def test_it_counts_for_each_handler(bench: Bench, events: list[str]) -> None:
-    @handler("one", queue="mail", name="one")
-    def one(delivery: Delivery) -> None:
-        events.append("one")
-
-    @handler("two", queue="mail", name="two")
-    def two(delivery: Delivery) -> None:
-        events.append("two")
-        effect(delivery)
-
-    for name in ("one", "two") * 2:
-        add(handler=name, type=name)
-        bench.run(bench.claim())
-    assert events == ["lock", "one", "lock", "two", "one", "lock", "lock", "two"]
-
-
-@aloof
-@pytest.mark.parametrize("uses", [False, True])
-def test_a_renewal_of_a_row_that_is_not_locked_is_waited_for(
-    bench: Bench, other: psycopg.Connection[Any], uses: bool
-) -> None:
-    """It takes a moment: nobody may run twice for that."""
-    ran: list[int] = []
-
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None:
-        ran.append(delivery.id)
-        other.execute("begin")
-        other.execute("update django_mq_queuedmessage set leased_until = now() + interval '1 min'")
-        thread.start()
-        if uses:
-            with connection.cursor() as cursor:
-                cursor.execute("show lock_timeout")
-                assert cursor.fetchone() == ("0",)
-
-    def commit_when_it_waits() -> None:
-        deadline = monotonic() + 30
-        while monotonic() < deadline and not other.execute(WAITS, [pid]).fetchone()[0]:  # type: ignore[index]
-            other.execute("select pg_stat_clear_snapshot()")
-        waited.append(monotonic() < deadline)
-        other.execute("commit")
-
-    waited: list[bool] = []
-    thread = threading.Thread(target=commit_when_it_waits)
-    message = add(handler="h")
-    tasks = bench.claim()
-    connection.ensure_connection()
-    pid = connection.connection.info.backend_pid
-    bench.run_all(tasks)
-    thread.join()
-    assert (ran, waited, bench.settled, waiting()) == ([message.pk], [True], [message.pk], set())
-
-
-@aloof
-def test_what_was_taken_over_meanwhile_is_not_settled(
-    bench: Bench, other: psycopg.Connection[Any]
-) -> None:
-    """Guarantee 4: by its fence, as everything."""
-    hooks: list[int] = []
-
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None:
-        transaction.on_commit(lambda: hooks.append(1))
-        other.execute("update django_mq_queuedmessage set attempts = 2, claimed_by = 'x:1'")
-
-    message = add(handler="h")
-    bench.run_all(bench.claim())
-    assert (hooks, waiting(), bench.settled) == ([], {message.pk}, [message.pk])
-    assert bench.runs == [[message.pk]]  # somebody else runs it
-
-
-@aloof
-def test_a_hook_of_one_that_was_not_locked_uses_its_connection(bench: Bench) -> None:
-    """Nothing asks for the lock of a message that is gone."""
-    seen: list[Any] = []
-
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None:
-        transaction.on_commit(look)
-
-    def look() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("select count(*) from django_mq_queuedmessage")
-            seen.append((cursor.fetchone(), connection.in_atomic_block))
-
-    add(handler="h")
-    bench.run_all(bench.claim())
-    assert seen == [((0,), False)]
-
-
-@aloof
-@pytest.mark.parametrize("raises", [False, True])
-def test_a_connection_that_is_lost_while_it_is_not_used(
-    bench: Bench, other: psycopg.Connection[Any], raises: bool
-) -> None:
-    """As by idle_session_timeout: nothing of what ran is lost with it, so nobody runs twice."""
-    ran: list[int] = []
-    hooks: list[int] = []
-
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None:
-        ran.append(delivery.id)
-        transaction.on_commit(lambda: hooks.append(delivery.id))
-        pid = bench.wrapper.__dict__["connection"].info.backend_pid
-        other.execute("select pg_terminate_backend(%s, 10000)", [pid])
-        if raises:
-            raise ValueError("and it failed")
-
-    message = add(handler="h", max_attempts=5)
-    bench.run_all(bench.claim())
-    assert (ran, bench.settled) == ([message.pk], [message.pk])
-    assert waiting() == ({message.pk} if raises else set())
-    assert hooks == ([] if raises else [message.pk])
-    assert FailedAttempt.objects.count() == raises
-
-
-@aloof
-def test_the_time_of_a_handler_goes_on_when_it_is_locked_late(bench: Bench) -> None:
-    """Its deadline stays what it was when it started, but for the time it waited."""
-    deadlines: list[float] = []
-
-    @handler("#", queue="mail", name="h", timeout=100)
-    def h(delivery: Delivery) -> None:
-        deadlines.extend(entry.deadline for entry in bench.board.read("bench"))
-        until = monotonic() + 0.3
-        while monotonic() < until:
-            pass
-        began = monotonic()
-        connection.cursor()
-        waited.append(monotonic() - began)
-        deadlines.extend(entry.deadline for entry in bench.board.read("bench"))
-
-    waited: list[float] = []
-    add(handler="h")
-    bench.run_all(bench.claim())
-    assert 0 <= deadlines[1] - deadlines[0] + 0.01 <= waited[0] + 0.02
-
-
-@young
 def test_nothing_starts_early_within_a_transaction_of_somebody_else(bench: Bench) -> None:
     """Its end is not ours to say."""
 
@@ -239,7 +68,12 @@ def test_nothing_starts_early_within_a_transaction_of_somebody_else(bench: Bench
         session = Session(bench.wrapper)
         session.connect()
         session.savepoint.begin({}, own_session=False)
-        assert EarlyStart(session, Locker(session), None).ask(task, {}) is None  # type: ignore[arg-type]
+        locker = Locker(session)
+        early = EarlyStart(session, locker, None, ours_for=1000.0)  # type: ignore[arg-type]
+        assert early.ask(task, {}) is None
+        aloof = Aloof(session, locker, None, ours_for=1000.0)  # type: ignore[arg-type]
+        aloof._handlers.add(task.handler)
+        assert not aloof.may_run([task])
         session.close()
     bench.slices._session = Session(bench.wrapper)
 

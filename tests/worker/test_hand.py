@@ -271,28 +271,6 @@ def test_fences_are_held_until_settled(hand: Hand, told: Told) -> None:
     assert told.count == before + 1
 
 
-def test_a_slice_knows_when_the_oldest_of_its_claims_was_asked_for(hand: Hand) -> None:
-    """While it is young nobody else can have its messages; 0 where that is not known."""
-
-    def asked_at() -> float:
-        slice_ = hand.take()
-        assert slice_ is not None
-        hand.done(slice_)
-        return slice_.asked_at
-
-    hand.put([task(1, "unbound"), task(2, "unbound")], asked_at=5.0)
-    assert asked_at() == 5.0
-    hand.put([task(3, "unbound")], asked_at=7.0)
-    assert [asked_at(), asked_at()] == [5.0, 5.0]
-    hand.put([task(4, "unbound")], asked_at=9.0)
-    assert asked_at() == 9.0
-    hand.put([task(5, "unbound")], asked_at=11.0)
-    hand.put_back([task(6, "unbound")])
-    assert [asked_at(), asked_at()] == [0.0, 0.0]
-    hand.put([task(7, "unbound")])
-    assert asked_at() == 0.0
-
-
 def test_tells_when_few_are_left(hand: Hand, told: Told) -> None:
     """NSQ-24: before the hand is empty, and not for each message."""
     put(hand, *["unbound"] * 4)

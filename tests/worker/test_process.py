@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
@@ -11,10 +11,10 @@ import pytest
 from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.worker import Worker
-from django_mq.worker import executor as executor_module
+from django_mq.worker.database import plain_connection
+from django_mq.worker.early import EarlyStart
 from django_mq.worker.process import Process
-from django_mq.worker.progress import Remainder
-from django_mq.worker.tasks import Task
+from django_mq.worker.session import Session
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,36 +46,34 @@ def test_executors_are_woken_for_messages_only(
     assert [len(tasks) for tasks in put] == [1]
 
 
-@pytest.mark.parametrize(
-    ("age", "lease", "young"), [(0.0, 30.0, True), (0.2, 30.0, False), (0.05, 0.1, False)]
-)
-def test_a_claim_is_young_for_a_moment(
-    process: Process, monkeypatch: pytest.MonkeyPatch, age: float, lease: float, young: bool
-) -> None:
-    """Who was frozen since starts nothing that has lapsed meanwhile, however short its lease."""
-    runs: list[bool | str] = []
-
-    class Runs:
-        def run(self, tasks: Sequence[Task], *, young: bool) -> Remainder:
-            runs.append(young)
-            return Remainder()
-
-        def get_ready(self) -> None:
-            runs.append("ready for the next")
-
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_what_is_claimed_knows_since_when_it_is_ours(process: Process, lapsed: bool) -> None:
+    """Of what lapsed nobody knows that: its last handler may still run somewhere."""
     add(handler="h")
+    took: list[Any] = []
+    process.fetcher._take = lambda cursor, rows, first: took.append((cursor, rows))
     process.wakeup.ring()
+    before = monotonic()
     process._fetch()
+    ((cursor, rows),) = took
+    process._take(cursor, rows, lapsed)
     slice_ = process.hand.take()
     assert slice_ is not None
-    assert 0 <= monotonic() - slice_.asked_at < 30
-    slice_.asked_at = monotonic() - age
-    executor = process.executors[0]
-    monkeypatch.setattr(executor, "_slices", Runs(), raising=False)
-    monkeypatch.setattr(executor, "_lease", lambda queue: lease)
-    monkeypatch.setattr(executor_module, "YOUNG", 60.0 if young else executor_module.YOUNG)
-    executor._perform(slice_)
-    assert runs == [young, "ready for the next"]
+    asked_at = slice_.tasks[0].delivery._asked_at
+    assert asked_at == 0.0 if lapsed else before <= asked_at <= monotonic()
+
+
+@pytest.mark.parametrize(("lease", "young"), [(30.0, 0.1), (0.2, 0.05)])
+def test_it_is_ours_for_sure_for_a_quarter_of_the_shortest_lease(
+    settings: Any, lease: float, young: float
+) -> None:
+    """Who was frozen since starts nothing that has lapsed meanwhile, however short its lease."""
+    settings.DJANGO_MQ = {"QUEUES": {"quick": {"lease": lease}}}
+    executor = Process(Worker(queues=["mail"])).executors[0]
+    session = Session(plain_connection("default"))
+    early = EarlyStart(session, None, None, ours_for=executor._ours_for)  # type: ignore[arg-type]
+    assert (executor._ours_for, early._young_for) == (lease / 4, young)
+    session.close()
 
 
 def test_the_loop_is_woken_for_room_only_where_it_waits_for_it(process: Process) -> None:

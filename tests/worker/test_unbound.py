@@ -39,6 +39,7 @@ class UnboundBench(Bench):
     """One executor's `Unbound`, in the thread of the test."""
 
     def __init__(self) -> None:
+        self.young = False
         self.wrapper = plain_connection(DEFAULT_DB_ALIAS)
         self.board = Board(200)
         self.settled: list[int] = []

@@ -482,13 +482,6 @@ def until(condition: Callable[[], Any]) -> None:
 # ---- the database goes away and comes back
 
 
-@pytest.fixture
-def proxy(transactional_db: None) -> Iterator[Proxy]:
-    proxy = Proxy(connection.get_connection_params())
-    yield proxy
-    proxy.close()
-
-
 def test_a_restart_of_the_server_is_survived(
     start: Start, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
