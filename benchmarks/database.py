@@ -19,7 +19,7 @@ from benchmarks.bare import PAYLOAD_TEXT, TABLE
 FILL = """
 insert into django_mq_queuedmessage
        (queue, type, handler, payload, priority, processable_after, attempts, dead_at, dead_reason,
-        key, ordered, unique_id)
+        key, ordered, unique_id, expires_at)
 select %(queue)s, %(type)s, %(type)s,
        %(payload)s::jsonb
            || jsonb_build_object('number', n, 'counter', 1 + (n::bigint * 7919) %% 500),
@@ -28,7 +28,8 @@ select %(queue)s, %(type)s, %(type)s,
        case when %(dead)s then statement_timestamp() end,
        case when %(dead)s then 'exhausted' else '' end,
        'key' || n %% nullif(%(keys)s, 0), %(ordered)s,
-       case when %(unique)s then 'id' || n end
+       case when %(unique)s then 'id' || n end,
+       case when %(expires)s then statement_timestamp() + interval '1 hour' end
   from generate_series(1, %(count)s) n
 """
 
@@ -78,16 +79,17 @@ class Database:
     def fill(
         self, count: int, type: str = "bench.noop", *, priority: int = 0, after: float = 0.0,
         dead: bool = False, queue: str = QUEUE, keys: int = 0, ordered: bool = False,
-        unique: bool = False,
+        unique: bool = False, expires: bool = False,
     ) -> None:  # fmt: skip
         """Store `count` messages as a broadcast would, due in `after` seconds; or dead.
 
-        With so many `keys` in turn, in one line, or each with a unique id of its own.
+        With so many `keys` in turn, in one line, each with a unique id of its own, or to expire in
+        an hour.
         """
         params = {
             "count": count, "queue": queue, "type": type, "payload": PAYLOAD_TEXT,
             "priority": priority, "after": after, "dead": dead, "keys": keys, "ordered": ordered,
-            "unique": unique,
+            "unique": unique, "expires": expires,
         }  # fmt: skip
         self.execute(FILL, params)
         if unique:

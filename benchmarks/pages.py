@@ -54,7 +54,9 @@ that is in its figures:
   and a flush of its own. So each message is written twice, and a start after a commit has a flush
   and a round trip more.
 - Then it is locked, in the transaction in which it will be removed: another round trip. A message
-  alone that was claimed this very moment does not wait for its end.
+  alone that was claimed this very moment does not wait for its end, and for handlers that leave
+  their connection alone, as no-ops do, nothing is locked: "drain, each expires" is the same with
+  the lock, and "writing" the rate of handlers that write.
 - A broadcast is one more INSERT in the caller's transaction, into a table whose constraints hold
   for whoever writes to it.
 """

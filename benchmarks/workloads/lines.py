@@ -1,4 +1,4 @@
-"""Draining messages with order keys, of an ordered queue, and with unique ids.
+"""Draining messages with order keys, of an ordered queue, with unique ids, and that expire.
 
 Each against the drain of messages without, by the same worker with default settings.
 """
@@ -20,6 +20,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one key": ({"keys": 1}, {}),
     "ordered queue": ({"ordered": True}, {"QUEUES": {QUEUE: {"ordered": True}}}),
     "unique ids": ({"unique": True}, {}),
+    "each expires": ({"expires": True}, {}),
 }
 
 
