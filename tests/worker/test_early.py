@@ -7,14 +7,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from django_mq.worker import locking
 from django_mq.worker.aloof import Aloof
-from django_mq.worker.database import Statements
+from django_mq.worker.database import Statements, plain_connection
 from django_mq.worker.early import EarlyStart
 from django_mq.worker.locking import Locker
 from django_mq.worker.session import Session
@@ -120,6 +120,55 @@ def test_a_slice_fails_as_ever_where_the_next_one_was_entered_ahead(
     bench.run_all(rest)
     assert effects() == {message.pk for message in messages}
     assert (waiting(), FailedAttempt.objects.count()) == (set(), 0)
+
+
+@pytest.fixture
+def session(transactional_db: None) -> Iterator[Session]:
+    before = connections["default"]
+    connections["default"] = wrapper = plain_connection("default")
+    session = Session(wrapper)
+    session.connect()
+    yield session
+    session.reset()
+    connections["default"] = before
+
+
+def test_a_session_that_is_closed_while_ready_leaves_the_block(session: Session) -> None:
+    session.get_ready()
+    assert session.wrapper.in_atomic_block
+    session.close()
+    assert not session.wrapper.in_atomic_block
+    assert session.wrapper.get_autocommit()
+
+
+def test_a_session_that_is_reset_while_ready_is_not_ready(session: Session) -> None:
+    """Its block was of the connection that is gone."""
+    session.get_ready()
+    session.reset()
+    session.connect()
+    with session.block():
+        assert session.wrapper.in_atomic_block
+        session.cursor().execute("create table worker_kept ()")
+    with second_connection() as other:
+        other.execute("drop table worker_kept")  # it was committed
+    session.close()
+
+
+@pytest.mark.parametrize("left", ["a transaction", "a block"])
+def test_a_session_gets_ready_on_a_clean_connection_only(session: Session, left: str) -> None:
+    """Whatever a hook left open."""
+    pid = session.connect().info.backend_pid
+    if left == "a block":
+        transaction.atomic().__enter__()
+    else:
+        session.wrapper.connection.execute("begin")
+    session.get_ready()
+    assert session.wrapper.connection is None
+    session.connect()
+    session.get_ready()
+    assert session.wrapper.in_atomic_block
+    assert session.wrapper.connection.info.backend_pid != pid
+    session.close()
 
 
 def test_a_handler_outside_transactions_is_outside_one_that_was_entered_ahead(
