@@ -75,17 +75,28 @@ set local enable_seqscan = off; set local plan_cache_mode = force_generic_plan;
 execute django_mq_lock_one (%(id)s, %(attempt)s, %(claimer)s, %(names)s, %(values)s);
 set local enable_seqscan to default; set local plan_cache_mode to default
 """
-# Who has it for longer than a renewal, say an operator, may have it for an hour.
+#: Seconds that a renewal, which takes a moment, is waited for. Who has a row for longer, say an
+#: operator, may have it for an hour. Less than the server's deadlock_timeout of a second: should he
+#: wait for us just then, we give up, and he goes on.
+PATIENCE = 0.5
 BEGIN_AND_LOCK_ONE_PATIENTLY = (
     BEGIN_AND_LOCK_ONE.replace("lock_one", "lock_one_patiently").replace(
-        "begin;", "begin; set local lock_timeout = '1s';"
+        "begin;", f"begin; set local lock_timeout = '{PATIENCE}s';"
     )
     + "; set local lock_timeout to default"
 )
 
-# What was not locked before it ran: a renewal may have its row for a moment.
-PATIENTLY = "set local lock_timeout = '1s'; select pg_current_xact_id()::text"
-BEGIN_PATIENTLY = f"begin; {PATIENTLY}"
+PATIENTLY = f"set local lock_timeout = '{PATIENCE}s'; select pg_current_xact_id()::text"
+
+
+def begin_patiently(settings: Mapping[str, str]) -> str:
+    """Return what begins to settle rows that were not locked before; `settings` are whole numbers.
+
+    >>> begin_patiently({"client_connection_check_interval": "500"}).split("; ")[:2]
+    ['begin', 'set local client_connection_check_interval = 500']
+    """
+    steps = [f"set local {name} = {int(value)}; " for name, value in settings.items()]
+    return f"begin; {''.join(steps)}{PATIENTLY}"
 
 
 def begin_and_lock_one(

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from django_mq.messages import fence_of
+from django_mq.store.settle import PATIENCE
 from django_mq.worker.locking import Locker
 from django_mq.worker.progress import Late, NotLocked, Progress
 from django_mq.worker.session import Session
@@ -39,6 +40,7 @@ class Aloof:
         self._places = places
         self._ours_for = ours_for
         self._possible = not session.is_within()
+        self._settings: dict[str, str] = {}
         self._handlers: set[Handler] = set()
 
     def note(self, progress: Progress) -> None:
@@ -77,24 +79,26 @@ class Aloof:
     def begin(self, settings: dict[str, str], progress: Progress) -> None:
         """Expect that nothing of the slice uses its connection; `settings` are for who does."""
         progress.aloof = True
+        self._settings = settings
         # This very list: should somebody close the connection, Django has another one.
         progress.hooks = self._session.wrapper.run_on_commit
-        before = partial(self._lock, settings, progress)
+        before = partial(self._lock, progress)
         self._session.savepoint.begin(settings, own_session=True, before=before)
 
-    def _lock(self, settings: dict[str, str], progress: Progress) -> None:
+    def _lock(self, progress: Progress) -> None:
         """Let the handler that runs go on once its row is locked; meanwhile its time stands still.
 
-        It has begun: should its connection be lost now, it is to blame.
+        It has begun: should its process end now, it is to blame.
         """
         late = progress.late
         if late is None:
             task: Task = progress.running
             fence = fence_of(task.delivery._row)
-            late = progress.late = Late(task, self._locker.ask_late(fence, settings))
+            late = progress.late = Late(task, self._locker.ask_late(fence, self._settings))
             progress.users.add(task.handler)
             progress.stopped = True
             began = monotonic()
+            self._places.start_one(fence, progress.deadline + 2 * PATIENCE, True)
             try:
                 late.asked.answer()
             finally:
@@ -110,8 +114,8 @@ class Aloof:
         """
         taken = None
         if (late := progress.late) and late.asked.answer().missing:
-            taken = late.task
+            taken, progress.late = late.task, None
             progress.forget(taken)
         if progress.ended:
-            progress.xid = self._locker.begin_patiently()
+            progress.xid = self._locker.begin_patiently(self._settings)
         return taken

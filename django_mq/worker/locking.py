@@ -110,20 +110,22 @@ class Locker:
     def ask_late(self, fence: PlainFence, settings: Mapping[str, str]) -> Asked:
         """Return a lock that begins its transaction and is asked for when somebody wants it.
 
-        Who has the row then is waited for, up to a second. The driver's lock is not taken.
+        Who has the row then is waited for, for `settle.PATIENCE`. The driver's lock is not taken.
         """
         question = settle.begin_and_lock_one(fence, settings, patiently=True)
         return Asked(self._session.connect(), fence, question)
 
-    def begin_patiently(self) -> str:
-        """Begin a transaction that waits for other locks up to a second, and return its id.
+    def begin_patiently(self, settings: Mapping[str, str]) -> str:
+        """Begin a transaction that waits for other locks for `settle.PATIENCE`; return its id.
 
-        One that is open goes on so.
+        `settings` of the server hold until its end. One that is open goes on with them.
         """
         driver = self._session.connect()
         with driver.lock:
-            idle = driver.pgconn.transaction_status == TransactionStatus.IDLE
-            _send(driver, settle.BEGIN_PATIENTLY if idle else settle.PATIENTLY)
+            if driver.pgconn.transaction_status == TransactionStatus.IDLE:
+                _send(driver, settle.begin_patiently(settings))
+            else:
+                _send(driver, settle.PATIENTLY)
             found = _answers(driver)
         return (found[-1].get_value(0, 0) or b"").decode()
 

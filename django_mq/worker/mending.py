@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from django.db import transaction
 
-from django_mq.store import settle
 from django_mq.worker import reporting
 from django_mq.worker.calling import is_conflict
 from django_mq.worker.database import LOST, Outage
+from django_mq.worker.elsewhere import Elsewhere, was_committed
 from django_mq.worker.ending import Ended, Settled, ends_or_lost, settle_all
+from django_mq.worker.locking import Locker
 from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
 
 if TYPE_CHECKING:
-    from django_mq.store import Cursor
     from django_mq.worker.progress import Conflicts, Progress
     from django_mq.worker.tasks import Task
 
@@ -32,6 +32,7 @@ class Mender:
     def __init__(
         self,
         session: Session,
+        locker: Locker,
         *,
         outage: Outage,
         conflicts: Conflicts,
@@ -45,6 +46,7 @@ class Mender:
         self._settled = settled
         self._finish = finish
         self._end = end
+        self._elsewhere = Elsewhere(session, locker, outage=outage, settled=settled, finish=finish)
 
     def leases_lost(self, tasks: Sequence[Task], progress: Progress) -> None:
         """Nothing of the slice holds: each message that ran runs again alone."""
@@ -71,7 +73,7 @@ class Mender:
         if progress.aloof:
             self._settle_elsewhere(progress)
             return
-        if progress.ended and self._was_committed(progress.xid):
+        if progress.ended and was_committed(self._session, self._outage, progress.xid):
             with self._session.taken_back():
                 run_hooks(progress.hooks)
         else:
@@ -86,16 +88,18 @@ class Mender:
         answered = progress.driver is not None and not progress.driver.closed
         if progress.committing and not answered:
             self._session.reset()
-            if self._was_committed(progress.xid):
+            if was_committed(self._session, self._outage, progress.xid):
                 self._finish(progress)
             elif progress.aloof:
                 self._settle_elsewhere(progress)
             else:
                 self._run_again_or_fail(progress, None)
             return
-        unwritten = progress.aloof and (not answered or isinstance(error, LOST))
-        if unwritten or (progress.aloof and progress.xid is None):
-            self._settle_elsewhere(progress)
+        settling = progress.xid is not None
+        if progress.aloof and (not (answered and settling) or is_conflict(error)):
+            if not answered:
+                self._session.reset()
+            self._settle_elsewhere(progress, skip_locked=settling and is_conflict(error))
         elif not answered or (isinstance(error, LOST) and not is_conflict(error)):
             self._session.reset()
             self._outage.wait(error)
@@ -121,21 +125,15 @@ class Mender:
         progress.left = [task for task in tasks if task.delivery.id not in begun]
         self._settle_afterwards(progress)
 
-    def _settle_elsewhere(self, progress: Progress) -> None:
-        """Settle on a new connection what ran without one; only who used it runs again, or failed.
-
-        What somebody else has locked runs again later.
-        """
-        self._session.reset()
-        if progress.culprit is not None:
-            del progress.hooks[progress.hooked :]
-            progress.ended.append(progress.culprit)
-        elif progress.late is not None:
+    def _settle_elsewhere(self, progress: Progress, *, skip_locked: bool = False) -> None:
+        """Of a slice that was aloof, only who used the connection runs again, or failed."""
+        if progress.culprit is None and progress.late is not None:
             progress.forget(progress.late.task)
             progress.again.append(progress.late.task)
-        if self._settle_afterwards(progress):
-            with self._session.taken_back():
-                run_hooks(progress.hooks)
+        self._elsewhere.settle(progress, skip_locked=skip_locked)
+        if progress.culprit is not None:
+            progress.ended = [progress.culprit]
+            self._settle_afterwards(progress)
 
     def _run_again_or_fail(self, progress: Progress, error: Exception | None) -> None:
         ran, ended = progress.ran, progress.ended
@@ -157,10 +155,7 @@ class Mender:
         while True:
             try:
                 with transaction.atomic(using=self._session.alias, durable=True):
-                    cursor = self._session.cursor()
-                    if progress.aloof:
-                        _leave_locked(cursor, progress)
-                    lost = settle_all(cursor, progress.ended)
+                    lost = settle_all(self._session.cursor(), progress.ended)
                 break
             except DATABASE_ERRORS as error:
                 self._session.reset()
@@ -181,31 +176,3 @@ class Mender:
                     reporting.one_ended(ended)
         self._settled(ends_or_lost(progress.ended, lost))
         return not lost
-
-    def _was_committed(self, xid: str | None) -> bool:
-        """Ask what became of transaction `xid`, for as long as the server cannot say."""
-        while xid is not None and not self._outage.stopped():
-            try:
-                status = settle.transaction_status(self._session.cursor(), xid)
-            except DATABASE_ERRORS as error:
-                self._session.reset()
-                self._outage.wait(error)
-                continue
-            if status != "in progress":
-                return status == "committed"
-            self._outage.wait_quietly()
-        return False
-
-
-def _leave_locked(cursor: Cursor, progress: Progress) -> None:
-    """Lock what ran, where nobody else has; what somebody has is not settled now."""
-    fences = {task.delivery.id: task.delivery.fence for task in progress.ran}
-    missing = settle.lock(cursor, list(fences.values()), {}).missing if fences else set()
-    if not missing:
-        return
-    back = settle.still_ours(cursor, [fences[id] for id in missing])
-    if progress.hooks:  # nobody knows whose they are: all run again, and have theirs then
-        back, progress.hooks = set(fences), []
-    progress.locked += [task for task in progress.ran if task.delivery.id in back]
-    progress.ran = [task for task in progress.ran if task.delivery.id not in back]
-    progress.ended = [each for each in progress.ended if each.delivery.id not in back]

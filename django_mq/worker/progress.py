@@ -51,8 +51,8 @@ class Progress:
     still ours, but somebody has their rows. `halted` are lines in which something did not end
     well: what comes after it in them does not start; nor does anything else of the queues in
     `eased`, which are to back off. `announcing`: somebody wants to hear of starts. `running` has
-    time until `deadline`, and found `hooked` hooks before its own; `users` are the handlers that
-    used their connection.
+    time until `deadline`; `users` are the handlers that used their connection; `owners` the ids of
+    the messages whose the hooks are, in their order.
 
     `aloof`: nothing was locked before it ran, and of what ran only `late` used the connection:
     nothing of the others is lost with the transaction.
@@ -78,7 +78,7 @@ class Progress:
     began: bool = False
     running: Any = None
     deadline: float = 0.0
-    hooked: int = 0
+    owners: list[int] = field(default_factory=list)
     users: set[Handler] = field(default_factory=set)
     aloof: bool = False
     late: Late | None = None
@@ -88,8 +88,7 @@ class Progress:
         self.ended, self.ran, self.left, self.again = [], [], [], []
 
     def forget(self, task: Task) -> None:
-        """Nothing of `task` counts, which was the last that ran, nor of its hooks."""
-        del self.hooks[self.hooked :]
+        """Nothing of `task` counts, which was the last that ran."""
         if self.ran and self.ran[-1] is task:
             del self.ran[-1], self.ended[-1]
         self.again = [each for each in self.again if each is not task]

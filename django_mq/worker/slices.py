@@ -86,6 +86,7 @@ class Slices:
         self._aloof = Aloof(self._session, self._locker, places, ours_for=ours_for)
         self._mender = Mender(
             self._session,
+            self._locker,
             outage=outage,
             conflicts=self._conflicts,
             settled=settled,
@@ -262,7 +263,7 @@ class Slices:
     def _attempt(self, tasks: list[Task], progress: Progress, *, until: float = 0.0) -> None:
         """Run one message, or a batch, behind a savepoint; before `until` another one follows."""
         first, savepoint, wrapper = tasks[0], self._session.savepoint, self._session.wrapper
-        hooks = progress.hooked = len(wrapper.run_on_commit)
+        hooks = len(wrapper.run_on_commit)
         wrappers = len(wrapper.execute_wrappers)
         error: BaseException | None = None
         seconds = 0.0
@@ -299,6 +300,7 @@ class Slices:
             self._places.end(len(tasks))
             del wrapper.execute_wrappers[wrappers:]
         if error is None:
+            progress.owners += [first.delivery.id] * (len(wrapper.run_on_commit) - hooks)
             progress.ran += tasks
             for task in tasks:
                 progress.ended.append(Ended(task.delivery, ACKED, result, seconds))

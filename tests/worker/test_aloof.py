@@ -398,8 +398,7 @@ def test_rows_that_somebody_has_at_the_end(
 def test_one_of_several_that_was_taken_over_meanwhile(
     bench: Bench, other: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture, hooked: bool
 ) -> None:
-    """Guarantee 4: it is not settled. Nobody knows whose the hooks are: with some, all others
-    run again, behind their locks."""
+    """Guarantee 4: it is not settled, and its hooks do not run; those of the others do."""
     ran: list[int] = []
     hooks: list[int] = []
 
@@ -415,16 +414,15 @@ def test_one_of_several_that_was_taken_over_meanwhile(
 
     ids = [message.pk for message in add_many(3, handler="h")]
     bench.run_all(bench.claim())
-    others = [ids[0], ids[2]]
-    assert ran == ids + others * hooked
-    assert hooks == others * hooked
+    assert ran == ids
+    assert hooks == [ids[0], ids[2]] * hooked
     assert (waiting(), sorted(bench.settled)) == ({ids[1]}, ids)
     lost = [r for r in caplog.records if getattr(r, "event", "") == "lease_lost"]
     assert [record.__dict__["message_id"] for record in lost] == [ids[1]]
 
 
 @aloof
-@pytest.mark.parametrize("word", ["begin; set local lock_timeout", "delete from", "COMMIT"])
+@pytest.mark.parametrize("word", ["; set local lock_timeout", "delete from", "COMMIT"])
 @pytest.mark.parametrize("arrives", [True, False])
 def test_nobody_runs_twice_when_the_settle_is_cut(
     make_bench: Callable[..., Bench], proxy: Proxy, word: str, arrives: bool
