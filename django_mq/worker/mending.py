@@ -16,10 +16,11 @@ from django_mq.worker.database import LOST, Outage
 from django_mq.worker.elsewhere import Elsewhere, was_committed
 from django_mq.worker.ending import Ended, Settled, ends_or_lost, settle_all
 from django_mq.worker.locking import Locker
+from django_mq.worker.progress import MOST_CONFLICTS, Conflicts
 from django_mq.worker.session import DATABASE_ERRORS, Session, run_hooks
 
 if TYPE_CHECKING:
-    from django_mq.worker.progress import Conflicts, Progress
+    from django_mq.worker.progress import Progress
     from django_mq.worker.tasks import Task
 
 
@@ -49,7 +50,7 @@ class Mender:
         self._elsewhere = Elsewhere(session, locker, outage=outage, settled=settled, finish=finish)
 
     def leases_lost(self, tasks: Sequence[Task], progress: Progress) -> None:
-        """Nothing of the slice holds: each message that ran runs again alone."""
+        """Nothing of the slice holds: each message that ran behind a lock runs again alone."""
         if progress.aloof:
             self._settle_elsewhere(progress)
             return
@@ -145,27 +146,28 @@ class Mender:
         else:
             progress.again.extend(ran)
 
-    def _settle_afterwards(self, progress: Progress) -> bool:
-        """Settle by fence, in a transaction of its own, what ended in one that is no more.
-
-        Say whether all of that was still ours.
-        """
+    def _settle_afterwards(self, progress: Progress) -> None:
+        """Settle by fence, in a transaction of its own, what ended in one that is no more."""
         if not progress.ended:
-            return True
+            return
+        answers = 0
         while True:
+            driver = None
             try:
+                driver = self._session.connect()
                 with transaction.atomic(using=self._session.alias, durable=True):
                     lost = settle_all(self._session.cursor(), progress.ended)
                 break
             except DATABASE_ERRORS as error:
+                answers += driver is not None and not driver.closed
                 self._session.reset()
-                if not isinstance(error, LOST):
+                if not isinstance(error, LOST) or answers > MOST_CONFLICTS:
                     reporting.refused(progress.ended, error)
                     self._settled([Ended(ended.delivery, Settled.LOST) for ended in progress.ended])
-                    return False
+                    return
                 self._outage.wait(error)
                 if self._outage.stopped():
-                    return False  # the lease lapses, and the attempt counts
+                    return  # the lease lapses, and the attempt counts
         self._outage.over()
         self._conflicts.forget(progress.ended)
         with self._session.taken_back():
@@ -175,4 +177,3 @@ class Mender:
                 else:
                     reporting.one_ended(ended)
         self._settled(ends_or_lost(progress.ended, lost))
-        return not lost

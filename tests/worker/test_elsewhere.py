@@ -96,6 +96,23 @@ def test_a_settle_that_is_always_refused(
     assert list(FailedAttempt.objects.values_list("message_id", flat=True)) == [bad]
 
 
+def test_a_failure_that_is_always_refused(bench: Bench, other: psycopg.Connection[Any]) -> None:
+    """Of who ended its transaction, as if the server were gone: its lease lapses in the end."""
+    other.execute(
+        "create function worker_removing() returns trigger language plpgsql as"
+        " $$ begin raise exception 'no' using errcode = '57014'; end $$;"
+        "create trigger worker_removing before insert on django_mq_failedattempt"
+        " for each row execute function worker_removing()"
+    )
+    try:
+        ran = Ran(lambda delivery: connection.close())
+        bench.run_all(bench.claim())
+    finally:
+        other.execute("drop function worker_removing cascade")
+    assert (ran.places(waiting()), ran.places(bench.settled)) == ([2], [0, 1, 2, 3])
+    assert sorted(ran.hooks) == [0, 1, 3]
+
+
 @aloof
 def test_a_settle_that_is_refused_where_the_first_was_cut(
     bench: Bench, removing: Callable[[str], None], other: psycopg.Connection[Any]
