@@ -31,10 +31,12 @@ with before as materialized (
      where s.queue = free.queue
     returning free.owner
 ), added as (
-    insert into django_mq_queuestate (queue, owner, owned_until)
+    insert into django_mq_queuestate as s (queue, owner, owned_until)
     select %(queue)s, %(worker)s, statement_timestamp() + make_interval(secs => %(lease)s)
      where not exists (select from before)
-        on conflict (queue) do nothing
+        on conflict (queue) do update
+           set owner = excluded.owner, owned_until = excluded.owned_until
+         where s.owner is null  -- somebody wrote it for another reason at this moment
     returning null::text
 )
 select owner from taken

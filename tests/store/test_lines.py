@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -72,6 +74,26 @@ def owner(cursor: Cursor) -> Cursor:
 
 
 # ---- who owns it
+
+
+def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor: Cursor) -> None:
+    """As the chore that warns of a deep queue: a worker `--until-empty` would end at once."""
+    owned: list[Owned | None] = []
+    pid = cursor.connection.info.backend_pid
+    waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+    with second_connection() as other, second_connection() as watcher:
+        other.execute("begin")
+        other.execute("insert into django_mq_queuestate (queue, warned_at) values ('line', now())")
+        thread = threading.Thread(target=lambda: owned.append(own(cursor)))
+        thread.start()
+        deadline = monotonic() + 30
+        while monotonic() < deadline and watcher.execute(waits, [pid]).fetchone() != (True,):
+            pass
+        other.execute("commit")
+        thread.join(30)
+    assert owned == [Owned(None)]
+    with second_connection() as other:
+        assert own(other.cursor(), "other") is None
 
 
 def test_one_owns_a_queue(cursor: Cursor) -> None:
