@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import DEFAULT_DB_ALIAS, connection, connections
 from psycopg.pq import TransactionStatus
@@ -281,6 +282,11 @@ def bench(make_bench: Callable[..., Bench]) -> Bench:
     return make_bench()
 
 
+def pid_of(bench: Bench) -> int:
+    """Return the backend of the bench, without using its connection as a handler would."""
+    return int(bench.wrapper.__dict__["connection"].info.backend_pid)
+
+
 def stacks() -> str:
     """Return where every thread is."""
     frames = sys._current_frames()
@@ -343,6 +349,12 @@ def start(transactional_db: None) -> Iterator[Callable[..., Running]]:
     for each in running:
         if each._thread.is_alive():
             each.stop()
+
+
+@pytest.fixture
+def other() -> Iterator[psycopg.Connection[Any]]:
+    with second_connection() as other:
+        yield other
 
 
 @pytest.fixture

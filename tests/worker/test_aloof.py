@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -15,9 +15,8 @@ from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from django_mq.worker import locking
-from tests.database import second_connection
 from tests.rows import add
-from tests.worker.conftest import Bench, add_many, attempts_of, effect, effects, waiting
+from tests.worker.conftest import Bench, add_many, attempts_of, effect, effects, pid_of, waiting
 from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,12 +27,6 @@ WAITS = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
 
 aloof = pytest.mark.parametrize("make_bench", ["aloof"], indirect=True)
 as_it_comes = pytest.mark.parametrize("make_bench", ["as it comes"], indirect=True)
-
-
-@pytest.fixture
-def other() -> Iterator[psycopg.Connection[Any]]:
-    with second_connection() as other:
-        yield other
 
 
 @pytest.fixture
@@ -225,11 +218,6 @@ def test_the_time_of_a_handler_goes_on_when_it_is_locked_late(bench: Bench) -> N
 
 
 # ---- several in a slice
-
-
-def pid_of(bench: Bench) -> int:
-    """Return the backend of the bench, without using its connection as a handler would."""
-    return int(bench.wrapper.__dict__["connection"].info.backend_pid)
 
 
 @aloof

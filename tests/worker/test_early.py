@@ -12,7 +12,6 @@ from django.db import connection, connections, transaction
 from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
-from django_mq.worker import locking
 from django_mq.worker.aloof import Aloof
 from django_mq.worker.database import Statements, plain_connection
 from django_mq.worker.early import EarlyStart
@@ -25,33 +24,9 @@ from tests.worker.conftest import Bench, add_many, effect, effects, waiting
 pytestmark = pytest.mark.django_db(transaction=True)
 
 STATE = "select state from pg_stat_activity where pid = %s"
-WAITS = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
 
 
 young = pytest.mark.parametrize("make_bench", ["young"], indirect=True)
-as_it_comes = pytest.mark.parametrize("make_bench", ["as it comes"], indirect=True)
-aloof = pytest.mark.parametrize("make_bench", ["aloof"], indirect=True)
-
-
-@pytest.fixture
-def other() -> Iterator[psycopg.Connection[Any]]:
-    with second_connection() as other:
-        yield other
-
-
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note when the server is asked to lock a row."""
-    events: list[str] = []
-    send = locking._send
-
-    def noting(driver: Any, statements: str) -> None:
-        if "prepare" not in statements:
-            events.append("lock")
-        send(driver, statements)
-
-    monkeypatch.setattr(locking, "_send", noting)
-    return events
 
 
 @young

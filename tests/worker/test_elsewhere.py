@@ -17,7 +17,7 @@ from django_mq.models import FailedAttempt
 from django_mq.store import settle
 from django_mq.worker import locking
 from tests.database import second_connection
-from tests.worker.conftest import Bench, add_many, effect, effects, waiting
+from tests.worker.conftest import Bench, add_many, effect, effects, pid_of, waiting
 from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,12 +26,6 @@ aloof = pytest.mark.parametrize("make_bench", ["aloof"], indirect=True)
 
 TAKE = "update django_mq_queuedmessage set attempts = 2, claimed_by = 'x:1' where id = %s"
 WAITS = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
-
-
-@pytest.fixture
-def other() -> Iterator[psycopg.Connection[Any]]:
-    with second_connection() as other:
-        yield other
 
 
 @pytest.fixture
@@ -48,11 +42,6 @@ def removing(other: psycopg.Connection[Any]) -> Iterator[Callable[[str], None]]:
 
     yield removing
     other.execute("drop function worker_removing cascade")
-
-
-def pid_of(bench: Bench) -> int:
-    """Return the backend of the bench, without using its connection as a handler would."""
-    return int(bench.wrapper.__dict__["connection"].info.backend_pid)
 
 
 class Ran:
