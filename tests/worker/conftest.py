@@ -127,21 +127,11 @@ class ShortOutage(Outage):
         self._stop.wait(0.01)
 
 
-class Everybody(set[Any]):
-    """A set of handlers that has all in it who were not taken out last."""
+class Everybody(dict[Any, int]):
+    """As if all handlers had been aloof, until they are not."""
 
-    def __init__(self) -> None:
-        self._others: set[Any] = set()
-
-    def __contains__(self, one: Any) -> bool:
-        return not one.batch and one not in self._others
-
-    def update(self, *ones: Any) -> None:
-        self._others.difference_update(*ones)
-
-    def __isub__(self, others: Any) -> Any:
-        self._others |= others
-        return self
+    def get(self, one: Any, default: Any = None) -> Any:
+        return super().get(one, 0)
 
 
 class Bench:
@@ -182,7 +172,7 @@ class Bench:
         if aloof is False:
             self.slices._aloof._possible = False
         elif aloof:
-            self.slices._aloof._handlers = Everybody()
+            self.slices._aloof._slices_left = Everybody()
         self._claims = 0
 
     def _settled(self, ended: Sequence[Ended]) -> None:

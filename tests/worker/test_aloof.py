@@ -15,6 +15,7 @@ from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from django_mq.worker import locking
+from django_mq.worker.aloof import SLICES_WITHOUT
 from tests.rows import add
 from tests.worker.conftest import Bench, add_many, attempts_of, effect, effects, pid_of, waiting
 from tests.worker.proxy import Proxy
@@ -62,7 +63,7 @@ def test_who_left_its_connection_alone_is_not_locked_for_next_time(
             assert other.execute(query).fetchall() == []
 
     seen: list[list[str]] = []
-    for payload in ("", "", "writes", "writes", "", ""):
+    for payload in ("", "", "writes", "writes", *[""] * SLICES_WITHOUT, ""):
         message = add(handler="h", payload=payload)
         tasks = bench.claim()
         connection.ensure_connection()
@@ -72,7 +73,7 @@ def test_who_left_its_connection_alone_is_not_locked_for_next_time(
         seen.append(events.copy())
         events.clear()
     at_once, never, late = ["lock", "starts"], ["starts", "settle"], ["starts", "lock", "settle"]
-    assert seen == [at_once, never, late, at_once, at_once, never]
+    assert seen == [at_once, never, late, at_once, *[at_once] * SLICES_WITHOUT, never]
     assert effects() == set(bench.settled[2:4])
 
 
@@ -472,7 +473,7 @@ def test_a_connection_that_is_lost_between_several(
 
 @as_it_comes
 def test_a_handler_that_uses_its_connection_now_and_then(bench: Bench, events: list[str]) -> None:
-    """Slices with it are locked for until one did without."""
+    """Slices with it are locked for until several did without."""
     runs: list[list[str]] = []
 
     @handler("#", queue="mail", name="h")
@@ -480,7 +481,9 @@ def test_a_handler_that_uses_its_connection_now_and_then(bench: Bench, events: l
         if delivery.payload == "writes":
             effect(delivery)
 
-    for payloads in (["", ""], ["", "", ""], ["", "writes"], ["", "writes"], ["", ""], [""]):
+    without = [["", ""]] * SLICES_WITHOUT
+    writes = ["", "writes"]
+    for payloads in (["", ""], ["", "", ""], writes, *without[1:], writes, *without, [""]):
         for place, payload in enumerate(payloads):
             add(handler="h", payload=payload, after=-60 + place)
         bench.run_all(bench.claim())
@@ -488,7 +491,8 @@ def test_a_handler_that_uses_its_connection_now_and_then(bench: Bench, events: l
         events.clear()
         assert waiting() == set()
     # Several are locked by another statement than one: the first two, and those after the third.
-    assert runs == [[], ["settle"], ["lock", "settle"], [], [], ["settle"]]
+    locked: list[list[str]] = [[]] * 2 * SLICES_WITHOUT
+    assert runs == [[], ["settle"], ["lock", "settle"], *locked, ["settle"]]
 
 
 @aloof

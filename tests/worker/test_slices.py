@@ -1613,7 +1613,7 @@ def test_the_lock_of_one_is_planned_once_and_by_its_index(bench: Bench) -> None:
 
     for _ in range(3):
         if bench.aloof:
-            bench.slices._aloof._handlers = Everybody()
+            bench.slices._aloof._slices_left = Everybody()
         add(handler="h")
         with second_connection() as other:
             other.execute("vacuum analyze django_mq_queuedmessage")
