@@ -2,9 +2,9 @@
 
 The rate at the end against that at the start, and how large table and indexes are after each sixth.
 Both rates are of the line that fits those of 60 windows: two windows alone differ by more than what
-is asked. Vacuum comes when the server's own comes; nothing helps it. What feeds the worker is
-this process: it knows from the worker how many handlers were called, and stores as many new
-messages, by SQL.
+is asked. Vacuum comes as the server and the worker have it; nothing else helps. What feeds the
+worker is this process: it knows from the worker how many handlers were called, and stores as many
+new messages, by SQL.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ MOST_COUNTED = 10_000
 FEW = 50
 
 
-def run(cursor: Cursor, settings: Settings) -> None:
-    """Do what is to be done, in pieces, if it is this worker's turn."""
+def run(cursor: Cursor, settings: Settings) -> bool:
+    """Do what is to be done, in pieces, if it is this worker's turn; return whether it is."""
     if not chores.take_turn(cursor, every=EVERY):
-        return
+        return False
     while expired := _expire(cursor):
         for each in expired:
             reporting.one_ended(each)
@@ -49,6 +49,7 @@ def run(cursor: Cursor, settings: Settings) -> None:
     freeing.forget_quiet(cursor, limit=PIECE)
     chores.forget_workers(cursor, older_than=4 * GONE_AFTER.total_seconds())
     _forget_dead(cursor, settings)
+    return True
 
 
 def _expire(cursor: Cursor) -> list[Ended]:

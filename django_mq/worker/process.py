@@ -40,6 +40,7 @@ from django_mq.worker.queue_backoff import QueueBackoffs
 from django_mq.worker.sorting import Sorter, line_of
 from django_mq.worker.tasks import Task
 from django_mq.worker.terms import QueueTerms
+from django_mq.worker.vacuuming import Vacuuming
 from django_mq.worker.wakeup import Deadline, Wakeup
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Process:
             settled=self._settled,
             on_room=self.wakeup.poke,
         )
+        self.vacuuming = Vacuuming(worker.alias)
         self.keeper = Keeper(
             alias=worker.alias,
             hand=self.hand,
@@ -309,6 +311,7 @@ class Process:
         self._let_go()
         self.keeper.end()
         self.keeper.join(5.0)
+        self.vacuuming.end()
         self.statements.close()
         announce_worker(
             worker_stopped,
@@ -432,7 +435,8 @@ class Process:
         }
 
     def _chores(self, cursor: Cursor) -> None:
-        chores.run(cursor, self.settings)
+        if chores.run(cursor, self.settings):
+            self.vacuuming.tend(cursor)
 
 
 def _a_little(deadline: Deadline) -> float | None:
