@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.app.handlers import QUEUE
 from benchmarks.database import check
+from django_mq.executor.connections import Statements, statement_cursor
 from django_mq.store import claim
-from django_mq.worker.database import Statements, statement_cursor
 
 UNLIMITED = 1 << 40
 BATCH = 100

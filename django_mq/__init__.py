@@ -1,9 +1,9 @@
 """Transactional-outbox queueing for Django on PostgreSQL.
 
-Only public names stand here; importing them touches no model, so it works before apps are ready.
+This module holds public names only. Importing it loads no model, so it works before apps are ready.
 """
 
-from django_mq.backoff import RetryPolicy, exponential, fixed, intervals
+from django_mq.conf.version import VERSION
 from django_mq.exceptions import (
     BroadcastBusy,
     BroadcastError,
@@ -29,18 +29,12 @@ from django_mq.exceptions import (
     UnreadablePayload,
 )
 from django_mq.handlers import handler
-from django_mq.messages import (
-    BulkReceipt,
-    Cancelled,
-    CopyReceipt,
-    Delivery,
-    Message,
-    Receipt,
-)
+from django_mq.messages import BulkReceipt, Cancelled, CopyReceipt, Delivery, Message, Receipt
 from django_mq.outbox import abroadcast, broadcast, broadcast_many, cancel
+from django_mq.policy.backoff import RetryPolicy, exponential, fixed, intervals
 from django_mq.requests import PendingReply, aask, agather, arequest, ask, gather, request
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "BroadcastBusy",

@@ -1,4 +1,4 @@
-"""Start-up: checks are registered, handlers are found."""
+"""The app: at start it registers the checks and collects the handlers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""System checks: what is wrong, or unwise, with the settings, seen before a worker starts.
+"""System checks: find wrong or unwise settings before a worker starts.
 
-All run with `manage.py check --database ALIAS`, those that ask no server with
-`--tag django_mq` too.
+All run with `manage.py check --database ALIAS`; those that need no connection also run with
+`--tag django_mq`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from django_mq.handlers import all_handlers, allowed_queues
 
 TAG = "django_mq"
 OLDEST_SERVER = 15
-#: Older ones lose a NOTIFY that arrives while another statement runs on the connection.
+#: Older versions lose a NOTIFY that arrives while another statement runs on the connection.
 OLDEST_DRIVER = (3, 2, 6)
-#: A lease is renewed every third of it; a slice that lasts longer misses a renewal.
+#: A lease is renewed after a third of it; a slice that lasts longer misses a renewal.
 RENEWALS = 3
 
 Found = Iterator[checks.CheckMessage]
@@ -33,7 +33,10 @@ Found = Iterator[checks.CheckMessage]
 def _check(
     *tags: str, deploy: bool = False
 ) -> Callable[[Callable[[Settings, Collection[str]], Found]], object]:
-    """Register a check that gets the settings, if they can be read, and the databases to ask."""
+    """Register a check that takes the settings and the databases that it may connect to.
+
+    It does not run while the settings are invalid.
+    """
 
     def register(function: Callable[[Settings, Collection[str]], Found]) -> object:
         def run(
@@ -42,7 +45,7 @@ def _check(
             try:
                 settings = get_settings()
             except ImproperlyConfigured:
-                return []  # E001 says why
+                return []  # E001 reports the reason
             return list(function(settings, databases or ()))
 
         return checks.register(run, *tags, deploy=deploy)
@@ -52,7 +55,7 @@ def _check(
 
 @checks.register(TAG)
 def check_settings(app_configs: object, **kwargs: Any) -> list[checks.CheckMessage]:
-    """E001: an unknown or wrong setting."""
+    """E001: an unknown or invalid setting."""
     return [
         checks.Error(f"{error.where} {error.problem}", hint=error.hint, id="django_mq.E001")
         for error in find_errors(getattr(django_settings, "DJANGO_MQ", {}))
@@ -61,7 +64,7 @@ def check_settings(app_configs: object, **kwargs: Any) -> list[checks.CheckMessa
 
 @_check(TAG)
 def check_aliases(settings: Settings, databases: Collection[str]) -> Found:
-    """E002: an alias that is missing or not PostgreSQL; connects to none."""
+    """E002: an alias that is missing or not PostgreSQL. Opens no connection."""
     used = {_outbox(settings): "DATABASE" if settings.database else "The database router"}
     if settings.wakeup not in ("notify", "poll"):
         used.setdefault(settings.wakeup, "WAKEUP ('notify', 'poll' or an alias)")
@@ -69,52 +72,53 @@ def check_aliases(settings: Settings, databases: Collection[str]) -> Found:
         if alias not in connections:
             yield checks.Error(
                 f"{source} names the database {alias!r}, which is not in DATABASES.",
-                hint=f"DATABASES has {', '.join(map(repr, connections))}.",
+                hint=f"Use one of the aliases in DATABASES: {', '.join(map(repr, connections))}.",
                 id="django_mq.E002",
             )
         elif connections[alias].vendor != "postgresql":
             yield checks.Error(
                 f"{source} names the database {alias!r}, which is not PostgreSQL.",
-                hint="Messages live in PostgreSQL only: name an alias that is.",
+                hint="Messages need PostgreSQL: name the alias of a PostgreSQL database.",
                 id="django_mq.E002",
             )
 
 
-# Not under our tag: from Django 6.1 on, asking for a tag asks every database.
+# Not tagged django_mq: from Django 6.1, running checks by tag connects to every database.
 @_check(checks.Tags.database)
 def check_versions(settings: Settings, databases: Collection[str]) -> Found:
-    """E003: a server or driver that is too old; only with `--database`."""
+    """E003: a server or driver that is too old. Runs only with `--database`."""
     alias = _outbox(settings)
     if alias not in databases or not _is_postgresql(alias):
         return
     driver = _driver_version()
     if get_version_tuple(driver) < OLDEST_DRIVER:
         yield checks.Error(
-            f"The installed psycopg is {driver}.",
+            f"The installed psycopg version is {driver}; django_mq needs 3.2.6 or later.",
             hint='Install "psycopg>=3.2.6".',
             id="django_mq.E003",
         )
     server = connections[alias].pg_version // 10000  # type: ignore[attr-defined]
     if server < OLDEST_SERVER:
         yield checks.Error(
-            f"The database {alias!r} is PostgreSQL {server}.",
-            hint=f"Use PostgreSQL {OLDEST_SERVER} or later.",
+            f"The database {alias!r} runs PostgreSQL {server}, which django_mq does not support.",
+            hint=f"Upgrade the server to PostgreSQL {OLDEST_SERVER} or later.",
             id="django_mq.E003",
         )
 
 
 @_check(TAG)
 def check_encoder(settings: Settings, databases: Collection[str]) -> Found:
-    """E008: an encoder that cannot be imported or is none."""
+    """E008: ENCODER cannot be imported or is not an encoder class."""
     try:
-        settings.encoder_class  # noqa: B018  (asking imports it)
+        settings.encoder_class  # noqa: B018  (the property imports it)
     except ImproperlyConfigured as error:
-        yield checks.Error(str(error), hint="Give the dotted path of a class.", id="django_mq.E008")
+        hint = "Set ENCODER to the dotted path of a JSONEncoder class."
+        yield checks.Error(str(error), hint=hint, id="django_mq.E008")
 
 
 @_check(TAG)
 def check_router(settings: Settings, databases: Collection[str]) -> Found:
-    """E009: tables that are not all where the messages are kept."""
+    """E009: the router sends some of our tables to another database than the messages."""
     elsewhere: dict[str, list[str]] = defaultdict(list)
     for model in apps.get_app_config("django_mq").get_models():
         elsewhere[router.db_for_write(model)].append(model.__name__)
@@ -123,31 +127,34 @@ def check_router(settings: Settings, databases: Collection[str]) -> Found:
     for alias, models in sorted(elsewhere.items()):
         yield checks.Error(
             f"The database router writes {', '.join(models)} to {alias!r},"
-            f" but messages are kept in {home!r}.",
-            hint="Let the router send the whole app django_mq to one alias,"
-            " and DATABASE be that alias or None.",
+            f" but messages are stored in {home!r}.",
+            hint="Route the whole app django_mq to one alias, and set DATABASE to that alias or"
+            " None.",
             id="django_mq.E009",
         )
 
 
 @_check(TAG)
 def check_outbox_alias(settings: Settings, databases: Collection[str]) -> Found:
-    """W001: messages beside the data they speak of."""
+    """W001: messages in another database than the data they are about."""
     alias = _outbox(settings)
     if alias != "default":
         yield checks.Warning(
-            f"Messages are kept in {alias!r}: they do not commit together with data in 'default'.",
-            hint="Keep them in the database of the data they are about, or silence this check.",
+            f"Messages are stored in {alias!r}, so they do not commit together with data in"
+            " 'default'.",
+            hint="Store messages in the same database as the data they are about, or silence this"
+            " check.",
             id="django_mq.W001",
         )
 
 
 @_check(TAG)
 def check_wakeup(settings: Settings, databases: Collection[str]) -> Found:
-    """W002: LISTEN through a pool or pooler. I001: no NOTIFY at all."""
+    """W002: LISTEN through a pool or pooler. I001: no NOTIFY."""
     if settings.wakeup == "poll":
         yield checks.Info(
-            f"WAKEUP is 'poll': a message may wait {settings.poll_interval:g} s before it is seen.",
+            "WAKEUP is 'poll', so a message may wait up to POLL_INTERVAL"
+            f" ({settings.poll_interval:g} s) before a worker sees it.",
             id="django_mq.I001",
         )
         return
@@ -177,34 +184,35 @@ def check_handlers(settings: Settings, databases: Collection[str]) -> Found:
     for queue, by_mode in sorted(names.items()):
         if by_mode[True] and by_mode[False]:
             yield checks.Warning(
-                f"The queue {queue!r} has atomic handlers ({', '.join(by_mode[True])})"
-                f" and others ({', '.join(by_mode[False])}): each slows the other down.",
-                hint="Give the others a queue of their own: @handler(..., queue=...).",
+                f"The queue {queue!r} has both atomic handlers ({', '.join(by_mode[True])}) and"
+                f" non-atomic ones ({', '.join(by_mode[False])}), which slow each other down.",
+                hint="Move the non-atomic handlers to a queue of their own:"
+                " @handler(..., queue=...).",
                 id="django_mq.W003",
             )
 
 
 @_check(TAG, checks.Tags.security, deploy=True)
 def check_deployment(settings: Settings, databases: Collection[str]) -> Found:
-    """W005: what is kept for ever, or shown in full."""
+    """W005: rows that are kept for ever, or payloads that are shown in full."""
     for name in ("result_retention", "attempt_retention"):
         if getattr(settings, name) is None:
             yield checks.Warning(
-                f"{name.upper()} is None: its table grows for ever.",
-                hint="Set a duration, or purge the table yourself and silence this check.",
+                f"{name.upper()} is None, so its table grows without bound.",
+                hint="Set a duration, or delete old rows yourself and silence this check.",
                 id="django_mq.W005",
             )
     if settings.redact is None:
         yield checks.Warning(
-            "REDACT is None: secrets in payloads are shown to whoever may view payloads.",
-            hint="Leave REDACT out to hide what Django hides, or extend that pattern.",
+            "REDACT is None, so everybody who may view payloads sees the secrets in them.",
+            hint="Remove REDACT to hide the keys that Django hides, or set a pattern of your own.",
             id="django_mq.W005",
         )
 
 
 @_check(TAG)
 def check_slice(settings: Settings, databases: Collection[str]) -> Found:
-    """W006: slices that are long against the lease."""
+    """W006: slices that are too long for the lease."""
     leases = {"LEASE": settings.lease}
     for name, each in settings.queues.items():
         if each.lease != settings.lease:
@@ -212,15 +220,15 @@ def check_slice(settings: Settings, databases: Collection[str]) -> Found:
     for where, lease in leases.items():
         if settings.slice_seconds * RENEWALS > lease:
             yield checks.Warning(
-                f"SLICE_SECONDS ({settings.slice_seconds:g} s) is not well below"
-                f" {where} ({lease:g} s).",
-                hint=f"Keep it to a third of the lease at most, {lease / RENEWALS:g} s.",
+                f"SLICE_SECONDS ({settings.slice_seconds:g} s) is too long for {where}"
+                f" ({lease:g} s): a slice may outlast a renewal of the lease.",
+                hint=f"Set SLICE_SECONDS to a third of the lease or less: {lease / RENEWALS:g} s.",
                 id="django_mq.W006",
             )
 
 
 def _outbox(settings: Settings) -> str:
-    """Return the alias that messages are kept in."""
+    """Return the alias of the database that stores messages."""
     return settings.database or router.db_for_write(apps.get_model("django_mq", "QueuedMessage"))
 
 
@@ -232,5 +240,5 @@ def _driver_version() -> str:
     try:
         import psycopg
     except ImportError:
-        return "0 (none; psycopg2 does not do)"
+        return "0 (not installed; psycopg2 is not supported)"
     return psycopg.__version__

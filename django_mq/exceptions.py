@@ -1,4 +1,4 @@
-"""One tree of errors, and what a handler may raise to say how its attempt ends."""
+"""The errors of django_mq, and the exceptions that handlers raise to end an attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ When = float | timedelta | datetime
 
 
 class MQError(Exception):
-    """Above everything that django_mq raises."""
+    """The base class of all errors that django_mq raises."""
 
 
 class BroadcastError(MQError):
@@ -22,58 +22,58 @@ class NotInTransaction(BroadcastError):
 
 
 class InvalidName(BroadcastError, ValueError):
-    """A type, queue, key, unique id or handler name breaks the one rule for names."""
+    """A type, queue, key, unique id or handler name breaks the rule for names."""
 
 
 class InvalidOption(BroadcastError, ValueError):
-    """An option of `broadcast()` has a value that cannot be."""
+    """An option of `broadcast()` has an impossible value."""
 
 
 class InvalidPayload(BroadcastError, ValueError):
-    """Payload or metadata cannot be stored as JSON and read back the same."""
+    """The payload or metadata cannot be stored as JSON and read back unchanged."""
 
 
 class PayloadTooLarge(InvalidPayload):
-    """Payload or metadata is larger, as JSON text, than the settings allow."""
+    """The payload or metadata, as JSON text, is larger than the settings allow."""
 
 
 class RoutingError(BroadcastError):
-    """The message cannot go to the queue, or to the handlers, that were asked for."""
+    """A handler does not allow the requested queue, or several handlers would answer a request."""
 
 
 class DuplicateMessage(BroadcastError):
-    """The unique id is taken and `on_duplicate="raise"` was asked for."""
+    """The unique id is taken, and the message has `on_duplicate="raise"`."""
 
 
 class TooManyHops(BroadcastError):
-    """A chain of handlers that broadcast grew longer than `MAX_HOPS`."""
+    """A chain of handlers that broadcast is longer than `MAX_HOPS`."""
 
 
 class BroadcastBusy(BroadcastError):
-    """The queue is full, or somebody else holds the unique id for too long."""
+    """The queue is full, or another transaction holds the unique id for too long."""
 
 
 class InvalidHandler(MQError, TypeError):
-    """What `@handler` was put on, or its options, cannot become a handler."""
+    """The object decorated with `@handler`, or an option of it, cannot make a handler."""
 
 
 class LeaseLost(MQError):
-    """The delivery is no longer this worker's: its settle changed nothing."""
+    """The lease of the delivery is lost, so settling it changed nothing."""
 
 
 class UnreadablePayload(MQError):
-    """A stored payload cannot be decoded here; the message is held, not burned."""
+    """This interpreter cannot decode a stored payload; the message is held, and uses no attempt."""
 
 
 class HandlerBrokeTransaction(MQError):
-    """A handler ended or spoiled the transaction it ran in; its attempt failed."""
+    """A handler ended or broke the transaction it ran in; its attempt failed."""
 
 
 class RemoteError(MQError):
-    """What was asked failed for good where it ran: no attempt follows.
+    """The handler of a request failed for good: no attempt follows.
 
-    `id` is the message; `error_class` and `error_text` say what its handler raised last, the
-    class with its module.
+    `id` is the message's id; `error_class` (with its module) and `error_text` describe the error of
+    the last attempt.
     """
 
     def __init__(self, id: int, error_class: str, error_text: str) -> None:
@@ -87,9 +87,9 @@ class RemoteError(MQError):
 
 
 class Unanswered(RemoteError):
-    """Nobody will answer: the message expired, was held too long, cancelled, discarded or purged.
+    """No handler will answer the request; `error_text` says why.
 
-    `error_text` says which.
+    The message expired, was held for too long, cancelled, discarded or purged.
     """
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Unanswered(RemoteError):
 
 
 class ReplyTimeout(MQError, TimeoutError):
-    """There is no reply within the time given; it may still come. `id` is the message."""
+    """No reply came within the timeout; it may still come. `id` is the message's id."""
 
     def __init__(self, text: str, id: int | None = None) -> None:
         super().__init__(text)
@@ -105,18 +105,18 @@ class ReplyTimeout(MQError, TimeoutError):
 
 
 class CannotWait(MQError, RuntimeError):
-    """No reply could come while this waits; the text says why, and what to do."""
+    """No reply could come while the caller waits; the text says why, and what to do."""
 
 
 class _Settle(Exception):
-    """What a handler raises to say how its attempt ends; no failure of the code."""
+    """The base class of exceptions that end an attempt on purpose."""
 
 
 class Retry(_Settle):
-    """Raise it to have this message again: `after` then, else by the retry policy.
+    """Raise this in a handler to retry the message: at `after`, else by the retry policy.
 
-    `after` is seconds, a timedelta or an aware datetime. It uses an attempt.
-    `backoff=True` also signals queue backoff. Raises ValueError on a bad `after`.
+    The attempt counts. `after` is seconds, a timedelta or an aware datetime; anything else raises
+    ValueError. `backoff=True` also signals queue backoff.
     """
 
     def __init__(self, after: When | None = None, *, backoff: bool = False) -> None:
@@ -126,7 +126,10 @@ class Retry(_Settle):
 
 
 class Snooze(_Settle):
-    """Raise it to have this message again at `after`; no attempt is used."""
+    """Raise this in a handler to run the message again at `after`; the attempt does not count.
+
+    `after` is seconds, a timedelta or an aware datetime; anything else raises ValueError.
+    """
 
     def __init__(self, after: When) -> None:
         self.after = moment(after)
@@ -134,7 +137,7 @@ class Snooze(_Settle):
 
 
 class Reject(_Settle):
-    """Raise it to dead-letter this message at once: `reason` is shown to people."""
+    """Raise this in a handler to dead-letter the message at once; operators see `reason`."""
 
     def __init__(self, reason: str = "rejected") -> None:
         self.reason = str(reason)
@@ -142,9 +145,9 @@ class Reject(_Settle):
 
 
 def moment(after: When) -> float | datetime:
-    """Return `after` as seconds from now, or as the aware datetime that it is.
+    """Return `after` as seconds from now, or unchanged if it is an aware datetime.
 
-    Raises ValueError for what is negative, not finite, naive, or of another type.
+    Raises ValueError if it is negative, not finite, naive, or of another type.
 
     >>> moment(timedelta(minutes=2))
     120.0
@@ -155,7 +158,7 @@ def moment(after: When) -> float | datetime:
         return after
     seconds = after.total_seconds() if isinstance(after, timedelta) else after
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise ValueError(f"{after!r} is neither seconds, a timedelta nor an aware datetime")
-    if not 0 <= seconds <= sys.float_info.max:  # nor NaN, nor 10**400
-        raise ValueError(f"{after!r} is not a wait; give seconds of zero or more")
+        raise ValueError(f"{after!r} must be seconds, a timedelta or an aware datetime")
+    if not 0 <= seconds <= sys.float_info.max:  # refuses NaN and 10**400, too
+        raise ValueError(f"{after!r} is not a valid wait; give seconds of zero or more")
     return float(seconds)

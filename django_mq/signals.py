@@ -1,12 +1,11 @@
-"""What happened, said once: receivers are called robustly, and the log has a line.
+"""Signals for messages, workers and queues; each is also logged. Receivers are called robustly.
 
-Signals of messages carry `delivery`, and where it applies `queued_for` (seconds until the first
-claim; None of a later attempt), `duration` (seconds that the handler ran), `error` (the
-exception) and `after` (seconds or datetime). They are sent by the worker,
-after the commit that made them true; `sender` is the handler's name. Signals of queues carry
-`queue`, which is their `sender` too; those of a backoff `level`, and `until` when nothing is
-claimed (a datetime; None when it ended). The log's records carry the signal's name as `event`,
-with ids and names only: never a payload.
+Workers send the signals of messages after the commit; `sender` is the handler's name. They carry
+`delivery` and, where they apply, `queued_for` (seconds until the first claim; None for later
+attempts), `duration` (seconds that the handler ran), `error` (the exception) and `after` (seconds
+or a datetime). Signals of queues carry `queue`, which is also their `sender`; those of a backoff
+also carry `level` and `until` (the datetime until which nothing is claimed; None once it ended).
+Log records carry the signal's name as `event`, and ids and names only: never a payload.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ _LEVELS = {
 
 
 def wanted(signal: Signal) -> bool:
-    """Say whether anybody listens to `signal` or reads its log lines: the hot path asks first."""
+    """Return whether `signal` has receivers or its log line is enabled; the hot path checks."""
     return bool(signal.receivers) or logger.isEnabledFor(_LEVELS[signal])
 
 
 def announce(signal: Signal, delivery: Delivery, text: str, **data: Any) -> None:
-    """Say what became of `delivery`; a receiver that raises is logged and changes nothing."""
+    """Send and log what became of `delivery`; a receiver's exception is only logged."""
     _send(signal, delivery.handler, delivery=delivery, **data)
     logger.log(
         _LEVELS[signal],
@@ -99,7 +98,7 @@ def announce(signal: Signal, delivery: Delivery, text: str, **data: Any) -> None
 
 
 def announce_worker(signal: Signal, worker: str, text: str, **data: Any) -> None:
-    """Say what became of worker process `worker`."""
+    """Send and log what became of worker process `worker`."""
     _send(signal, worker, worker=worker, **data)
     logger.log(
         _LEVELS[signal], "%s", text, extra={"event": _NAMES[signal], "worker": worker, **data}
@@ -107,7 +106,7 @@ def announce_worker(signal: Signal, worker: str, text: str, **data: Any) -> None
 
 
 def announce_queue(signal: Signal, queue: str, text: str, **data: Any) -> None:
-    """Say what became of `queue`."""
+    """Send and log what became of `queue`."""
     _send(signal, queue, queue=queue, **data)
     logger.log(
         _LEVELS[signal],

@@ -1,13 +1,13 @@
 """The state of a message, as people read it: derived from the row, never stored.
 
-One definition serves `QueuedMessage.objects.with_state()` (a filter, an annotation) and
-`message.state`. Where several states hold, the first one of MessageState counts.
+`QueuedMessage.objects.with_state()` and `message.state` use the same expression. If several states
+hold, the first one in MessageState counts.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.apps import apps
 from django.db import models
@@ -15,15 +15,12 @@ from django.db.models import Case, Exists, Func, OuterRef, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-if TYPE_CHECKING:
-    from django_mq.models import QueuedMessage
-
-#: A worker that was not heard of for three heartbeats of 10 s is gone.
+#: A worker counts as dead after three missed heartbeats of 10 s.
 GONE_AFTER = timedelta(seconds=30)
 
 
 class MessageState(models.TextChoices):
-    """In order of precedence: a dead message is dead, whatever else holds."""
+    """The states in order of precedence: a dead message is dead, whatever else holds."""
 
     DEAD = "dead", _("dead")
     RUNNING = "running", _("running")
@@ -35,26 +32,6 @@ class MessageState(models.TextChoices):
     RETRYING = "retrying", _("retrying")
     DELAYED = "delayed", _("delayed")
     PROCESSABLE = "processable", _("processable")
-
-
-class MessageQuerySet(models.QuerySet["QueuedMessage"]):
-    """Queries people ask of messages; the worker's own statements are in `store/`."""
-
-    def with_state(self) -> MessageQuerySet:
-        """Annotate each message with its `state`, by the database's clock."""
-        return self.annotate(state=state_expression())  # type: ignore[no-redef]  # its own setter
-
-    def in_state(self, *states: str) -> MessageQuerySet:
-        """Keep the messages that are in one of `states`."""
-        return self.with_state().filter(state__in=states)  # type: ignore[misc]
-
-    def waiting(self) -> MessageQuerySet:
-        """Keep what no worker holds and is not dead: due, delayed, held or blocked."""
-        return self.filter(leased_until__isnull=True, dead_at__isnull=True)
-
-    def dead(self) -> MessageQuerySet:
-        """Keep the dead letters."""
-        return self.filter(dead_at__isnull=False)
 
 
 def state_expression() -> Case:
@@ -90,11 +67,11 @@ def state_expression() -> Case:
     )
 
 
-def read_state(message: QueuedMessage) -> MessageState:
-    """Ask the database for the state of `message` as it stands there now.
+def read_state(message: models.Model) -> MessageState:
+    """Return the current state of `message`, read from the database.
 
-    Raises DoesNotExist when the row is gone: acked, cancelled or purged.
+    Raises DoesNotExist if the row was removed: acked, cancelled or purged.
     """
-    queryset = type(message)._default_manager.using(message._state.db).with_state()
-    states = queryset.filter(pk=message.pk).values_list("state", flat=True)  # type: ignore[misc]
+    rows = type(message)._default_manager.using(message._state.db).filter(pk=message.pk)
+    states = rows.annotate(state=state_expression()).values_list("state", flat=True)
     return MessageState(states.get())

@@ -21,6 +21,11 @@ TABLES = (
     "django_mq_result",
     "django_mq_workerheartbeat",
     "django_mq_uniquekey",
+    "django_admin_log",
+    "auth_user_user_permissions",
+    "auth_user_groups",
+    "auth_user",
+    "django_session",
 )
 
 
@@ -35,6 +40,6 @@ def quick_flush() -> Iterator[None]:
 def _delete(self: Any) -> None:
     connection.close()  # whatever state the test left it in
     with connection.cursor() as cursor:
-        cursor.execute("set lock_timeout = '10s'")
+        cursor.execute("set lock_timeout = '60s'")
         cursor.execute("; ".join(f"delete from {table}" for table in TABLES))
     connection.close()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
 from django.db import connection
+
+from django_mq.executor.connections import simple_query
+from django_mq.store import open_transaction, row_locks
 
 
 @contextmanager
@@ -44,3 +48,12 @@ class Listener:
 def listening() -> Iterator[Listener]:
     with second_connection() as other:
         yield Listener(other)
+
+
+def lock(cursor: Any, fences: Any, settings: Any = MappingProxyType({})) -> row_locks.Locked:
+    """Lock messages as the transaction of a slice does, in the transaction of `cursor`."""
+    cursor.execute("select")  # begins it, where it is not begun
+    rows = simple_query(
+        cursor.connection, open_transaction.set_local(settings) + row_locks.lock(fences)
+    )
+    return row_locks.locked(rows[0] if rows else (), fences)

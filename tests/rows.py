@@ -10,7 +10,7 @@ from django.db.models import Model
 from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
-from django_mq.timing import Tally
+from django_mq.policy.handler_stats import Tally
 
 M = TypeVar("M", bound=Model)
 

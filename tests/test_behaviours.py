@@ -1,4 +1,4 @@
-"""docs/behaviours.md names a test for each behaviour, and that test names the behaviour."""
+"""tests/behaviours.md names a test for each behaviour, and that test names the behaviour."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-PAGE = TESTS.parent / "docs/behaviours.md"
+PAGE = TESTS / "behaviours.md"
 OTHERS = sorted(path for path in TESTS.rglob("test_*.py") if path != Path(__file__))
 
 #: How many behaviours each of the five systems has.
 COUNTS = {"PMQ": 69, "CAR": 42, "NSQ": 36, "KAF": 19, "RMQ": 22}
 EVERY = [f"{system}-{n}" for system, count in COUNTS.items() for n in range(1, count + 1)]
-#: How a line begins that names no test, because there can be none.
+#: Prefixes of lines that can name no test.
 WITHOUT = ("not wanted: ", "cannot apply: ")
 
 
@@ -36,14 +36,14 @@ def mentioned(text: str) -> set[str]:
 
 
 def shortened(text: str) -> list[str]:
-    """Return what names more than one id and writes only the first in full."""
+    """Return every list of ids of which only the first is written in full."""
     joint = r"\s*(?:,|/|-|\.\.|and\b|or\b|to\b)\s*"
     return re.findall(rf"\b(?:{'|'.join(COUNTS)})-\d+(?:{joint}\d+\b)+", text)
 
 
 @cache
 def found_in(path: str) -> dict[str, str]:
-    """Return the source of each test of a file, with its decorators, by its name."""
+    """Return the source of each test in a file, decorators included, by test name."""
     source = (TESTS / path).read_text()
     every = source.splitlines()
     found = {}
@@ -61,7 +61,7 @@ def found_in(path: str) -> dict[str, str]:
 
 
 def named() -> list[tuple[str, str, str]]:
-    """Return id, file and test of everything that the page names."""
+    """Return id, file and test name for every test named on the page."""
     return [
         (id, *test.split("::", 1))
         for id, (_, shown) in LINES.items()
@@ -70,7 +70,7 @@ def named() -> list[tuple[str, str, str]]:
 
 
 def test_ids_are_written_in_full() -> None:
-    """Who searches for an id finds every test of it."""
+    """A search for an id then finds every test of it."""
     assert shortened("PMQ-7, 10: NSQ-12..14 (KAF-1 to 3); RMQ-4, RMQ-5: 64 rows, PMQ-30: 10") == [
         "PMQ-7, 10", "NSQ-12..14", "KAF-1 to 3",
     ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""Every Python snippet of the README runs, in order, as one story; links lead somewhere."""
+"""The README's Python snippets run in order, as one story; links and names on the pages exist."""
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import sys
 import unittest
@@ -17,7 +18,9 @@ from django_mq.testing import answering, drain
 from testproject.shop.models import Invoice, Order, Product
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+#: Pages about the code: every module and name on them exists.
+ABOUT_CODE = [ROOT / "docs/internals.md", ROOT / "docs/glossary.md"]
 
 
 def snippets(page: Path, language: str) -> list[str]:
@@ -67,6 +70,22 @@ def test_the_tests_of_the_readme_pass(story: dict[str, Any]) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", ABOUT_CODE, ids=lambda page: page.name)
+def test_named_modules_exist(page: Path) -> None:
+    paths = re.findall(r"\b[\w/]+/\w+\.py\b", page.read_text())
+    assert paths
+    for path in paths:
+        assert (ROOT / path).exists() or (ROOT / "django_mq" / path).exists(), path
+
+
+@pytest.mark.parametrize("page", ABOUT_CODE, ids=lambda page: page.name)
+def test_dotted_names_exist(page: Path) -> None:
+    names = re.findall(r"\bdjango_mq(?:\.\w+)+", page.read_text())
+    assert names
+    for name in names:
+        pkgutil.resolve_name(name)
 
 
 def test_all_settings_are_documented() -> None:

@@ -21,7 +21,7 @@ from benchmarks.workers import drained
 from benchmarks.workloads import Bench
 from django_mq import broadcast, handler
 from django_mq.handlers import isolated
-from django_mq.store import looking
+from django_mq.store import look as looking
 
 DAY = 86_400.0
 TIMES = 20

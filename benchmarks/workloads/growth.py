@@ -16,7 +16,7 @@ from benchmarks.database import check
 from benchmarks.growing import grown, milliseconds
 from benchmarks.report import Row
 from benchmarks.workloads import Bench
-from django_mq.store import doorbell
+from django_mq.store import notify as doorbell
 
 DAY = 86_400.0
 TIMES = 20

@@ -1,7 +1,7 @@
-"""The admin: what waits, runs, failed and died, and what to do about it.
+"""The admin pages: messages, failed attempts, queues, workers, results and unique ids.
 
-Everything is read only but for guarded actions. The classes are for subclassing, with
-`DJANGO_MQ["ADMIN"] = False`, for instance to show each user some of the queues only:
+Everything is read-only except for actions that need permissions. To change the pages, set
+`DJANGO_MQ["ADMIN"] = False` and register subclasses, for example to show a user some queues only:
 
     class Scoped:
         def get_queues(self, request):
@@ -19,7 +19,7 @@ from django_mq.admin.base import QueueScopeMixin, ReadOnlyAdmin
 from django_mq.admin.messages import QueuedMessageAdmin
 from django_mq.admin.queues import QueueStateAdmin
 from django_mq.admin.results import ResultAdmin
-from django_mq.admin.unique import UniqueKeyAdmin
+from django_mq.admin.unique_ids import UniqueKeyAdmin
 from django_mq.admin.workers import WorkerHeartbeatAdmin
 from django_mq.conf import get_settings
 from django_mq.models import (
@@ -46,7 +46,7 @@ __all__ = [
 def _is_wanted() -> bool:
     try:
         return get_settings().admin
-    except ImproperlyConfigured:  # the system checks say what is wrong, all of it
+    except ImproperlyConfigured:  # the system checks report every error in the settings
         return False
 
 

@@ -1,7 +1,7 @@
-"""What users do to messages: requeue, run now, cancel, discard.
+"""The actions on messages: requeue, run now, cancel, discard.
 
-The functions of `queues` decide what may be touched. Here is asked who may do it, told what
-became of it, and written down who did it: in the transaction of the deed.
+The functions of `queues` decide which messages are changed. This module checks permissions,
+reports the result, and logs the user in the same transaction as the change.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.operations import CANCEL, DISCARD, OPERATIONS, REQUEUE, RUN_NOW, Operation
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.queues.connecting import writing
-from django_mq.queues.standing import standings
+from django_mq.queues.stalled import standings
+from django_mq.queues.transactions import writing
 from django_mq.states import MessageState
 
-#: Messages that one action may touch.
+#: Most messages in one action.
 MOST = 1000
 
 
 class MessageActionsAdmin(HeadsAdmin):
-    """The actions of the list, and the same for one message from its page."""
+    """The actions of the message list and of a message's page."""
 
     actions = ("requeue", "run_now", "cancel", "discard", "requeue_heads", "discard_heads")
 
@@ -57,11 +57,11 @@ class MessageActionsAdmin(HeadsAdmin):
     def discard(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         return self._from_list(request, DISCARD, queryset)
 
-    @admin.action(permissions=["requeue"], description=_("Requeue what they wait behind"))
+    @admin.action(permissions=["requeue"], description=_("Requeue the heads they wait behind"))
     def requeue_heads(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         return self._from_list(request, REQUEUE, queryset, heads=True)
 
-    @admin.action(permissions=["discard"], description=_("Discard what they wait behind…"))
+    @admin.action(permissions=["discard"], description=_("Discard the heads they wait behind…"))
     def discard_heads(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         return self._from_list(request, DISCARD, queryset, heads=True)
 
@@ -78,7 +78,7 @@ class MessageActionsAdmin(HeadsAdmin):
         return self.may(request, DISCARD)
 
     def check_posted_actions(self, request: HttpRequest) -> None:
-        """Refuse a posted action that the user may not take: hiding it is not enough."""
+        """Refuse a posted action without permission: hiding the action is not enough."""
         if request.method != "POST":
             return
         for name in request.POST.getlist("action"):
@@ -88,13 +88,13 @@ class MessageActionsAdmin(HeadsAdmin):
         _numbers(request.POST.getlist(ACTION_CHECKBOX_NAME))
 
     def get_urls(self) -> list[Any]:
-        """Add the address that a message's page and the confirmation post to."""
+        """Add the URL that a message's page and the confirmation post to."""
         view = self.admin_site.admin_view(self.operation_view)
         name = "django_mq_queuedmessage_operation"
         return [path("operations/<str:name>/", view, name=name), *super().get_urls()]
 
     def operation_view(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Do what `name` says to the messages of `ids`: posted, and confirmed if it removes."""
+        """Perform the operation `name` on the posted `ids`; one that removes needs confirmation."""
         operation = OPERATIONS.get(name)
         if operation is None:
             raise Http404
@@ -104,7 +104,7 @@ class MessageActionsAdmin(HeadsAdmin):
             raise PermissionDenied
         ids = _numbers(request.POST.get("ids", "").split(","))
         if len(ids) > MOST:
-            raise BadRequest(f"An action takes {MOST} messages at most.")
+            raise BadRequest(f"Select at most {MOST:,} messages for one action.")
         try:
             if operation.removes and "confirmed" not in request.POST:
                 return self._confirm(request, operation, ids)
@@ -113,10 +113,10 @@ class MessageActionsAdmin(HeadsAdmin):
             if not ran_out(error):
                 raise
             return self.give_up(request)
-        return HttpResponseRedirect(self._way_back(request, ids if operation.removes else ()))
+        return HttpResponseRedirect(self._return_url(request, ids if operation.removes else ()))
 
-    def _way_back(self, request: HttpRequest, removed: Sequence[int] = ()) -> str:
-        """Return the page of the message or of the queue that was posted from, or the list."""
+    def _return_url(self, request: HttpRequest, removed: Sequence[int] = ()) -> str:
+        """Return the page that the form was posted from: a message's, a queue's, or the list."""
         if queue := request.POST.get("queue"):
             return self.url(QueueState, "change", queue)
         if page := request.POST.get("page"):
@@ -133,7 +133,7 @@ class MessageActionsAdmin(HeadsAdmin):
         *,
         heads: bool = False,
     ) -> HttpResponse:
-        """Do it to the selected messages; with `heads` to the first of the line of each."""
+        """Apply `operation` to the selected messages; with `heads`, to the heads of their lines."""
         if not self.may(request, operation):
             raise PermissionDenied
         with impatient(self.alias):
@@ -141,8 +141,8 @@ class MessageActionsAdmin(HeadsAdmin):
         if len(ids) > MOST:
             ids = ids[:MOST]
             text = gettext(
-                "More than %(most)s messages were selected: these are the %(most)s oldest. Repeat"
-                " it for the rest."
+                "More than %(most)s messages were selected. The action applies to the %(most)s"
+                " oldest; repeat it for the rest."
             )
             self.message_user(request, text % {"most": f"{MOST:,}"}, notices.WARNING)
         if heads:
@@ -156,10 +156,10 @@ class MessageActionsAdmin(HeadsAdmin):
     def _confirm(
         self, request: HttpRequest, operation: Operation, ids: Sequence[int]
     ) -> HttpResponse:
-        """Ask, with counts. What is done then is decided then: states may change meanwhile."""
+        """Ask for confirmation, with counts. States are checked again when the user confirms."""
         found: Counter[tuple[str, str]] = Counter()
         others: Counter[str] = Counter()
-        going: list[int] = []
+        matching: list[int] = []
         columns = ("pk", "queue", "type", "state", "leased_until")
         with impatient(self.alias):
             rows = list(self.get_queryset(request).filter(pk__in=ids).values_list(*columns))
@@ -168,13 +168,13 @@ class MessageActionsAdmin(HeadsAdmin):
                 others[gettext("in flight")] += 1
             elif state in operation.states:
                 found[queue, type] += 1
-                going.append(id)
+                matching.append(id)
             else:
                 others[str(MessageState(state).label)] += 1
         if missing := len(ids) - len(rows):
             others[gettext("gone")] += missing
         filters = request.POST.get("filters", request.GET.urlencode())
-        way = {name: request.POST[name] for name in ("page", "queue") if request.POST.get(name)}
+        origin = {name: request.POST[name] for name in ("page", "queue") if request.POST.get(name)}
         context = self.page_context(
             request,
             str(operation.question),
@@ -183,9 +183,9 @@ class MessageActionsAdmin(HeadsAdmin):
             url=self.operation_url(operation),
             ids=",".join(map(str, ids)),
             filters=filters,
-            behind=self._behind(going),
-            way=way.items(),
-            back=self._way_back(request) if way else self._list_url(filters),
+            behind=self._behind(matching),
+            origin=origin.items(),
+            back=self._return_url(request) if origin else self._list_url(filters),
             found=[(*names, count) for names, count in sorted(found.items())],
             count=sum(found.values()),
             others=sorted(others.items()),
@@ -194,14 +194,14 @@ class MessageActionsAdmin(HeadsAdmin):
         return TemplateResponse(request, "admin/django_mq/confirmation.html", context)
 
     def _behind(self, ids: Sequence[int]) -> str:
-        """Return how many wait behind the first messages of lines among `ids`; empty: nobody."""
+        """Return how many messages wait behind the heads among `ids`; empty for none."""
         found = standings(ids, most=MOST, using=self.alias).values()
         count = sum(each.behind for each in found if each.head is None)
         more = any(each.behind == MOST for each in found)
         return f"{count:,}{'+' if more else ''}" if count else ""
 
     def _perform(self, request: HttpRequest, operation: Operation, ids: Sequence[int]) -> None:
-        """Do it to those of `ids` that the user may see, log it, and tell."""
+        """Apply `operation` to those of `ids` that the user may see, log it, and report it."""
         alias = self.alias
         visible = self.scoped(request, QueuedMessage.objects.using(alias))
         with writing(alias):
@@ -211,34 +211,34 @@ class MessageActionsAdmin(HeadsAdmin):
             note = f"{operation.past}, one of {len(changed.ids)} messages; {skipped} skipped."
             flag = DELETION if operation.removes else CHANGE
             self.log(request, [rows[id] for id in changed.ids], flag, note)
-        self._tell(request, operation, len(changed.ids), skipped)
+        self._report(request, operation, len(changed.ids), skipped)
 
-    def _tell(self, request: HttpRequest, operation: Operation, done: int, skipped: int) -> None:
+    def _report(self, request: HttpRequest, operation: Operation, done: int, skipped: int) -> None:
         label = {"label": operation.label, "count": f"{done:,}"}
         if done:
             text = ngettext("%(label)s: %(count)s message.", "%(label)s: %(count)s messages.", done)
             self.message_user(request, text % label, notices.SUCCESS)
         if skipped:
             text = ngettext(
-                "%(label)s: %(count)s message was skipped. It is in flight, locked, gone, or in"
-                " another state.",
+                "%(label)s: %(count)s message was skipped. It is in flight, locked, gone, or in a"
+                " state that this action does not apply to.",
                 "%(label)s: %(count)s messages were skipped. They are in flight, locked, gone, or"
-                " in another state.",
+                " in a state that this action does not apply to.",
                 skipped,
             )
             label["count"] = f"{skipped:,}"
             self.message_user(request, text % label, notices.WARNING)
 
     def _list_url(self, filters: str) -> str:
-        """Return the list with the filters that were on; read anew, so it leads nowhere else."""
+        """Return the list's URL with `filters`, parsed again so that it cannot leave the site."""
         query = QueryDict(filters).urlencode()
         return self.url(self.model, "changelist") + (f"?{query}" if query else "")
 
 
 def _numbers(texts: Sequence[str]) -> list[int]:
-    """Return ids in order, each once; raises BadRequest for what is none."""
+    """Return ids sorted and without repeats; raises BadRequest for a text that is no id."""
     found = {id_of(text) for text in texts}
     ids = sorted(id for id in found if id is not None)
     if len(ids) < len(found):
-        raise BadRequest("That is not the id of a message.")
+        raise BadRequest("A selected value is not the id of a message.")
     return ids

@@ -1,4 +1,4 @@
-"""Failed attempts: they outlive their messages, so a late success keeps its history."""
+"""Failed attempts; they outlive their messages, so the history survives a later success."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django_mq.models import FailedAttempt, QueuedMessage
 
 
 class FailedAttemptAdmin(ReadOnlyAdmin):
-    """What failed, the newest first."""
+    """Failed attempts, the newest first."""
 
     exact_lookups = ("id", "message_id", "queue", "type", "handler", "attempt", "worker")
     list_display: Any = ("ended", "error", "what", "queue", "attempt")
@@ -28,7 +28,7 @@ class FailedAttemptAdmin(ReadOnlyAdmin):
     search_help_text = _("Exact id of a message, or a type or error class.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the attempts; what may be private is only read where it may be seen."""
+        """Return the attempts; private columns are read only for users who may see them."""
         found: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
         if self.may_see_payloads(request):
             return found.defer("traceback")
@@ -37,7 +37,7 @@ class FailedAttemptAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find attempts by message, or by type or error class."""
+        """Find attempts by message id, type or error class."""
         term = search_term.strip().removeprefix("#")
         if not term:
             return queryset, False
@@ -69,7 +69,7 @@ class FailedAttemptAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("error"))
     def error(self, attempt: FailedAttempt) -> Any:
-        """Show the class and, to those who may see payloads, the text."""
+        """Show the error class and, to users who may see payloads, the text."""
         text = excerpt(attempt.error_text) if "error_text" in attempt.__dict__ else ""
         return format_html(
             '<span class="mq-error">{}</span><span class="mq-under">{}</span>',

@@ -1,4 +1,4 @@
-"""What all pages share: read only, the queues a user may see, and never a long wait."""
+"""The base of all pages: read-only, limited to the user's queues, with bounded queries."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from django.utils.translation import gettext
 
 from django_mq.admin.bounds import BoundedChangeList, CappedPaginator, impatient, ran_out
 from django_mq.models import QueuedMessage
-from django_mq.queues.acting import LARGEST_ID
-from django_mq.queues.connecting import alias_of
-from django_mq.routing import MAX_NAME
+from django_mq.policy.routing import MAX_NAME
+from django_mq.queues.arguments import LARGEST
+from django_mq.queues.transactions import alias_of
 
 if TYPE_CHECKING:
     StockAdmin = admin.ModelAdmin[Any]
@@ -31,7 +31,7 @@ else:
 
 
 def id_of(text: str) -> int | None:
-    """Return the id of a message that somebody typed, None if it is none.
+    """Return the message id in `text`, None if it is not one.
 
     >>> id_of("17"), id_of("0"), id_of("9" * 5000)
     (17, None, None)
@@ -39,17 +39,17 @@ def id_of(text: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         return None
     found = int(text)
-    return found if 0 < found <= LARGEST_ID else None
+    return found if 0 < found <= LARGEST else None
 
 
 class QueueScopeMixin:
-    """Which queues a user may see; pages, filters, counts, actions and look-ups all ask it."""
+    """Limits the queues that a user sees, on pages and in filters, counts, actions and searches."""
 
-    #: The column of the model that names the queue; None: there is none.
+    #: The model's column with the queue's name; None if it has none.
     queue_field: str | None = "queue"
 
     def get_queues(self, request: HttpRequest) -> Collection[str] | None:
-        """Return the names of the queues that the user may see and act on, None for all."""
+        """Return the names of the queues that the user may see and change, None for all."""
         return None
 
     def may_see(self, request: HttpRequest, queue: str) -> bool:
@@ -58,7 +58,7 @@ class QueueScopeMixin:
         return allowed is None or queue in allowed
 
     def scoped(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the rows of the queues that the user may see; without a queue, none."""
+        """Filter rows to the user's queues; a model without a queue column has none for them."""
         allowed = self.get_queues(request)
         if allowed is None:
             return queryset
@@ -68,7 +68,7 @@ class QueueScopeMixin:
 
 
 class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
-    """Nothing is added, changed or deleted here; what private fields hold is for few eyes."""
+    """A page on which nothing can be added, changed or deleted."""
 
     actions_on_bottom = False
     list_max_show_all = 0
@@ -78,8 +78,8 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     show_full_result_count = False
     sortable_by = ()
 
-    #: Columns that may be asked for in the address, by their exact value. The stock admin would
-    #: answer `?payload__password__startswith=a`, which tells a payload letter by letter.
+    #: Columns that the URL may filter by exact value. The stock admin would answer
+    #: `?payload__password__startswith=a`, which reveals a payload letter by letter.
     exact_lookups: tuple[str, ...] = ()
 
     class Media:
@@ -95,7 +95,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         return self.scoped(request, super().get_queryset(request).using(self.alias))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the row; what can be nobody's key is not asked for."""
+        """Return the row; an impossible key is not looked up."""
         if len(object_id) > MAX_NAME or "\x00" in object_id:
             return None
         return super().get_object(request, object_id, from_field)
@@ -107,7 +107,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         return lookup.removesuffix("__exact") in (*self.exact_lookups, *offered)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return every field that the page shows."""
+        """Return all fields of the page."""
         return [
             name for _, options in self.get_fieldsets(request, obj) for name in options["fields"]
         ]
@@ -126,7 +126,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         return self._has_right(request, "view_payload")
 
     def may_see_messages(self, request: HttpRequest) -> bool:
-        """Return whether the user may look at the list of messages."""
+        """Return whether the user may see the list of messages."""
         return self._has_right(request, "view_queuedmessage")
 
     def _has_right(self, request: HttpRequest, codename: str) -> bool:
@@ -136,7 +136,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         return BoundedChangeList
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        """Return the list with its rows read, without waiting long."""
+        """Return the list with its rows, read within the time limits."""
         with impatient(self.alias):
             found = super().get_changelist_instance(request)
             if request.method == "GET":
@@ -146,27 +146,27 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show the list; what takes too long is given up, with a word of advice."""
+        """Show the list; a query that takes too long ends in a hint to filter."""
         try:
             context = {"title": capfirst(self.opts.verbose_name_plural), **(extra_context or {})}
             return super().changelist_view(request, context)
         except OperationalError as error:
-            nothing_left_to_take_off = request.method == "GET" and not request.GET
-            if nothing_left_to_take_off or not ran_out(error):
+            is_unfiltered = request.method == "GET" and not request.GET
+            if is_unfiltered or not ran_out(error):
                 raise
             return self.give_up(request)
 
     def give_up(self, request: HttpRequest) -> HttpResponse:
-        """Say that the database took too long, and go to the list without filters."""
+        """Report that the database took too long, and redirect to the list without filters."""
         text = gettext(
-            "The database took too long, so this was given up, and nothing was changed. Choose a"
-            " queue first, or look for an exact id."
+            "The query took too long and was cancelled; nothing was changed. Filter by queue first,"
+            " or search for an exact id."
         )
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self.url(self.model, "changelist"))
 
     def url(self, model: type[Model], page: str, *args: object, **query: object) -> str:
-        """Return the address of a stock page of `model`, empty where it is not registered."""
+        """Return the URL of a stock page of `model`, empty if it is not registered."""
         if not self.admin_site.is_registered(model):
             return ""
         name = f"{self.admin_site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
@@ -174,7 +174,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         return f"{address}?{urlencode(query)}" if query else address
 
     def log(self, request: HttpRequest, rows: Sequence[Model], flag: int, note: str) -> None:
-        """Write down that the user did it to `rows`; call it in the transaction of the deed."""
+        """Log the user's change of `rows`; call it in the transaction of the change."""
         LogEntry.objects.log_actions(
             user_id=cast(int, request.user.pk),
             queryset=cast("QuerySet[Model]", rows),
@@ -183,7 +183,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         )
 
     def message_url(self, request: HttpRequest, id: int) -> str:
-        """Return the address of a message's page, empty where the user may not see it."""
+        """Return the URL of a message's page, empty if the user may not see it."""
         return self.url(QueuedMessage, "change", id) if self.may_see_messages(request) else ""
 
     def page_context(self, request: HttpRequest, title: str, **context: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Lists that stay quick with millions of rows: counts have an end, and so has every walk."""
+"""Lists that stay fast with millions of rows: counts, pages and statement times are bounded."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from django_mq.queues.acting import LOCK_NOT_AVAILABLE
+from django_mq.queues.actions import LOCK_NOT_AVAILABLE
 
 if TYPE_CHECKING:
     StockPaginator = Paginator[Any]
 else:
     StockPaginator = Paginator
 
-#: Counting stops here, and so do the pages: what lies behind is found by filters.
+#: Counts and pages stop here; filters find the rows beyond.
 MOST = 10_000
 #: Seconds that one statement of a list may take.
 PATIENCE = 5
 QUERY_CANCELED = "57014"
 
-# The state of a message is estimated dear: it would be compiled for a second and run for a
-# hundredth of one.
+# The planner overestimates the cost of a message's state: JIT would compile for a second what
+# runs in 10 ms.
 LIMIT_TIME = """
 select set_config('jit', 'off', true),
        set_config('statement_timeout', %(milliseconds)s, true),
@@ -39,9 +39,9 @@ select set_config('jit', 'off', true),
 
 @contextmanager
 def impatient(alias: str) -> Iterator[None]:
-    """Give up a statement that takes longer than `PATIENCE`, or a second for a lock.
+    """Cancel a statement after `PATIENCE` seconds, or after one second of waiting for a lock.
 
-    That is an OperationalError, which `ran_out` knows.
+    It raises an OperationalError that `ran_out` recognises.
     """
     with transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
@@ -50,20 +50,20 @@ def impatient(alias: str) -> Iterator[None]:
 
 
 def ran_out(error: OperationalError) -> bool:
-    """Return whether a statement was given up because of the time it took."""
+    """Return whether a statement or a lock wait ran into its time limit."""
     return getattr(error.__cause__, "sqlstate", None) in (QUERY_CANCELED, LOCK_NOT_AVAILABLE)
 
 
 class AtLeast(int):
-    """A number that counting stopped at: `10,000+` in texts, still a number to compute with."""
+    """The number at which a count stopped: `10,000+` as text, an int in computations."""
 
     def __str__(self) -> str:
-        # With separators of its own the project's formats would take the text apart.
+        # Django parses this text to insert the project's own separators.
         return int.__repr__(self) if settings.USE_THOUSAND_SEPARATOR else f"{int(self) - 1:,}+"
 
 
 class CappedPaginator(StockPaginator):
-    """Pages of the first `MOST` rows; one walk finds how many there are and which."""
+    """Pages of the first `MOST` rows; one query finds their number and their keys."""
 
     @property
     def rows(self) -> QuerySet[Any]:
@@ -71,7 +71,7 @@ class CappedPaginator(StockPaginator):
 
     @cached_property
     def ids(self) -> list[Any]:
-        """The primary keys of the rows, one more than `MOST` if there are more."""
+        """The primary keys of the first `MOST` + 1 rows."""
         return list(self.rows.values_list("pk", flat=True)[: MOST + 1])
 
     @cached_property
@@ -83,17 +83,17 @@ class CappedPaginator(StockPaginator):
         return max(1, -(-min(self.count, MOST) // self.per_page))
 
     def page(self, number: int | str) -> Page[Any]:
-        """Return a page by the keys that were found; a row that left since is missing."""
+        """Return a page by its keys; a row that was removed since is missing."""
         number = self.validate_number(number)
         ids = self.ids[:MOST][(number - 1) * self.per_page : number * self.per_page]
         return Page(self.rows.filter(pk__in=ids), number, self)
 
 
 class BoundedChangeList(ChangeList):
-    """A list that looks for its rows once, also when one page holds them all."""
+    """A list that queries its rows once, even when one page holds them all."""
 
     def get_filters_params(self, params: Any = None) -> dict[str, Any]:
-        """Refuse what the database would refuse."""
+        """Refuse NUL characters, which the database would refuse."""
         found: dict[str, Any] = super().get_filters_params(params)
         if any("\x00" in value for values in found.values() for value in values):
             raise IncorrectLookupParameters

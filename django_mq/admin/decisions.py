@@ -1,4 +1,4 @@
-"""What users decide about a queue: pause, resume, limit, end a backoff; and who did it."""
+"""The forms that change a queue: pause, resume, limit, end a backoff. Each logs the user."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
 from django_mq.admin.bounds import ran_out
-from django_mq.admin.lines import QueueLinesAdmin
+from django_mq.admin.queue_rows import QueueRowsAdmin
 from django_mq.models import QueueState
-from django_mq.queues.connecting import writing
-from django_mq.queues.deciding import MOST_IN_FLIGHT
+from django_mq.queues.decisions import MOST_IN_FLIGHT
+from django_mq.queues.transactions import writing
 
-#: How long a pause may be, in seconds; the empty one ends when somebody ends it.
+#: The offered pauses in seconds; the empty one lasts until the queue is resumed.
 PAUSES = {
     "": _("until resumed"),
     "900": _("15 minutes"),
@@ -30,15 +30,15 @@ PAUSES = {
 }
 
 
-class QueueDecisionsAdmin(QueueLinesAdmin):
-    """The addresses that the forms post to; each asks who may, and writes down who did."""
+class QueueDecisionsAdmin(QueueRowsAdmin):
+    """The views that the forms post to; each checks permissions and logs the user."""
 
     def may_change(self, request: HttpRequest) -> bool:
-        """Return whether the user may see queues, and decide about them."""
+        """Return whether the user may see and change queues."""
         return self.has_view_permission(request) and self._has_right(request, "change_queue")
 
     def get_urls(self) -> list[Any]:
-        """Add the addresses that the buttons post to."""
+        """Add the URLs that the forms post to."""
         wrap = self.admin_site.admin_view
         return [
             path("pause/", wrap(self.pause_view), name="django_mq_queuestate_pause"),
@@ -57,7 +57,7 @@ class QueueDecisionsAdmin(QueueLinesAdmin):
             return HttpResponseRedirect(self.url(QueueState, "changelist"))
         seconds = request.POST.get("seconds", "")
         if seconds not in PAUSES:
-            raise BadRequest("That is none of the offered pauses.")
+            raise BadRequest("Choose one of the offered pauses.")
 
         def pause() -> str:
             until = int(seconds) if seconds else None
@@ -75,33 +75,33 @@ class QueueDecisionsAdmin(QueueLinesAdmin):
         def resume() -> str:
             return "Resumed." if queues.resume(queue, using=self.alias) else ""
 
-        return self._change(request, queue, resume, gettext("Queue %s is not paused any more."))
+        return self._change(request, queue, resume, gettext("Queue %s is no longer paused."))
 
     def limit_view(self, request: HttpRequest) -> HttpResponse:
-        """Limit the posted queue to so many in flight; nothing posted: to what the settings say."""
+        """Set the in-flight limit of the posted queue; empty restores the settings' limit."""
         queue = self._posted_queue(request)
         if queue is None:
             return HttpResponseRedirect(self.url(QueueState, "changelist"))
         text = request.POST.get("max_in_flight", "").strip()
         if text and not (text.isascii() and text.isdecimal() and len(text) < 11):
-            raise BadRequest("A limit is a whole number, or nothing.")
+            raise BadRequest("A limit must be a whole number, or empty.")
         most = int(text) if text else None
         if most is not None and most > MOST_IN_FLIGHT:
-            raise BadRequest("That is more than a limit can be.")
+            raise BadRequest(f"A limit must be at most {MOST_IN_FLIGHT:,}.")
 
         def limit() -> str:
             queues.limit(queue, most, using=self.alias)
             return "Limit lifted." if most is None else f"Limited to {most} in flight."
 
-        told = (
-            gettext("Queue %s has the limit of the settings.")
+        text = (
+            gettext("Queue %s has the limit of the settings again.")
             if most is None
             else gettext("Queue %s is limited.")
         )
-        return self._change(request, queue, limit, told)
+        return self._change(request, queue, limit, text)
 
     def end_backoff_view(self, request: HttpRequest) -> HttpResponse:
-        """Let the posted queue run at its full rate again."""
+        """End the backoff of the posted queue."""
         queue = self._posted_queue(request)
         if queue is None:
             return HttpResponseRedirect(self.url(QueueState, "changelist"))
@@ -109,11 +109,11 @@ class QueueDecisionsAdmin(QueueLinesAdmin):
         def end() -> str:
             return "Backoff ended." if queues.end_backoff(queue, using=self.alias) else ""
 
-        told = gettext("Queue %s does not back off any more.")
-        return self._change(request, queue, end, told)
+        text = gettext("Queue %s is no longer backing off.")
+        return self._change(request, queue, end, text)
 
     def _posted_queue(self, request: HttpRequest) -> str | None:
-        """Return the queue that the user may change, None if nothing was posted."""
+        """Return the posted queue after checking permissions, None if nothing was posted."""
         if not self.may_change(request):
             raise PermissionDenied
         if request.method != "POST":
@@ -123,8 +123,8 @@ class QueueDecisionsAdmin(QueueLinesAdmin):
             raise Http404
         return queue
 
-    def _change(self, request: HttpRequest, queue: str, change: Any, told: str) -> HttpResponse:
-        """Change the queue and log who did it, together; somebody else's lock is not awaited."""
+    def _change(self, request: HttpRequest, queue: str, change: Any, text: str) -> HttpResponse:
+        """Change the queue and log the user in one transaction; report `text`, or a held lock."""
         try:
             with writing(self.alias):
                 note = change()
@@ -133,19 +133,19 @@ class QueueDecisionsAdmin(QueueLinesAdmin):
         except OperationalError as error:
             if not ran_out(error):
                 raise
-            told = gettext("Queue %s is being changed by somebody else. Try again in a moment.")
-            self.message_user(request, told % queue, notices.ERROR)
+            text = gettext("Another session is changing queue %s. Try again in a moment.")
+            self.message_user(request, text % queue, notices.ERROR)
         else:
-            self.message_user(request, told % queue, notices.SUCCESS)
+            self.message_user(request, text % queue, notices.SUCCESS)
         page = ("change", queue) if "page" in request.POST else ("changelist",)
         return HttpResponseRedirect(self.url(QueueState, *page))
 
     def knows(self, request: HttpRequest, queue: str) -> bool:
-        """Return whether there is such a queue among those that the user may see."""
+        """Return whether the queue exists and the user may see it."""
         return self.may_see(request, queue) and queue in queues.names(using=self.alias)
 
-    def deciding(self, request: HttpRequest) -> dict[str, Any]:
-        """Return what the forms of both pages need."""
+    def form_context(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the template context of the forms."""
         return {
             "may_change": self.may_change(request),
             "pauses": PAUSES.items(),

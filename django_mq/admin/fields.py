@@ -1,4 +1,4 @@
-"""The fields of a message's page: those that say something about this message."""
+"""The fields of a message's page; empty ones are left out."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from django.utils.translation import gettext_lazy as _
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.texts import excerpt, full, link, plain, span
 from django_mq.models import QueuedMessage, QueueState, Result, UniqueKey
-from django_mq.queues.explaining import OWN_REASONS
-from django_mq.queues.standing import shown_count
+from django_mq.queues.reasons import OWN_REASONS
+from django_mq.queues.stalled import shown_count
 from django_mq.states import MessageState
 
-#: States whose reason names the last error already.
+#: States whose explanation already includes the last error.
 EXPLAINED = (MessageState.DEAD, MessageState.HELD, MessageState.RETRYING)
 FIELDS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
@@ -70,11 +70,11 @@ COLUMNS = {
 
 
 class MessageFieldsAdmin(HeadsAdmin):
-    """What a message's columns mean, in words."""
+    """A message's columns, explained in words."""
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fields that are set; errors only for those who may see payloads."""
-        if obj is None:  # nothing is added here
+        """Return the fields that are set; errors only for users who may see payloads."""
+        if obj is None:  # the page to add one, which does not exist
             return []
         empty = {name for name, column in COLUMNS.items() if not getattr(obj, column)}
         standing = getattr(obj, "standing", None)
@@ -98,7 +98,7 @@ class MessageFieldsAdmin(HeadsAdmin):
         version = _("schema version %(version)s") % {"version": message.schema_version}
         return format_html(
             '{} <span class="mq-quiet">({})</span>',
-            message.handler or _("none yet: it is routed at delivery"),
+            message.handler or _("none yet: routed at delivery"),
             version,
         )
 
@@ -108,7 +108,7 @@ class MessageFieldsAdmin(HeadsAdmin):
 
     @admin.display(description=_("ordered"))
     def in_line(self, message: QueuedMessage) -> Any:
-        return _("in the line of its queue: one message at a time")
+        return _("the queue runs one message at a time")
 
     @admin.display(description=_("behind it"))
     def followers(self, message: QueuedMessage) -> Any:
@@ -119,7 +119,7 @@ class MessageFieldsAdmin(HeadsAdmin):
 
     @admin.display(description=_("unique id"))
     def unique(self, message: QueuedMessage) -> Any:
-        """Show who has it, and for how long after a success."""
+        """Show the id, whether this message still holds it, and its quiet time."""
         taken = UniqueKey.objects.using(self.alias).filter(
             queue=message.queue,
             handler__in=("", message.handler),
@@ -131,7 +131,7 @@ class MessageFieldsAdmin(HeadsAdmin):
         text = link(self.url(UniqueKey, "change", row[0]) if row else "", message.unique_id)
         notes = []
         if row is None or row[1] != message.pk:
-            notes.append(gettext("not taken by this message any more"))
+            notes.append(gettext("no longer held by this message"))
         if message.unique_for:
             notes.append(
                 gettext("stays taken for %(span)s after a success")
@@ -168,7 +168,7 @@ class MessageFieldsAdmin(HeadsAdmin):
     def retry_policy(self, message: QueuedMessage) -> Any:
         found = QueuedMessage.objects.using(self.alias).filter(pk=message.pk, retry__isnull=False)
         text = found.values_list(Cast("retry", TextField()), flat=True).first()
-        return _("its handler's") if text is None else format_html("<code>{}</code>", excerpt(text))
+        return _("the handler's") if text is None else format_html("<code>{}</code>", excerpt(text))
 
     @admin.display(description=_("expires"))
     def expires(self, message: QueuedMessage) -> Any:
@@ -191,12 +191,12 @@ class MessageFieldsAdmin(HeadsAdmin):
 
     @admin.display(description=_("suspect"))
     def suspicion(self, message: QueuedMessage) -> Any:
-        return _("its process died while it ran: it runs alone")
+        return _("a worker process died while running it: it runs alone")
 
     @admin.display(description=_("result"))
     def result_link(self, message: QueuedMessage) -> Any:
         if not Result.objects.using(self.alias).filter(pk=message.pk).exists():
-            return _("somebody asked for it; there is none yet")
+            return _("requested; not stored yet")
         return link(self.url(Result, "change", message.pk), _("stored"))
 
     @admin.display(description=_("dead"))

@@ -1,4 +1,4 @@
-"""The filters of the lists. Their choices are never read from a whole table."""
+"""The filters of the lists; their choices never need a scan of a whole table."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mq import handlers, queues
 from django_mq.conf import get_settings
-from django_mq.models import QueueState
-from django_mq.states import MessageQuerySet, MessageState
+from django_mq.models import MessageQuerySet, QueueState
+from django_mq.states import MessageState
 
 if TYPE_CHECKING:
     from django_mq.admin.base import ReadOnlyAdmin
 
-#: Attempts that are looked at for the errors that happen most.
+#: Newest attempts among which the most frequent errors are counted.
 RECENT = 1000
 
-# What every message of a state has in its columns: it lets an index find the few of a state in
-# a table full of others. What the state is, `in_state()` says.
+# Conditions implied by a state, which let an index find its few messages in a large table. The
+# exact condition comes from `in_state()`.
 _ALIVE = Q(dead_at__isnull=True)
 _WAITING = _ALIVE & Q(blocked_by__isnull=True, held_since__isnull=True)
 NARROWED: dict[MessageState, Q] = {
@@ -47,7 +47,7 @@ IN_FLIGHT = "in_flight"
 
 
 class StateFilter(admin.SimpleListFilter):
-    """By the state that people read."""
+    """By state."""
 
     title = _("state")
     parameter_name = "state"
@@ -70,20 +70,20 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class ExactFilter(admin.SimpleListFilter):
-    """By the exact value of a column; a value that is not offered may stand in the address."""
+    """By the exact value of a column; the URL may hold a value that is not offered."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         value = self.value()
         return None if value is None else queryset.filter(**{str(self.parameter_name): value})
 
     def offer(self, values: Iterable[str]) -> list[tuple[str, str]]:
-        """Return the choices; what was asked for is always one of them."""
+        """Return the choices, always including the chosen value."""
         chosen = self.value()
         return [(each, each) for each in sorted({*values, *([chosen] if chosen else [])})]
 
 
 class QueueFilter(ExactFilter):
-    """By queue: those that are known here and that the user may see."""
+    """By queue, out of the known queues that the user may see."""
 
     title = _("queue")
     parameter_name = "queue"
@@ -94,7 +94,7 @@ class QueueFilter(ExactFilter):
 
 
 class HandlerFilter(ExactFilter):
-    """By handler: those that are registered here and take from a queue that the user may see."""
+    """By handler, out of those registered here for a queue that the user may see."""
 
     title = _("handler")
     parameter_name = "handler"
@@ -112,7 +112,7 @@ class HandlerFilter(ExactFilter):
 
 
 class ErrorFilter(ExactFilter):
-    """By error class: those of the newest failed attempts, the most frequent first."""
+    """By error class, out of those of the newest failed attempts, the most frequent first."""
 
     title = _("recent errors")
     parameter_name = "error_class"

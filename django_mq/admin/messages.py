@@ -1,4 +1,4 @@
-"""The list of messages, and the page of one."""
+"""The list of messages."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from django_mq import queues
 from django_mq.admin.base import id_of
 from django_mq.admin.bounds import impatient
 from django_mq.admin.filters import HandlerFilter, QueueFilter, StateFilter
-from django_mq.admin.page import MessagePageAdmin
+from django_mq.admin.message_page import MessagePageAdmin
 from django_mq.admin.texts import badge, breakable, excerpt, link, when
 from django_mq.exceptions import InvalidName
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState
-from django_mq.queues.explaining import GONE, OWN_REASONS
-from django_mq.queues.standing import shown_count, standings
-from django_mq.routing import check_name
-from django_mq.states import MessageQuerySet, MessageState
+from django_mq.models import FailedAttempt, MessageQuerySet, QueuedMessage, QueueState
+from django_mq.policy.routing import check_name
+from django_mq.queues.reasons import GONE, OWN_REASONS
+from django_mq.queues.stalled import shown_count, standings
+from django_mq.states import MessageState
 
-#: Counting who waits behind a message of the list stops here.
+#: Counts of messages behind one in the list stop here.
 MOST_BEHIND = 100
 
 
 class QueuedMessageAdmin(MessagePageAdmin):
-    """Messages by state, the newest first; never a payload in the list."""
+    """Messages, the newest first; the list shows no payload."""
 
     change_list_template = "admin/django_mq/message_list.html"
     exact_lookups = ("id", "queue", "type", "handler", "key", "unique_id", "blocked_by")
@@ -43,12 +43,12 @@ class QueuedMessageAdmin(MessagePageAdmin):
     search_help_text = _("Exact id, type, order key or unique id.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the messages with their states; what may be large or private is not read."""
+        """Return the messages with their states, without large or private columns."""
         found = cast(MessageQuerySet, super().get_queryset(request)).with_state()
         return found.annotate(now=Now()).defer("payload", "metadata", "retry")
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        """Return the list; each message knows where it stands in its line."""
+        """Return the list; each message gets its position in its line."""
         found = super().get_changelist_instance(request)
         if request.method == "GET":
             rows = list(found.result_list)
@@ -61,7 +61,7 @@ class QueuedMessageAdmin(MessagePageAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find a message by its id, or messages by type, order key or unique id."""
+        """Find messages by exact id, type, order key or unique id."""
         term = search_term.strip().removeprefix("#")
         if not term:
             return queryset, False
@@ -75,14 +75,14 @@ class QueuedMessageAdmin(MessagePageAdmin):
         return queryset.filter(wanted), False
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Return the columns; the last error only for those who may see payloads."""
+        """Return the columns; the last error only for users who may see payloads."""
         columns = super().get_list_display(request)
         return (*columns, "error") if self.may_see_payloads(request) else columns
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show the list, or apply an action to what is selected."""
+        """Show the list, or apply an action to the selected messages."""
         self.check_posted_actions(request)
         context = {"queues_url": self.url(QueueState, "changelist")}
         return super().changelist_view(request, {**context, **(extra_context or {})})
@@ -90,7 +90,7 @@ class QueuedMessageAdmin(MessagePageAdmin):
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> HttpResponseRedirect:
-        """Say what became of a message whose row is gone."""
+        """Report what became of a message whose row is gone."""
         text = gettext("Message %(id)s is not stored.") % {"id": excerpt(object_id)}
         wanted = id_of(object_id)
         if wanted is not None and self.get_queues(request) is None:
@@ -100,10 +100,10 @@ class QueuedMessageAdmin(MessagePageAdmin):
         self.message_user(request, text, notices.WARNING)
         attempts = self.scoped(request, FailedAttempt.objects.using(self.alias))
         attempts = attempts.filter(message_id=wanted or 0)
-        address = ""
-        if request.user.has_perm("django_mq.view_failedattempt") and attempts.exists():
-            address = self.url(FailedAttempt, "changelist", message_id=wanted)
-        return HttpResponseRedirect(address or self.url(QueuedMessage, "changelist"))
+        target = ""
+        if self._has_right(request, "view_failedattempt") and attempts.exists():
+            target = self.url(FailedAttempt, "changelist", message_id=wanted)
+        return HttpResponseRedirect(target or self.url(QueuedMessage, "changelist"))
 
     @admin.display(description=_("message"))
     def what(self, message: QueuedMessage) -> Any:
@@ -121,7 +121,7 @@ class QueuedMessageAdmin(MessagePageAdmin):
 
     @admin.display(description=_("state"))
     def condition(self, message: QueuedMessage) -> Any:
-        """Show the state; since or until when, by whom, or behind which."""
+        """Show the state with its time, its worker, or the message it waits behind."""
         notes = [self._detail(message)]
         standing = getattr(message, "standing", None)
         if standing is not None and standing.head is None and standing.behind:
@@ -149,7 +149,7 @@ class QueuedMessageAdmin(MessagePageAdmin):
             address = self.url(QueuedMessage, "change", behind)
             return format_html("{} {}", gettext("behind"), link(address, f"#{behind}"))
         if state == MessageState.BLOCKED:
-            return gettext("first of its key: is freed soon")
+            return gettext("now first of its key, freed soon")
         if state == MessageState.HELD and message.held_since is not None:
             return when(message.held_since, now)
         if state == MessageState.EXPIRED and message.expires_at is not None:
@@ -164,7 +164,7 @@ class QueuedMessageAdmin(MessagePageAdmin):
 
     @admin.display(description=_("last error"), empty_value="")
     def error(self, message: QueuedMessage) -> Any:
-        """Show the last error, or the reason of a death; for those who may see payloads."""
+        """Show the last error, or the reason a handler gave for the dead letter."""
         reason = message.dead_reason
         text = message.last_error if reason in OWN_REASONS or not reason else reason
         return format_html('<span class="mq-error">{}</span>', excerpt(text)) if text else None

@@ -1,4 +1,4 @@
-"""What can be done to messages: who may, to which states, and the words for it."""
+"""The operations on messages: their permissions, the states they apply to, and their texts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Text = str | Promise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One thing to do to messages, and the words for it."""
+    """One operation on messages."""
 
     name: str
-    #: Of `django_mq`; asked for by the action itself.
+    #: A permission of the app django_mq.
     permission: str
     run: Callable[..., queues.Changed]
     states: frozenset[MessageState]
-    #: What it removes cannot be brought back: it is asked twice.
+    #: It cannot be undone, so it needs confirmation.
     removes: bool
     label: Text
     question: Text
-    #: What is written down; not translated, since others read it.
+    #: For the admin log; not translated, since users of other languages read it.
     past: str
 
 

@@ -1,4 +1,4 @@
-"""The queues, with or without a row: what waits in them, who serves them, what is decided."""
+"""The list of queues and the page of one: counts, workers, handlers, pause and limits."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from django.utils.translation import gettext
 
 from django_mq import handlers, queues
 from django_mq.admin.decisions import QueueDecisionsAdmin
-from django_mq.admin.lines import COLUMNS
+from django_mq.admin.handler_stats import timing_rows
+from django_mq.admin.queue_rows import COLUMNS
 from django_mq.admin.texts import excerpt
-from django_mq.admin.timings import timing_lines
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
 
-#: Lines that wait for their first message; the page of a queue shows no more.
+#: Most heads on the page of a queue.
 MOST_HEADS = 50
 
 
 class QueueStateAdmin(QueueDecisionsAdmin):
-    """All queues that are known here, with or without a row."""
+    """All known queues, with or without a row."""
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return what was decided about queues; the turn of the chores is no queue."""
+        """Return the rows of queues, without the row that schedules the chores."""
         return super().get_queryset(request).filter(chores_ran_at__isnull=True)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show a line for each queue."""
+        """Show one row per queue."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         found = queues.counts(using=self.alias)
@@ -42,9 +42,9 @@ class QueueStateAdmin(QueueDecisionsAdmin):
         context = self.page_context(
             request,
             gettext("Queues"),
-            lines=self.lines(request, seen),
+            rows=self.rows(request, seen),
             columns=COLUMNS,
-            **self.deciding(request),
+            **self.form_context(request),
             **(extra_context or {}),
         )
         return TemplateResponse(request, "admin/django_mq/queue_list.html", context)
@@ -56,45 +56,44 @@ class QueueStateAdmin(QueueDecisionsAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show one queue, whether anything was decided about it or not."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        if request.method == "POST":
+        """Show one queue, with or without a row."""
+        if request.method == "POST" or not self.has_view_permission(request):
             raise PermissionDenied
         queue = unquote(object_id)
         if not self.knows(request, queue):
             text = gettext("Queue %s is not known.") % excerpt(queue)
             self.message_user(request, text, notices.WARNING)
             return HttpResponseRedirect(self.url(QueueState, "changelist"))
-        (line,) = self.lines(request, [queues.counts(queue, using=self.alias)])
-        settings = get_settings()
+        (row,) = self.rows(request, [queues.counts(queue, using=self.alias)])
         heads = queues.heads(queue, limit=MOST_HEADS + 1, using=self.alias)
         context = self.page_context(
             request,
             queue,
             list_crumb=True,
-            line=line,
-            heads=self.head_lines(request, heads[:MOST_HEADS]),
+            row=row,
+            heads=self.head_rows(request, heads[:MOST_HEADS]),
             more_heads=len(heads) > MOST_HEADS,
             state=queues.state(queue, using=self.alias),
-            options=settings.queue(queue),
-            handlers=[
-                each
-                for each in handlers.all_handlers()
-                if queue in handlers.allowed_queues(each, settings)
-            ],
-            timings=timing_lines(queues.timings(using=self.alias).values(), [queue]),
+            options=get_settings().queue(queue),
+            handlers=_handlers_of(queue),
+            timings=timing_rows(queues.timings(using=self.alias).values(), [queue]),
             history_url=self.url(QueueState, "history", queue),
             messages_url=self.url(QueuedMessage, "changelist", queue=queue)
             if self.may_see_messages(request)
             else "",
-            **self.deciding(request),
+            **self.form_context(request),
             **(extra_context or {}),
         )
         return TemplateResponse(request, "admin/django_mq/queue.html", context)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the queue for its history, also one about which nothing is decided now."""
+        """Return the queue for its history page, also if it has no row."""
         if found := super().get_object(request, object_id, from_field):
             return found
         return QueueState(queue=object_id) if self.knows(request, object_id) else None
+
+
+def _handlers_of(queue: str) -> list[handlers.Handler]:
+    settings = get_settings()
+    found = handlers.all_handlers()
+    return [each for each in found if queue in handlers.allowed_queues(each, settings)]

@@ -1,4 +1,4 @@
-"""What handlers returned, where somebody asked."""
+"""The stored results of requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django_mq.models import Result
 
 
 class ResultAdmin(ReadOnlyAdmin):
-    """Results, the newest first. A result knows no queue: a user with some queues sees none."""
+    """Results, the newest first. They name no queue, so users limited to some queues see none."""
 
     queue_field = None
     exact_lookups = ("message_id", "handler")
@@ -61,7 +61,7 @@ class ResultAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("value"))
     def whole_value(self, result: Result) -> Any:
-        """Show the value, with secrets covered."""
+        """Show the value with secrets hidden."""
         found = Result.objects.using(self.alias).filter(pk=result.pk)
         text = found.values_list(Cast("value", TextField()), flat=True).first()
         return format_html('<pre class="mq-text">{}</pre>', pretty(text or "null"))

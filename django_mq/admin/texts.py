@@ -1,4 +1,4 @@
-"""What stands in a row, as a page may show it: cut, cleaned, and escaped by the templates."""
+"""Stored texts and times as a page may show them: shortened, cleaned and escaped."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_mq.failures import one_line
+from django_mq.policy.error_text import one_line
 from django_mq.queues import redacted
 from django_mq.states import MessageState
 
-#: Characters of a text that a page shows, and of a JSON text that is decoded for it.
+#: Characters of a text that a page shows, and of a JSON text that it decodes.
 LONGEST, LONGEST_JSON = 50_000, 4 * 1024 * 1024
 #: Bytes of an error in a list.
 EXCERPT = 120
 
-# Characters that a browser does not show, or that turn the direction of text around: escaping
-# leaves them alone, and they would let a text look like another.
+# Invisible characters and those that reverse the direction of text: escaping keeps them, and they
+# can make one text look like another.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
 
 _JOINTS = re.compile("[._:/-]+")
 
-# Seconds and name of a unit, and of the one that is next smaller.
+# Seconds and name of a unit, then of the next smaller one.
 _UNITS = (
     (86400, _("d"), 3600, _("h")),
     (3600, _("h"), 60, _("min")),
@@ -40,7 +40,7 @@ _UNITS = (
 
 
 def plain(text: str) -> str:
-    """Return `text` with unseen characters made visible, and cut.
+    """Return `text`, shortened, with invisible characters replaced.
 
     >>> plain("one\\ntwo\\x1b[2J \\u202efdp.exe")
     'one\\ntwo\ufffd[2J \ufffdfdp.exe'
@@ -49,12 +49,12 @@ def plain(text: str) -> str:
 
 
 def excerpt(text: str) -> str:
-    """Return the beginning of `text` in one line."""
+    """Return the beginning of `text` on one line."""
     return one_line(text, EXCERPT)
 
 
 def pretty(text: str) -> str:
-    """Return JSON as stored, indented, with the values of secret keys covered; never raises.
+    """Return stored JSON indented, with the values of secret keys hidden; never raises.
 
     >>> print(pretty('{"order": {"id": 7, "api_token": "abc"}}'))
     {
@@ -65,11 +65,11 @@ def pretty(text: str) -> str:
     }
     """
     if len(text) > LONGEST_JSON:
-        return gettext("(too large to be shown)")
+        return gettext("(too large to show)")
     try:
         shown = json.dumps(redacted(json.loads(text)), indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError):  # written by others: what cannot be read is not covered
-        return gettext("(cannot be decoded here)")
+    except (ValueError, RecursionError):  # secrets in it could not be hidden
+        return gettext("(cannot be decoded)")
     return _cut(_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", shown))
 
 
@@ -104,14 +104,14 @@ def moment(at: datetime) -> str:
 
 
 def since(at: datetime, now: datetime) -> str:
-    """Return how long ago or ahead `at` is, by the database's clock."""
+    """Return how long before or after `now`, the database's time, `at` is."""
     if at > now:
         return gettext("in %(span)s") % {"span": span(at - now)}
     return gettext("%(span)s ago") % {"span": span(now - at)}
 
 
 def when(at: datetime, now: datetime, pattern: str = "{}") -> SafeString:
-    """Return `pattern` with `since()`; the moment itself shows when pointed at."""
+    """Return `pattern` with `since()`, and the moment as a tooltip."""
     return format_html(
         '<time datetime="{}" title="{}">{}</time>',
         at.isoformat(),
@@ -121,7 +121,7 @@ def when(at: datetime, now: datetime, pattern: str = "{}") -> SafeString:
 
 
 def full(at: datetime, now: datetime) -> SafeString:
-    """Return the moment, and how far it is."""
+    """Return the moment and `since()`."""
     return format_html(
         '<time datetime="{}">{}</time> <span class="mq-quiet">({})</span>',
         at.isoformat(),
@@ -137,12 +137,12 @@ def badge(state: str, text: Any = None) -> SafeString:
 
 
 def link(url: str, text: object) -> SafeString | str:
-    """Return a link, or the bare text where there is nowhere to go."""
+    """Return a link, or plain text if `url` is empty."""
     return format_html('<a href="{}">{}</a>', url, text) if url else str(text)
 
 
 def breakable(name: str) -> SafeString:
-    """Return a name that may be broken into lines behind its dots, slashes and the like.
+    """Return a name that a browser may break after dots, slashes and the like.
 
     >>> breakable("shop.orders/<1>")
     'shop.<wbr>orders/<wbr>&lt;1&gt;'
@@ -152,7 +152,7 @@ def breakable(name: str) -> SafeString:
 
 
 def block(text: str) -> SafeString:
-    """Return a text of several lines as it is."""
+    """Return a text with its line breaks."""
     return format_html('<pre class="mq-text">{}</pre>', plain(text))
 
 

@@ -1,4 +1,4 @@
-"""The worker processes: who they are, what they do, and whether they are well."""
+"""The worker processes: their state, queues and running messages."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.handler_stats import timing_rows
 from django_mq.admin.texts import badge, link, moment, span
-from django_mq.admin.timings import timing_lines
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.states import MessageState
 
-#: Running messages that are listed for one worker.
+#: Most running messages listed for one worker.
 LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A message whose handler runs; `type` is empty when it has ended since."""
+    """A running message; `type` is empty if it has ended since."""
 
     id: int
     type: str
@@ -37,8 +37,8 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One worker, as the page shows it to this user."""
+class WorkerRow:
+    """One worker as the page shows it to this user."""
 
     worker: queues.Worker
     url: str
@@ -50,11 +50,21 @@ class Line:
     def badge(self) -> Any:
         if not self.worker.alive:
             return badge(MessageState.DEAD, gettext("gone"))
+        if self.worker.unreadable:
+            return badge(MessageState.HELD, gettext("unreadable"))
         if self.worker.draining:
             return badge(MessageState.DELAYED, gettext("draining"))
         if self.worker.running:
             return badge(MessageState.RUNNING, gettext("working"))
         return badge(MessageState.PROCESSABLE, gettext("waiting"))
+
+    @property
+    def serves(self) -> str:
+        """The names of its queues, as far as they are readable."""
+        names = ", ".join(self.queues)
+        if "queues" in self.worker.unreadable:
+            return f"{names} {gettext('(the rest is unreadable)')}".strip()
+        return names or gettext("all")
 
     @property
     def is_degraded(self) -> bool:
@@ -74,12 +84,12 @@ class Line:
 
 
 class WorkerHeartbeatAdmin(ReadOnlyAdmin):
-    """The worker processes, as they last spoke of themselves."""
+    """The worker processes as of their last heartbeats."""
 
     queue_field = None
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the workers that serve a queue that the user may see."""
+        """Return the workers that serve one of the user's queues."""
         found = WorkerHeartbeat.objects.using(self.alias).order_by(*self.ordering)
         if self.get_queues(request) is None:
             return found
@@ -88,16 +98,16 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show a line for each worker."""
+        """Show one row per worker."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        lines = self._lines(request, self._visible(request))
+        rows = self._rows(request, self._visible(request))
         found = queues.timings(using=self.alias).values()
         context = self.page_context(
             request,
             gettext("Workers"),
-            lines=lines,
-            timings=timing_lines(found, self.get_queues(request)),
+            rows=rows,
+            timings=timing_rows(found, self.get_queues(request)),
             **(extra_context or {}),
         )
         return TemplateResponse(request, "admin/django_mq/worker_list.html", context)
@@ -107,28 +117,28 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
         return [(None, {"fields": [*fields, "started_at", "last_seen"]})]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the heartbeat, with the line that is shown of it."""
+        """Return the heartbeat with its row and its handlers' numbers."""
         found = super().get_object(request, object_id, from_field)
         if found is not None:
             same = [each for each in self._visible(request) if each.id == found.pk]
-            found.line = next(iter(self._lines(request, same)), None)
+            found.row = next(iter(self._rows(request, same)), None)
             did = queues.timings(worker=found.pk, using=self.alias).values()
-            found.timings_seen = timing_lines(did, self.get_queues(request))
+            found.timings_seen = timing_rows(did, self.get_queues(request))
         return found
 
     @admin.display(description=_("state"))
     def condition(self, beat: Any) -> Any:
-        return beat.line.badge if beat.line else None
+        return beat.row.badge if beat.row else None
 
     @admin.display(description=_("queues"))
     def serves(self, beat: Any) -> Any:
-        return ", ".join(beat.line.queues) or _("all") if beat.line else None
+        return beat.row.serves if beat.row else None
 
     @admin.display(description=_("runs now"))
     def runs(self, beat: Any) -> Any:
-        if not beat.line:
+        if not beat.row:
             return None
-        running = ((link(each.url, f"#{each.id}"), each.type) for each in beat.line.running)
+        running = ((link(each.url, f"#{each.id}"), each.type) for each in beat.row.running)
         return format_html_join(", ", "{} {}", running)
 
     @admin.display(description=_("did so far"))
@@ -145,18 +155,18 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
             return found
         return [each for each in found if any(each.serves(queue) for queue in allowed)]
 
-    def _lines(self, request: HttpRequest, workers: Iterable[queues.Worker]) -> list[Line]:
-        """Return what to show: of what other queues are served and run, nothing."""
+    def _rows(self, request: HttpRequest, workers: Iterable[queues.Worker]) -> list[WorkerRow]:
+        """Return the rows, without queues and messages that the user may not see."""
         workers = list(workers)
         allowed = self.get_queues(request)
         listed = {id for worker in workers for id in worker.running[:LISTED]}
         messages = self.scoped_messages(request).filter(pk__in=listed)
         types = dict(messages.values_list("pk", "type") if listed else ())
-        lines = []
+        rows = []
         for worker in workers:
             ids = [id for id in worker.running if allowed is None or id in types]
-            lines.append(
-                Line(
+            rows.append(
+                WorkerRow(
                     worker,
                     self.url(WorkerHeartbeat, "change", worker.id),
                     worker.queues
@@ -169,10 +179,10 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
                     max(0, len(ids) - LISTED),
                 )
             )
-        return lines
+        return rows
 
     def scoped_messages(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the messages of the queues that the user may see."""
+        """Return the messages that the user may see."""
         found = QueuedMessage.objects.using(self.alias)
         if not self.may_see_messages(request):
             return found.none()

@@ -1,4 +1,4 @@
-"""What the commands print: tables and JSON, safe for a terminal whatever stands in a row."""
+"""Tables and JSON for the commands, safe for a terminal whatever a row contains."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import fields, is_dataclass
 from datetime import date, timedelta
 from typing import Any
 
-from django_mq.failures import one_line
+from django_mq.policy.error_text import one_line
 from django_mq.queues import Head
 from django_mq.queues.obstacles import shown
 
-#: A cell of a table is cut here: a name has at most 128 characters.
+#: Table cells are cut here; names have at most 128 characters.
 WIDEST = 200
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows under headers, in columns; control characters are taken out.
+    """Return rows in columns under headers, with control characters replaced.
 
     >>> print(table(("queue", "dead"), [("mail", 12), ("a\\x1b[2Jb", 3)]))
     QUEUE   DEAD
@@ -38,9 +38,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def as_json(value: object) -> str:
-    """Return `value` as JSON of ASCII characters, so nothing in it moves a terminal's cursor.
+    """Return `value` as ASCII JSON, so nothing in it controls a terminal.
 
-    Dataclasses are objects, moments ISO 8601, durations seconds.
+    Dataclasses become objects, datetimes ISO 8601, durations seconds.
     """
     return json.dumps(_plain(value), indent=2)
 
@@ -63,7 +63,7 @@ def span(duration: timedelta | None) -> str:
 
 
 def heads_table(heads: Iterable[Head]) -> str:
-    """Return the lines that wait for their first message, one in a line."""
+    """Return a table of the messages that others wait behind."""
     headers = ("first", "queue", "key", "handler", "type", "state", "attempts", "at", "behind")
     return table(
         headers,

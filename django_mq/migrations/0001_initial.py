@@ -1,4 +1,4 @@
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import django.db.models.functions.datetime
 from django.db import migrations, models
@@ -13,7 +13,37 @@ TIMES = (
     "held_since",
     "dead_at",
 )
-FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+STATE_TIMES = (
+    "paused_at",
+    "paused_until",
+    "backoff_changed_at",
+    "backoff_until",
+    "probe_until",
+    "owned_until",
+    "warned_at",
+    "chores_ran_at",
+)
+FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
+SPANS = (timedelta(0), timedelta(days=36525))
+
+
+def times_are_times(name: str, *columns: str) -> models.CheckConstraint:
+    return models.CheckConstraint(
+        condition=models.Q(
+            GreaterThanOrEqual(Least(*columns), FIRST_TIME),
+            LessThanOrEqual(Greatest(*columns), LAST_TIME),
+        ),
+        name=name,
+    )
+
+
+def has_json_type(column: str, type: str) -> models.Func:
+    return models.Func(
+        models.F(column),
+        template=f"jsonb_typeof(%(expressions)s) = '{type}'",
+        output_field=models.BooleanField(),
+    )
+
 
 # For triggers and other services: such a message has no handler yet, a worker routes it.
 # Not SECURITY DEFINER; the search path is pinned to the schema the tables were made in, with the
@@ -141,6 +171,21 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "workers",
                 "db_table_comment": "One row is one worker process (django_mq)",
                 "default_permissions": ("view",),
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("id", ""), _negated=True),
+                        name="mq_worker_name",
+                    ),
+                    times_are_times("mq_worker_times", "started_at", "last_seen"),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            has_json_type("queues", "array"),
+                            has_json_type("running", "array"),
+                            has_json_type("timings", "object"),
+                        ),
+                        name="mq_worker_json",
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -177,6 +222,7 @@ class Migration(migrations.Migration):
                     models.Index(fields=["message_id", "attempt"], name="mq_attempt_message"),
                     models.Index(fields=["ended_at"], name="mq_attempt_ended"),
                 ],
+                "constraints": [times_are_times("mq_attempt_times", "started_at", "ended_at")],
             },
         ),
         migrations.CreateModel(
@@ -380,18 +426,17 @@ class Migration(migrations.Migration):
                         condition=models.Q(("schema_version__gte", 1)),
                         name="mq_schema_version_positive",
                     ),
+                    times_are_times("mq_times_are_times", *TIMES),
                     models.CheckConstraint(
-                        condition=models.Q(
-                            GreaterThanOrEqual(Least(*TIMES), FIRST_TIME),
-                            LessThanOrEqual(Greatest(*TIMES), LAST_TIME),
-                        ),
-                        name="mq_times_are_times",
+                        condition=models.Q(("unique_for__range", SPANS)),
+                        name="mq_unique_for_range",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
                             ("attempts__gte", 0),
                             ("attempts__lt", 2147483647),
                             ("max_attempts__gte", 0),
+                            ("max_attempts__lt", 2147483647),
                         ),
                         name="mq_attempts_bounded",
                     ),
@@ -469,6 +514,10 @@ class Migration(migrations.Migration):
                     "chores_ran_at",
                     models.DateTimeField(blank=True, null=True, verbose_name="chores ran at"),
                 ),
+                (
+                    "chores_resume",
+                    models.JSONField(blank=True, null=True, verbose_name="chores resume at"),
+                ),
             ],
             options={
                 "verbose_name": "queue",
@@ -480,7 +529,8 @@ class Migration(migrations.Migration):
                     models.CheckConstraint(
                         condition=models.Q(("queue__regex", "^[A-Za-z0-9_.:/-]+$")),
                         name="mq_state_queue_name",
-                    )
+                    ),
+                    times_are_times("mq_state_times", *STATE_TIMES),
                 ],
             },
         ),
@@ -517,6 +567,12 @@ class Migration(migrations.Migration):
                 "db_table_comment": "What a handler returned, where somebody asked (django_mq)",
                 "default_permissions": ("view",),
                 "indexes": [models.Index(fields=["created_at"], name="mq_result_created")],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("created_at__range", (FIRST_TIME, LAST_TIME))),
+                        name="mq_result_times",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
@@ -573,6 +629,18 @@ class Migration(migrations.Migration):
                         condition=models.Q(("put_aside__isnull", False)),
                         fields=("queue", "handler", "type", "unique_id"),
                         name="mq_unique_aside",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("quiet_until__range", (FIRST_TIME, LAST_TIME))),
+                        name="mq_unique_times",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("unique_for__range", SPANS)),
+                        name="mq_unique_range",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(has_json_type("put_aside", "object")),
+                        name="mq_unique_aside_shape",
                     ),
                 ],
             },

@@ -1,27 +1,20 @@
-"""What operators ask and do: the admin and the commands are faces of these functions.
+"""Inspect and manage queues; the admin and the commands call these functions.
 
-`using` is an alias; None is the one of the settings or, without it, of the router. All of them
-work inside and outside `atomic()`. Names are checked before any SQL: a bad one is InvalidName;
-other bad arguments are ValueError.
+`using` is a database alias; None means the setting DATABASE or, without it, the router's choice.
+All functions work inside and outside `atomic()`. Arguments are checked before any SQL: a bad name
+raises InvalidName, any other bad argument ValueError.
 """
 
-from django_mq.queues.acting import (
-    Changed,
-    cancel,
-    discard,
-    purge,
-    requeue,
-    run_now,
-)
-from django_mq.queues.counting import QueueCounts, counts, names
-from django_mq.queues.deciding import end_backoff, limit, pause, resume
-from django_mq.queues.explaining import Why, why
+from django_mq.policy.handler_stats import HandlerTimings
+from django_mq.queues.actions import Changed, cancel, discard, purge, requeue, run_now
+from django_mq.queues.decisions import end_backoff, limit, pause, resume
 from django_mq.queues.fleet import HorizonHolder, Worker, horizon, workers
-from django_mq.queues.looking import State, peek, state
-from django_mq.queues.redacting import redacted
-from django_mq.queues.standing import Head, heads
-from django_mq.queues.timing import timings
-from django_mq.timing import HandlerTimings
+from django_mq.queues.handler_stats import timings
+from django_mq.queues.reasons import Why, why
+from django_mq.queues.redaction import redacted
+from django_mq.queues.stalled import Head, heads
+from django_mq.queues.states import State, peek, state
+from django_mq.queues.totals import QueueCounts, counts, names
 
 __all__ = [
     "Changed",

@@ -1,27 +1,31 @@
-"""The worker processes, and who keeps the database from clearing up behind them."""
+"""The worker processes, and the snapshots that keep vacuum from removing dead rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import F
 from django.db.models.functions import Now
 
 from django_mq.exceptions import InvalidName
 from django_mq.models import WorkerHeartbeat
-from django_mq.queues.connecting import alias_of, reading
-from django_mq.routing import Pattern
+from django_mq.policy.routing import Pattern
+from django_mq.queues.arguments import LARGEST
+from django_mq.queues.transactions import alias_of, reading
 from django_mq.states import GONE_AFTER
-from django_mq.store import horizon as store
+from django_mq.store import oldest_snapshot as store
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker process, as it last spoke of itself, `silent` ago; not `alive` after 30 s.
+    """One worker process as of its last heartbeat, `silent` ago; not `alive` after 30 s of silence.
 
-    `queues` are names and patterns, none for all queues; `running` ids of messages. `wakeup` is
-    notify, poll, or degraded: LISTEN is dead and it polls.
+    `queues` holds names and patterns, and is empty for all queues; `running` holds message ids.
+    `wakeup` is notify, poll, or degraded (LISTEN failed, so it polls). `unreadable` names the
+    columns with values that no worker writes; those values are left out here.
     """
 
     id: str
@@ -36,40 +40,60 @@ class Worker:
     last_seen: datetime
     silent: timedelta
     alive: bool
+    unreadable: tuple[str, ...] = ()
 
     def serves(self, queue: str) -> bool:
         """Return whether this worker takes messages of `queue`."""
-        return not self.queues or any(_matches(pattern, queue) for pattern in self.queues)
+        all_queues = not self.queues and "queues" not in self.unreadable
+        return all_queues or any(_matches(pattern, queue) for pattern in self.queues)
 
 
 def workers(*, using: str | None = None) -> list[Worker]:
-    """Return the worker processes, last seen first; the dead are listed until they are struck."""
+    """Return the worker processes, last seen first; dead ones until their rows are removed."""
     beats = WorkerHeartbeat.objects.using(alias_of(using)).defer("timings")
     found = beats.annotate(silent=Now() - F("last_seen"))
-    return [
-        Worker(
-            id=beat.pk,
-            host=beat.host,
-            pid=beat.pid,
-            version=beat.version,
-            queues=tuple(beat.queues),
-            running=tuple(beat.running),
-            wakeup=beat.wakeup,
-            draining=beat.draining,
-            started_at=beat.started_at,
-            last_seen=beat.last_seen,
-            silent=beat.silent,
-            alive=beat.silent < GONE_AFTER,
-        )
-        for beat in found.order_by("-last_seen", "pk")
-    ]
+    return [_worker(beat, beat.silent) for beat in found.order_by("-last_seen", "pk")]
+
+
+def _worker(beat: WorkerHeartbeat, silent: timedelta) -> Worker:
+    names = _readable(beat.queues, _is_name)
+    running = _readable(beat.running, _is_id)
+    read = {"queues": (names, beat.queues), "running": (running, beat.running)}
+    return Worker(
+        id=beat.pk,
+        host=beat.host,
+        pid=beat.pid,
+        version=beat.version,
+        queues=names,
+        running=running,
+        wakeup=beat.wakeup,
+        draining=beat.draining,
+        started_at=beat.started_at,
+        last_seen=beat.last_seen,
+        silent=silent,
+        alive=silent < GONE_AFTER,
+        unreadable=tuple(name for name, (good, all) in read.items() if list(good) != all),
+    )
+
+
+def _readable(value: object, is_good: Callable[[object], bool]) -> tuple[Any, ...]:
+    """Return the valid elements of a list: other clients may write rows, too."""
+    return tuple(filter(is_good, value)) if isinstance(value, list) else ()
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and abs(value) <= LARGEST
 
 
 @dataclass(frozen=True, slots=True)
 class HorizonHolder:
-    """What keeps vacuum from removing dead rows: `kind` says what it is, `name` which.
+    """A snapshot that keeps vacuum from removing dead rows: its `kind` and `name`.
 
-    A session is named by its process id; `since` is unknown (None) for a replication slot.
+    The name of a session is its process id. `since` is None (unknown) for a replication slot.
     """
 
     kind: str
@@ -83,10 +107,10 @@ class HorizonHolder:
 def horizon(
     *, older_than: float = 60.0, limit: int = 5, using: str | None = None
 ) -> list[HorizonHolder]:
-    """Return who has held a snapshot for more than `older_than` seconds, oldest first.
+    """Return the holders of snapshots older than `older_than` seconds, oldest first.
 
-    While one does, vacuum removes no row that was dead since, and claims become slower. Without
-    the role pg_read_all_stats only the login's own sessions can be seen.
+    Vacuum keeps every row that died after such a snapshot was taken, so claims become slower.
+    Without the role pg_read_all_stats, a login sees its own sessions only.
     """
     with reading(alias_of(using)) as cursor:
         return [

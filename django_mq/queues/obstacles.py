@@ -1,4 +1,4 @@
-"""What stands between a message and its handler: here, and in the line of its queue."""
+"""Why a held message has no handler, and why a due message is not claimed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from django.utils import timezone
 from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.queues.deciding import effective_limit
+from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import Worker
-
-#: Counting who is ahead stops here.
-MOST_AHEAD = 1000
+from django_mq.queues.stalled import MOST, shown_count
 
 
 def obstacle(message: QueuedMessage) -> str:
-    """Say why no handler of this process takes `message`, or that one would."""
+    """Say why no handler registered in this process takes `message`, or that one would."""
     settings = get_settings()
     if message.handler:
         known = handlers.get(message.handler)
@@ -34,41 +32,42 @@ def obstacle(message: QueuedMessage) -> str:
     allowed = [each for each in found if message.queue in handlers.allowed_queues(each, settings)]
     if not allowed:
         names = ", ".join(each.name for each in found)
-        return f"queue {message.queue} is none of those that {names} takes messages from"
+        return f"no matching handler ({names}) takes messages from queue {message.queue}"
     oldest = min(allowed, key=lambda each: each.schema_version)
     if message.schema_version > oldest.schema_version:
         return (
-            f"its schema version {message.schema_version} is newer than handler {oldest.name}"
-            f" knows ({oldest.schema_version})"
+            f"its schema version {message.schema_version} is newer than the one that handler"
+            f" {oldest.name} supports ({oldest.schema_version})"
         )
-    return f"a worker could not run it, though handler {oldest.name} is registered here"
+    return f"a worker could not run it, although handler {oldest.name} is registered here"
 
 
 def in_line(message: QueuedMessage, workers: Sequence[Worker], alias: str) -> str:
-    """Say what a due message waits for that is the first of its line, or in none.
+    """Say what a due message waits for when no message of its key or ordered queue is ahead.
 
-    A worker, the backoff or the limit of its queue, the owner of its ordered queue, those ahead.
+    The reasons, in order: no worker, a backoff, the in-flight limit, the owner of its ordered
+    queue, other messages of its queue.
     """
     serving = [worker for worker in workers if worker.alive and worker.serves(message.queue)]
     if not serving:
         return "but no live worker serves its queue: start mq_worker"
     if all(worker.draining for worker in serving):
-        return "but every worker of its queue is draining"
-    decided = QueueState.objects.using(alias).annotate(now=Now()).filter(pk=message.queue).first()
-    if decided is not None and decided.backoff_level:
-        return _backing_off(decided)
-    neighbours = QueuedMessage.objects.using(alias).filter(queue=message.queue)
-    limit = effective_limit(message.queue, decided.max_in_flight if decided else None)
+        return "but every worker of its queue is draining: start mq_worker"
+    queue = QueueState.objects.using(alias).annotate(now=Now()).filter(pk=message.queue).first()
+    if queue is not None and queue.backoff_level:
+        return _backing_off(queue)
+    limit = effective_limit(message.queue, queue.max_in_flight if queue else None)
     if limit is not None:
-        leased = neighbours.filter(leased_until__isnull=False).values_list("pk")
+        messages = QueuedMessage.objects.using(alias).filter(queue=message.queue)
+        leased = messages.filter(leased_until__isnull=False).values_list("pk")
         if len(leased[:limit]) == limit:
-            return f"but its queue has as many messages in flight as it may: {limit:,}"
+            return f"but its queue has reached its limit of messages in flight: {limit:,}"
     if get_settings().queue(message.queue).ordered and message.leased_until is None:
-        return _owned(message, decided, workers)
+        return _owned(message, queue, workers)
     n = _count_ahead(message, alias)
     if n == 0:
-        return "and is the next to be taken"
-    return f"and behind {n:,}{'+' if n == MOST_AHEAD else ''} others of its queue"
+        return "and is next to be claimed"
+    return f"and is behind {shown_count(n)} other message{'' if n == 1 else 's'} of its queue"
 
 
 def worker_of(message: QueuedMessage) -> str:
@@ -85,39 +84,37 @@ def shown(at: datetime | None) -> str:
 
 
 def _backing_off(queue: QueueState) -> str:
-    """Say who probes: the wait of the queue is over, else its messages were paused."""
+    """Say who probes; before the wait of the queue is over, its messages are paused instead."""
     now: datetime = queue.now  # type: ignore[attr-defined]  # annotated
-    text = f"but its queue backs off (level {queue.backoff_level})"
+    text = f"but its queue is backing off (level {queue.backoff_level})"
     if queue.probe_by and queue.probe_until and queue.probe_until > now:
         worker = queue.probe_by.partition(":")[0]
-        return f"{text}: one message probes, of worker {worker}, and the others wait for its end"
-    return f"{text}: the next message that is claimed probes, and the others wait for its end"
+        return f"{text}: worker {worker} runs one message as a probe, and the others wait for it"
+    return f"{text}: the next message claimed is the probe, and the others wait for it"
 
 
-def _owned(message: QueuedMessage, decided: QueueState | None, workers: Sequence[Worker]) -> str:
-    """Say who takes the first of an ordered queue."""
-    now: datetime | None = decided.now if decided else None  # type: ignore[attr-defined]
-    owner, until = (decided.owner, decided.owned_until) if decided else (None, None)
+def _owned(message: QueuedMessage, queue: QueueState | None, workers: Sequence[Worker]) -> str:
+    """Say which worker claims the first message of an ordered queue."""
+    now: datetime | None = queue.now if queue else None  # type: ignore[attr-defined]
+    owner, until = (queue.owner, queue.owned_until) if queue else (None, None)
     if owner is None or until is None or now is None or until <= now:
-        return "but no worker owns its ordered queue just now: one of them takes it in a moment"
+        return "but no worker owns its ordered queue right now: one takes ownership in a moment"
     if not message.ordered:
-        return (
-            f"but is not in line yet: worker {owner}, the owner of its ordered queue, puts it there"
-        )
+        return f"but is not in line yet: worker {owner}, which owns its ordered queue, adds it"
     for worker in workers:
         if worker.id == owner and worker.alive:
             return (
-                f"and is the next to be taken by worker {owner} (host {worker.host}, process"
+                f"and is next to be claimed by worker {owner} (host {worker.host}, process"
                 f" {worker.pid}), which owns its ordered queue"
             )
     return (
-        f"but worker {owner} owns its ordered queue until {shown(until)}, and is not heard of:"
-        " another one takes it over then"
+        f"but worker {owner} owns its ordered queue until {shown(until)} and sends no heartbeats:"
+        " another worker takes ownership then"
     )
 
 
 def _count_ahead(message: QueuedMessage, alias: str) -> int:
-    if message.leased_until is not None:  # a lapsed lease goes before what waits
+    if message.leased_until is not None:  # lapsed leases are claimed before waiting messages
         return 0
     ahead = (
         QueuedMessage.objects.using(alias)
@@ -139,12 +136,9 @@ def _count_ahead(message: QueuedMessage, alias: str) -> int:
         )
         .order_by(F("priority").desc(), "processable_after", "pk")
     )
-    return len(ahead.values_list("pk")[:MOST_AHEAD])
+    return len(ahead.values_list("pk")[:MOST])
 
 
 def _metadata(message: QueuedMessage) -> dict[str, object]:
-    try:
-        found = message.metadata
-    except (ValueError, RecursionError):  # written by others, and not to be decoded here
-        return {}
+    found = message.metadata  # another client may have written something else
     return found if isinstance(found, dict) else {}

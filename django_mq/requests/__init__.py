@@ -1,4 +1,4 @@
-"""Ask and answer: a message that wants a result, and what waits for it."""
+"""Requests: messages whose handler's return value comes back to the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""request(), ask(), gather() and their async twins: the options as people write them."""
+"""request(), ask(), gather() and their async versions."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_mq.backoff import RetryPolicy
 from django_mq.conf import get_settings
 from django_mq.exceptions import CannotWait, When
 from django_mq.messages import Message
+from django_mq.outbox.send import in_own_atomic, queue_connection, send, send_durably
+from django_mq.policy.backoff import RetryPolicy
+from django_mq.requests.collecting import TIMEOUT, acollect, collect, seconds_of
 from django_mq.requests.pending import PendingReply
-from django_mq.requests.waits import TIMEOUT, acollect, collect, seconds_of
-from django_mq.sending import in_own_atomic, queue_connection, send, send_durably
 
 ASK_IN_ATOMIC = """\
-ask() inside an atomic() block on the database {alias!r}: the question would commit after the \
-answer. Ask before the block or after it; or store the question with your data and wait later:
+ask() inside an atomic() block on the database {alias!r} would wait for a reply to a message that \
+is not committed yet. Call it before or after the block; or store a request with your data and \
+wait later:
 
     with transaction.atomic(using={alias!r}):
         order.save()
@@ -43,14 +44,14 @@ def request(
     retry: RetryPolicy | None = None,
     using: str | None = None,
 ) -> PendingReply:
-    """Store a message whose handler's return value is wanted; the options are `broadcast()`'s.
+    """Store a message and keep its handler's return value; the options are those of `broadcast()`.
 
-    Inside `atomic()` it is stored in that transaction and can be waited for after the commit;
-    elsewhere it is committed when this returns. Give `expires`, so that what nobody waits for any
-    more is not run either.
+    Inside `atomic()` the message is part of that transaction, and its reply can be waited for
+    after the commit; elsewhere it is committed when this returns. Give `expires`, so that a
+    request nobody waits for any more does not run.
 
-    Raises RoutingError when several handlers match, since one alone can answer (none that is
-    known here is well: a worker may know one), and the errors of `broadcast()`.
+    Raises RoutingError when several handlers match, since only one can answer (no match in this
+    process is fine: a worker may have the handler), and the errors of `broadcast()`.
     """
     message = Message(
         type,
@@ -83,8 +84,8 @@ def ask(
 ) -> Any:
     """Send a request and return its reply: `request()` and `PendingReply.result()` in one.
 
-    Raises CannotWait, and stores nothing, inside `atomic()` and in a handler of the queue that
-    it asks; and the errors of those two.
+    Inside `atomic()`, and in a handler of the queue that the request goes to, it raises CannotWait
+    and stores nothing. It also raises the errors of those two.
     """
     seconds_of(timeout)
     message = Message(
@@ -106,10 +107,10 @@ def gather(
     timeout: float | timedelta | None = TIMEOUT,
     return_exceptions: bool = False,
 ) -> list[Any]:
-    """Return the replies of all, in their order, within `timeout` (seconds or timedelta) for all.
+    """Return all replies in order; `timeout` (seconds or timedelta) covers all of them together.
 
-    The first that fails or does not come is raised, and the others can be waited for again; with
-    `return_exceptions` each RemoteError and ReplyTimeout stands in the place of its reply.
+    The first error or timeout is raised, and the other replies can be waited for again; with
+    `return_exceptions`, each RemoteError and ReplyTimeout is returned in place of its reply.
     """
     return collect(_checked(pendings), timeout, return_exceptions=return_exceptions)
 
@@ -180,7 +181,7 @@ async def agather(
     timeout: float | timedelta | None = TIMEOUT,
     return_exceptions: bool = False,
 ) -> list[Any]:
-    """As `gather()`; nothing blocks the loop, and no thread waits for each."""
+    """As `gather()`, without blocking the event loop and without a thread per reply."""
     return await acollect(_checked(pendings), timeout, return_exceptions=return_exceptions)
 
 
@@ -188,8 +189,8 @@ def _checked(pendings: tuple[PendingReply, ...]) -> tuple[PendingReply, ...]:
     for each in pendings:
         if not isinstance(each, PendingReply):
             raise TypeError(
-                "gather(p1, p2) waits for what request() returns, and of a list gather(*them);"
-                f" not for {type(each).__name__}"
+                "gather(p1, p2) takes the pending replies that request() returns, a list of them"
+                f" as gather(*replies), not {type(each).__name__}"
             )
     return pendings
 
@@ -202,7 +203,7 @@ def _request(message: Message, using: str | None) -> PendingReply:
 
 
 def _request_alone(message: Message, using: str | None) -> PendingReply:
-    """Store a request to wait for at once, or nothing if that cannot be."""
+    """Store a request that is waited for at once; store nothing if that is impossible."""
     connection = queue_connection(get_settings(), using)
     if in_own_atomic(connection):
         raise CannotWait(ASK_IN_ATOMIC.format(alias=connection.alias))

@@ -1,4 +1,4 @@
-"""A reply that may come: its address, whether it can be waited for, and what is read of it."""
+"""PendingReply: the id of a request, whether waiting for it can succeed, and its reply."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
-from django_mq.addressing import check_whole
 from django_mq.conf import get_settings
 from django_mq.exceptions import (
     CannotWait,
@@ -21,8 +20,9 @@ from django_mq.exceptions import (
     UnreadablePayload,
 )
 from django_mq.messages import current_delivery
-from django_mq.requests.waits import TIMEOUT, acollect, collect
-from django_mq.sending import queue_connection
+from django_mq.outbox.options import check_whole
+from django_mq.outbox.send import queue_connection
+from django_mq.requests.collecting import TIMEOUT, acollect, collect
 from django_mq.store import results
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
     from django_mq.messages import Receipt
 
-#: What runs messages in a TestCase, whose transaction no worker sees: called before each look.
+#: Called before each query in a TestCase, whose transaction no worker sees: they run messages.
 test_runners: list[Callable[[], object]] = []
 
 
 class PendingReply:
-    """The reply to one request, whether it is there yet or not.
+    """The reply to one request, which may not have arrived yet.
 
-    `id` is the id of the message and the address of its reply: `PendingReply(id)` is the same in
-    another process, and so is what was pickled. A reply is kept for RESULT_RETENTION and may be
-    read often. Ids can be guessed: check whose it is before you show a reply to somebody. Raises
-    InvalidOption for what is no id: in a web view, that is what somebody typed.
+    `id` is the id of the message; `PendingReply(id)` in another process, or a pickled copy, is the
+    same reply. A reply is kept for RESULT_RETENTION and can be read repeatedly. Ids can be
+    guessed: check the owner before you show a reply to a user. Raises InvalidOption for an
+    impossible id, such as one that a user typed.
     """
 
     __slots__ = ("_alias", "_birth", "_queue", "_type", "id")
@@ -53,33 +53,34 @@ class PendingReply:
 
     @classmethod
     def _of(cls, receipt: Receipt, type: str, connection: BaseDatabaseWrapper) -> PendingReply:
-        """Return the reply to what was stored just now on `connection`."""
+        """Return the pending reply to the request just stored on `connection`."""
         pending = cls(receipt.ids[0], using=connection.alias)
         pending._type, pending._queue = type, receipt.copies[0].queue
         pending._birth = _Birth(connection)
         return pending
 
     def result(self, timeout: float | timedelta | None = TIMEOUT) -> Any:
-        """Return what the handler returned; wait for it at most `timeout`, None for ever.
+        """Return the handler's return value; wait for it at most `timeout`, None without end.
 
         `timeout` is seconds or a timedelta; 0 looks once. Raises
 
-        - RemoteError when the handler failed for good (what is retried is waited for), Unanswered
-          when nobody will answer: expired, held too long, cancelled, discarded, purged;
-        - ReplyTimeout when the time is over; the reply may still come, and can be asked for again;
-        - CannotWait at once where it could not come: the transaction that stores the request is
-          open or was rolled back, or the handler that runs here is of the queue that is asked.
+        - RemoteError when the handler failed for good (retries are waited for);
+        - Unanswered when no answer will come: the message expired, was held too long, cancelled,
+          discarded or purged;
+        - ReplyTimeout when the time is up; the reply may still come, and can be waited for again;
+        - CannotWait at once when no reply could come: the transaction of the request is open or
+          was rolled back, or the caller is a handler of the queue that the request goes to.
         """
         return collect([self], timeout)[0]
 
     async def aresult(self, timeout: float | timedelta | None = TIMEOUT) -> Any:
-        """As `result()`, without blocking the loop, and without a thread for each that waits."""
+        """As `result()`, without blocking the event loop and without a thread per reply."""
         return (await acollect([self], timeout))[0]
 
     def done(self) -> bool:
-        """Say whether the reply is there, by one query on the connection of this thread.
+        """Return whether the reply has arrived, by one query on this thread's connection.
 
-        Raises CannotWait when none can come.
+        Raises CannotWait when no reply can come.
         """
         if self._birth is not None and self._birth.is_open():
             return False
@@ -106,14 +107,14 @@ class PendingReply:
     def __reduce__(self) -> Any:
         return _restored, (self.id, self._alias, self._type, self._queue)
 
-    # ---- what can be known without waiting
+    # ---- checks that need no waiting
 
     def _refuse(self) -> None:
-        """Raise CannotWait if waiting here could not end well."""
+        """Raise CannotWait if waiting here could not succeed."""
         if self._birth is not None and self._birth.is_open():
             raise CannotWait(
-                f"the transaction that stores request {self.id} is open, so nobody can answer it"
-                " yet: wait after its atomic() block"
+                f"the transaction of request {self.id} is still open, so no worker can see it:"
+                " wait after its atomic() block"
             )
         self._refuse_own_queue()
 
@@ -121,30 +122,30 @@ class PendingReply:
         delivery = current_delivery.get()
         if delivery is not None and delivery.queue == self._queue:
             raise CannotWait(
-                f"handler {delivery.handler} waits for an answer from its own queue,"
-                f" {self._queue}, and could stand in its way: give one of them a queue of its own"
+                f"handler {delivery.handler} would wait for a reply from its own queue,"
+                f" {self._queue}, which its waiting could block: send the request to another queue"
             )
 
     def _is_within_test(self) -> bool:
-        """Say whether it is in the transaction of a TestCase, which this thread alone sees."""
+        """Return whether this runs in a TestCase's transaction, which only this thread sees."""
         return _is_within_test(connections[self._alias])
 
     def _was_born_in_test(self) -> bool:
-        """As `_is_within_test()`, in a thread that may not be that of the connection."""
+        """As `_is_within_test()`, from any thread."""
         return self._birth is not None and self._birth.is_within_test
 
     def _look_here(self) -> results.Found:
-        """Look on the connection of this thread."""
+        """Query on the connection of this thread."""
         if self._is_within_test():
             for run in test_runners:
                 run()
         with connections[self._alias].cursor() as cursor:
             return results.look(cursor, [self.id])[0]
 
-    # ---- what became of it
+    # ---- the outcome
 
     def _read(self, found: results.Found) -> Any:
-        """Return the value, or the error, that was found."""
+        """Return the value of the reply, or its error as an exception object."""
         if not found.answered:
             return self._absent()
         if found.value is not None:
@@ -161,18 +162,19 @@ class PendingReply:
     def _absent(self) -> CannotWait:
         return CannotWait(
             f"no reply to message {self.id} can come: its transaction was rolled back or is not"
-            " committed yet, or nobody asked for a reply, or that is older than RESULT_RETENTION"
+            " committed yet, or it was not sent as a request, or its reply is older than"
+            " RESULT_RETENTION"
         )
 
     def _late(self, seconds: float | None) -> ReplyTimeout:
-        """Return the error of a time that is over; None: nothing can come while this waits."""
+        """Return the timeout error; `seconds` is None in a TestCase, where waiting is futile."""
         what = f"message {self.id} ({self._type})" if self._type else f"message {self.id}"
         if seconds is None:
-            text = f"no reply to {what}: nobody answers while a TestCase waits, so drain() first"
+            text = f"no reply to {what}: no worker runs inside a TestCase, so call drain() first"
         else:
             text = (
                 f"no reply to {what} within {seconds:g} s; it may still come, and"
-                f" `manage.py mq_why {self.id}` says where the message is"
+                f" `manage.py mq_why {self.id}` says what the message is waiting for"
             )
         return ReplyTimeout(text, self.id)
 
@@ -197,12 +199,12 @@ class _Birth:
             transaction.on_commit(self.ends, using=connection.alias, robust=True)
 
     def ends(self) -> None:
-        """A hook that is still there says that nothing was committed or rolled back since."""
+        """Do nothing: while this hook is registered, the transaction has not ended."""
 
     def is_open(self) -> bool:
-        """Say whether the transaction is known to be open.
+        """Return whether the transaction is known to be open.
 
-        The hooks in a TestCase stay for ever, so the block counts as well.
+        In a TestCase hooks stay registered for ever, so the atomic block counts as well.
         """
         connection = self._connection()
         return (

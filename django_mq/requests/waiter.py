@@ -1,8 +1,8 @@
-"""One thread that waits for all that this process asked of one database, on one connection.
+"""One thread and connection per database that waits for all replies this process waits for.
 
-It looks for what is asked for by one statement: when a request begins to be waited for, when
-somebody rings, and between that after waits that grow. It begins with the first and ends some
-time after the last; what is forked begins anew.
+One statement queries for all of them: when a wait begins, on a notification, and otherwise at
+growing intervals. The thread starts with the first wait and ends some time after the last; a
+forked process starts its own.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from time import monotonic
 
 from django.core import mail
 
-from django_mq.requests.link import LOST, Link, Poke
+from django_mq.requests.connection import LOST, Link, Poke
 from django_mq.store.results import Found
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds between two looks for one reply: at first and at most; by listening, always the most.
+#: Seconds between two queries for one reply: first and longest. With LISTEN, always the longest.
 FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25
 GROWTH = 1.5
-#: Everybody with a login may ring, and many ask at once: seconds from one look to the next.
+#: Least seconds between two queries, since any login may send notifications.
 REST = 0.005
-#: Seconds that a thread with nothing to wait for keeps its connection.
+#: Seconds that an idle thread keeps its connection.
 IDLE = 30.0
-#: Seconds between two tries to reach a lost database: first, and at most.
+#: Seconds between two attempts to reach a lost database: first and longest.
 FIRST_WAIT, LONGEST_WAIT = 0.02, 5.0
 
 
 class _Wanted:
-    """One message whose reply is waited for: by whom, and when to look next."""
+    """A message whose reply is waited for, the futures that wait, and when to query next."""
 
     __slots__ = ("due", "futures", "wait")
 
@@ -57,14 +57,14 @@ class Waiter:
 
     @contextmanager
     def waiting_for(self, id: int) -> Iterator[Future[Found]]:
-        """Yield what will be found of message `id`: its answer, or that none can come.
+        """Yield a future for the reply to message `id`, or for the news that none can come.
 
-        It is waited for until the block ends. The future fails where the database refuses.
+        The wait lasts until the block ends. The future fails if the database refuses the query.
         """
         future: Future[Found] = Future()
         with self._lock:
             if not self._running:
-                # A thread may be refused. This one sees what follows when the lock is free.
+                # Starting a thread may fail. It blocks on the lock until the future is registered.
                 threading.Thread(target=self._run, name="mq-replies", daemon=True).start()
                 self._running = True
             self._wanted.setdefault(id, _Wanted()).futures.append(future)
@@ -113,8 +113,8 @@ class Waiter:
             link.close()
 
     def _ends(self, idle_since: float) -> bool:
-        """Say whether there is nothing to do for long; then the next request starts a thread."""
-        # In tests a connection that is kept would be in the way of who drops the database.
+        """Return whether the thread has been idle for long; the next wait then starts a new one."""
+        # In tests, an open connection would keep the test database from being dropped.
         keep = 0.0 if hasattr(mail, "outbox") else IDLE
         with self._lock:
             if self._wanted or monotonic() - idle_since < keep:
@@ -129,7 +129,7 @@ class Waiter:
             return min(wanted.due for wanted in self._wanted.values()) - monotonic()
 
     def _take_due(self, *, all: bool, listening: bool) -> list[int]:
-        """Return what to look for now, and set when to look for it again."""
+        """Return the ids to query now, and schedule their next query."""
         now = monotonic()
         ids = []
         with self._lock:
@@ -164,13 +164,13 @@ _lock = threading.Lock()
 
 
 def waiter_of(alias: str) -> Waiter:
-    """Return the one that waits in this process for replies in the database of `alias`."""
+    """Return this process's waiter for the database of `alias`."""
     with _lock:
         return _waiters.setdefault(alias, Waiter(alias))
 
 
 def _begin_anew() -> None:
-    """In a forked child: no thread came along, and the connection is the parent's."""
+    """Reset a forked child: it has no waiter threads, and the connections are the parent's."""
     global _lock
     _lock = threading.Lock()
     _waiters.clear()

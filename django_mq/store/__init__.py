@@ -1,20 +1,21 @@
-"""Every SQL statement and state change: one function each, its statement above it.
+"""Every SQL statement and state change of the package: one function each, its SQL above it.
 
-Functions take a cursor, Django's or psycopg's, and plain values; they open no transaction.
+Functions take a cursor (Django's or psycopg's) and plain values, and open no transaction.
 
-The planner may think that nothing is in a table, since it was vacuumed while it was empty, and keep
-a plan that then reads all of it for each row that is asked for: 105 s to give back 100 messages
-among 3,000. So what is known by its id is asked for in forms that leave one way, by the index:
-LATERAL with a lock, LIMIT or OFFSET 0; `id = any(array(select ...))` for what is to be changed; a
-scalar subquery instead of NOT EXISTS. What gets values of x is joined by `id = any(array[x.id])` in
-claims, whose connection scans no table, and by `id = x.id` beside such an array elsewhere.
+A queue table is often vacuumed while it is empty. The planner then believes that it stays empty,
+and may keep a plan that reads the whole table for each row looked up: releasing 100 messages among
+3,000 took 105 s. Statements therefore look rows up by id in forms that only the index can serve:
+
+- to read or lock rows: LATERAL with a lock, LIMIT or OFFSET 0;
+- to change rows: `id = any(array(select ...))`;
+- to test for absence: a scalar subquery instead of NOT EXISTS;
+- to change rows with values from `x`: join by `id = any(array[x.id])` in claims, whose connection
+  scans no table; elsewhere by `id = x.id` next to such an array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Cursor(Protocol):
-    """What a statement needs of a cursor."""
+    """The part of a cursor that statements use."""
 
     @property
     def connection(self) -> Any: ...
@@ -37,52 +38,26 @@ class Cursor(Protocol):
     def fetchone(self) -> Any: ...
 
 
+def fence_values(fence: PlainFence) -> dict[str, object]:
+    """Return one fence as the parameters `id`, `attempt` and `claimer`."""
+    return dict(zip(("id", "attempt", "claimer"), fence, strict=True))
+
+
 def fence_columns(fences: Iterable[PlainFence]) -> dict[str, object]:
     """Return fences as the parameters `ids`, `attempts` and `claimers`: parallel arrays.
 
-    As array literals, which cost a tenth of what the driver needs for lists of text: claimers
-    are made of hexadecimal digits, a colon and a number, so nothing in them needs quotes.
+    They are array literals, which cost a tenth of what the driver needs for lists of text. A
+    claimer is hexadecimal digits, a colon and a number, so it never needs quotes.
     """
     ids, attempts, claimers = tuple(zip(*fences, strict=True)) or ((), (), ())
     return {"ids": array(ids), "attempts": array(attempts), "claimers": array(claimers)}
 
 
-#: What a row fulfils that has one of the fences which `fence_runs()` gives. Looked up in a table
-#: of all fences, each row would cost half as much again. Who waited for somebody else's change
-#: looks at it again.
-OURS = """id = any(array(select unnest(%(ids)s::bigint[])))
-   and attempts = (%(attempts)s::int[])[width_bucket(id, %(firsts)s::bigint[])]
-   and claimed_by = (%(claimers)s::text[])[width_bucket(id, %(firsts)s::bigint[])]"""
-
-
-def fence_runs(fences: Iterable[PlainFence]) -> dict[str, object]:
-    """Return fences as the parameters of OURS: ids, and runs of those that are otherwise alike.
-
-    A slice is mostly made of a few claims, and what one claim took has ids beside each other: so
-    attempt and claimer are given with the first id from which on they hold. 400 runs of one cost as
-    much as a table of fences, and the cost grows with the square. Of one id the last fence counts.
-
-    >>> runs = fence_runs([(7, 1, "me:1"), (8, 1, "me:1"), (3, 1, "me:1"), (9, 2, "me:2")])
-    >>> runs["ids"], runs["firsts"], runs["attempts"], runs["claimers"]
-    ('{3,7,8,9}', '{3,9}', '{1,2}', '{me:1,me:2}')
-    """
-    ordered = sorted(fences, key=itemgetter(0))
-    runs = [next(run) for _, run in groupby(ordered, itemgetter(1, 2))]
-    firsts, attempts, claimers = tuple(zip(*runs, strict=True)) or ((), (), ())
-    return {
-        "ids": array([fence[0] for fence in ordered]),
-        "firsts": array(firsts),
-        "attempts": array(attempts),
-        "claimers": array(claimers),
-    }
-
-
 def fenced(columns: str = "m.id", *, last: str = "offset 0") -> str:
-    """Return the FROM item `m`: `columns` of the messages whose fences are `fence_columns()`.
+    """Return the FROM item `m`: `columns` of the messages that match `fence_columns()`.
 
-    `last` closes its subquery: a lock, or OFFSET 0. Either keeps the planner from joining the
-    table to the fences the other way round: it would read all of it for them where it thinks that
-    little is there, as it does of a table that was vacuumed while it was empty.
+    `last` ends the subquery: a lock, or OFFSET 0. Either stops the planner from starting the join
+    with the table, which it would read whole where its statistics say that the table is empty.
 
     >>> "for no key update" in fenced(last=LOCKED)
     True
@@ -94,15 +69,15 @@ def fenced(columns: str = "m.id", *, last: str = "offset 0") -> str:
           from django_mq_queuedmessage m
          where m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
         {last}
-     ) m"""  # noqa: S608  (made of our own texts)
+     ) m"""  # noqa: S608  (built from constants)
 
 
-#: The `last` of `fenced()` that locks its rows and passes over those that somebody else has.
+#: The `last` of `fenced()` that locks its rows, and skips rows that another session has locked.
 LOCKED = "for no key update skip locked"
 
 
 def array(values: Iterable[object]) -> str:
-    """Return values, in whose texts nothing needs quotes, as an array literal.
+    """Return values as an array literal; their texts must not need quotes.
 
     >>> array([7, 12]), array(())
     ('{7,12}', '{}')
@@ -111,12 +86,17 @@ def array(values: Iterable[object]) -> str:
 
 
 def literal(value: object) -> str:
-    """Return a literal of a value in whose text nothing needs quotes; ValueError if something does.
+    """Return a value as a literal; raise ValueError if its text needs escaping.
 
     >>> literal(7), literal("worker:7"), literal(array([1, 2]))
     ("'7'", "'worker:7'", "'{1,2}'")
     """
     text = str(value)
     if "'" in text or "\\" in text or "\0" in text:
-        raise ValueError(f"{text!r} cannot be written into a statement: give it as a parameter")
+        raise ValueError(f"{text!r} cannot be written into a statement: pass it as a parameter")
     return f"'{text}'"
+
+
+def literals(params: Mapping[str, object]) -> dict[str, str]:
+    """Return parameters as literals: the driver would need as long to write them as the server."""
+    return {name: literal(value) for name, value in params.items()}

@@ -1,4 +1,4 @@
-"""How much waits in a queue, and the lines that are joined in the order of commits."""
+"""The backlog of a queue, and the locks that give order keys the order of commits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# By mq_claim, and no further than asked for.
+# Scans mq_claim up to the limit.
 COUNT_WAITING = """
 select count(*)
   from (select
@@ -20,12 +20,12 @@ select count(*)
 
 
 def count_waiting(cursor: Cursor, *, queue: str, limit: int) -> int:
-    """Return how many messages wait in `queue`, due or not; no more than `limit`."""
+    """Return how many messages wait in `queue`, due or not; at most `limit`."""
     cursor.execute(COUNT_WAITING, {"queue": queue, "limit": limit})
     return cursor.fetchone()[0]  # type: ignore[no-any-return]
 
 
-# In the order of the locks' own numbers, so that no two calls wait for each other.
+# Locks are taken in the order of their numbers, so that no two calls deadlock.
 LOCK_LINES = """
 select pg_advisory_xact_lock(line.number)
   from (select distinct hashtextextended(name, 7105) as number
@@ -35,5 +35,5 @@ select pg_advisory_xact_lock(line.number)
 
 
 def lock_lines(cursor: Cursor, names: Iterable[str]) -> None:
-    """Have these lines alone until the transaction ends: whoever else wants one waits."""
+    """Lock these lines until the transaction ends; other sessions wait."""
     cursor.execute(LOCK_LINES, {"names": list(names)})

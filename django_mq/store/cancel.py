@@ -1,12 +1,12 @@
-"""Removing what waits, and nothing that a worker holds."""
+"""Cancel waiting messages; never one that a worker holds."""
 
 from __future__ import annotations
 
 from django_mq.store import Cursor
-from django_mq.store.operate import Gone
+from django_mq.store.operators import Removed
 
-# `id = null or null is null` folds away when planned, so an id is looked up by its index.
-# What is locked is being claimed, or settled: it is skipped, and counts as in flight.
+# The planner folds `id = null or null is null` away, so an id is looked up by its index.
+# A locked row is being claimed or settled: it is skipped, and counts as in flight.
 CANCEL = """
 with matching as materialized (
     select m.id, m.leased_until
@@ -39,13 +39,13 @@ select matched.count, gone.id, gone.queue, gone.handler, gone.key, gone.type, go
 
 def cancel(
     cursor: Cursor, *, id: int | None, type: str | None, unique_id: str | None
-) -> tuple[list[Gone], int]:
-    """Delete the waiting messages that meet all that is given.
+) -> tuple[list[Removed], int]:
+    """Delete the waiting messages that match every argument that is not None.
 
-    Returns what went, in the order of ids, and how many others match but are in flight: leased,
-    or locked at this moment. Dead letters are not touched and not counted.
+    Returns the deleted messages in the order of ids, and the number of others that match but are
+    in flight: leased, or locked at this moment. Dead letters are neither deleted nor counted.
     """
     cursor.execute(CANCEL, {"id": id, "type": type, "unique_id": unique_id})
     rows = cursor.fetchall()
-    gone = [Gone._make(row[1:]) for row in rows if row[1] is not None]
+    gone = [Removed._make(row[1:]) for row in rows if row[1] is not None]
     return gone, rows[0][0] - len(gone)

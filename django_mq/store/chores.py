@@ -1,19 +1,23 @@
-"""Chores: small guarded statements that any worker may run at any time, in small pieces."""
+"""Chores: small guarded statements that any worker may run at any time, in small pieces.
+
+Each limits the rows that it scans, not only those that it changes. A scan that stops early returns
+the position from which the next one resumes.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from django_mq.messages import ClaimedRow
-from django_mq.store.census import NO_JIT
-from django_mq.store.claimed import claimed_columns
+from django_mq.store.counts import NO_JIT
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# One worker of the fleet gets the turn; the others see that it was taken. No leader, no lock
-# beyond this statement. The row belongs to no queue that anybody can name: `:` alone.
+# One worker of the fleet takes the turn; the others see that it is taken. There is no leader, and
+# no lock beyond this statement. A time in the future was not written by this clock and is ignored.
+# The row is named `:`, which no queue can be.
 TAKE_TURN = """
 insert into django_mq_queuestate as s (queue, chores_ran_at)
 values (':', statement_timestamp())
@@ -21,42 +25,68 @@ values (':', statement_timestamp())
    set chores_ran_at = statement_timestamp()
  where s.chores_ran_at is null
     or s.chores_ran_at <= statement_timestamp() - make_interval(secs => %(every)s)
-returning queue
+     or s.chores_ran_at > statement_timestamp() + make_interval(secs => %(every)s)
+returning coalesce(chores_resume, '{}')::text
 """
 
 
-def take_turn(cursor: Cursor, *, every: float) -> bool:
-    """Say whether this worker is the one to run the chores: once in `every` seconds."""
+def take_turn(cursor: Cursor, *, every: float) -> dict[str, Any] | None:
+    """Take the fleet's turn, given once per `every` seconds; return None if it is already taken.
+
+    Returns the positions that `resume_at()` stored in the last turn, by the name of the scan.
+    """
     cursor.execute(TAKE_TURN, {"every": every})
-    return cursor.fetchone() is not None
+    row = cursor.fetchone()
+    resume = json.loads(row[0]) if row else None
+    return resume if row is None or isinstance(resume, dict) else {}
 
 
-# MATERIALIZED: a plan that scans it again finds, by SKIP LOCKED, other rows than before.
-EXPIRE = f"""
-with expired as materialized (
-    select m.id
-      from django_mq_queuedmessage m
-     where m.expires_at <= statement_timestamp() and m.dead_at is null
-       and m.leased_until is null
-     order by m.expires_at
-     limit %(limit)s
-       for no key update of m skip locked
+RESUME_AT = "update django_mq_queuestate set chores_resume = %(resume)s::jsonb where queue = ':'"
+
+
+def resume_at(cursor: Cursor, positions: Mapping[str, Any]) -> None:
+    """Store where each scan stopped, for whichever worker takes the next turn."""
+    cursor.execute(RESUME_AT, {"resume": json.dumps(positions)})
+
+
+def _next_queue(table: str, condition: str) -> str:
+    return f"""(select m.queue
+               from django_mq_queuedmessage m
+              where {condition} and m.queue > {table}
+              order by m.queue
+              limit 1)"""  # noqa: S608
+
+
+def _next_queues(*conditions: str) -> str:
+    """Return a statement that steps from queue to queue, by the index of each condition."""
+
+    def following(queue: str) -> str:
+        return f"least({', '.join(_next_queue(queue, each) for each in conditions)})"
+
+    return f"""
+with recursive q (queue, n) as (
+    select {following("%(after)s::text")}, 1
+    union all
+    select {following("q.queue")}, q.n + 1
+      from q
+     where q.queue is not null and q.n < %(limit)s
 )
-update django_mq_queuedmessage m
-   set dead_at = statement_timestamp(), dead_reason = 'expired', blocked_by = null
- where m.id = any(array(select id from expired))
-returning {claimed_columns()}
-"""  # noqa: S608  (made of our own texts)
+select queue from q where queue is not null
+"""  # noqa: S608
 
 
-def expire(cursor: Cursor, *, limit: int) -> list[ClaimedRow]:
-    """Dead-letter waiting messages that expired; return them."""
-    cursor.execute(EXPIRE, {"limit": limit})
-    return [ClaimedRow._make(row) for row in cursor.fetchall()]
+_WAITS = "m.leased_until is null and m.blocked_by is null and m.dead_at is null"
+WAITING_QUEUES = _next_queues(_WAITS, "m.key is not null")
 
 
-# Waiting is what no worker holds and is not dead. Both counts stop at the limit, and ask for the
-# order of their index. Blocked rows have no index that knows the queue: keyed rows are walked.
+def waiting_queues(cursor: Cursor, *, after: str = "", limit: int = 100) -> list[str]:
+    """Return the next `limit` queues after `after` in which messages may wait, in order."""
+    cursor.execute(WAITING_QUEUES, {"after": after, "limit": limit})
+    return [row[0] for row in cursor.fetchall()]
+
+
+# A message waits if no worker holds it and it is not dead. Both counts stop at the limit and ask
+# for the order of their index. No index finds blocked rows by queue, so the scan covers keyed rows.
 WAITING = """
 select asked.queue, waiting.n + blocked.n
   from unnest(%(queues)s::text[], %(limits)s::bigint[]) as asked (queue, most)
@@ -86,17 +116,17 @@ select asked.queue, waiting.n + blocked.n
 
 
 def count_waiting(cursor: Cursor, limits: Mapping[str, int]) -> dict[str, int]:
-    """Return how many messages wait in each queue; with more than its limit, at least so many.
+    """Return how many messages wait in each queue, exact up to its limit, else at least the limit.
 
-    Of a queue with more than its limit of keyed messages, blocked ones may be left out. Call it
-    in a transaction: it sets what holds for that one.
+    Where a queue has more keyed messages than its limit, blocked ones may be left out. Call it in
+    a transaction: it changes settings of that transaction.
     """
     cursor.execute(NO_JIT)
     cursor.execute(WAITING, {"queues": list(limits), "limits": list(limits.values())})
     return dict(cursor.fetchall())
 
 
-# Whoever gets the row says it, for the whole fleet.
+# The worker that changes the row warns for the whole fleet.
 TAKE_WARNING = """
 insert into django_mq_queuestate as s (queue, warned_at)
 values (%(queue)s, statement_timestamp())
@@ -104,12 +134,13 @@ values (%(queue)s, statement_timestamp())
    set warned_at = statement_timestamp()
  where s.warned_at is null
     or s.warned_at <= statement_timestamp() - make_interval(secs => %(every)s)
+    or s.warned_at > statement_timestamp() + make_interval(secs => %(every)s)
 returning queue
 """
 
 
 def take_warning(cursor: Cursor, *, queue: str, every: float) -> bool:
-    """Say whether this worker is the one to warn of `queue`: once in `every` seconds."""
+    """Return whether this worker is to warn of `queue`: true once per `every` seconds."""
     cursor.execute(TAKE_WARNING, {"queue": queue, "every": every})
     return cursor.fetchone() is not None
 
@@ -121,12 +152,14 @@ delete from django_mq_failedattempt
      where ended_at < statement_timestamp() - make_interval(secs => %(older_than)s)
      order by ended_at
      limit %(limit)s))
+returning id
 """
 
 
-def forget_attempts(cursor: Cursor, *, older_than: float, limit: int) -> None:
-    """Remove failed attempts that ended more than `older_than` seconds ago."""
+def forget_attempts(cursor: Cursor, *, older_than: float, limit: int) -> int:
+    """Delete failed attempts that ended more than `older_than` seconds ago; return how many."""
     cursor.execute(FORGET_ATTEMPTS, {"older_than": older_than, "limit": limit})
+    return len(cursor.fetchall())
 
 
 FORGET_RESULTS = """
@@ -135,13 +168,14 @@ delete from django_mq_result
     select message_id from django_mq_result
      where created_at < statement_timestamp() - make_interval(secs => %(older_than)s)
      order by created_at
-     limit %(limit)s))
+     limit %(limit)s
+       for update skip locked))
 returning message_id
 """
 
 
 def forget_results(cursor: Cursor, *, older_than: float, limit: int) -> int:
-    """Remove results that are older than `older_than` seconds; return how many went."""
+    """Delete results older than `older_than` seconds; return how many."""
     cursor.execute(FORGET_RESULTS, {"older_than": older_than, "limit": limit})
     return len(cursor.fetchall())
 
@@ -160,37 +194,47 @@ returning id
 
 
 def forget_dead(cursor: Cursor, *, queue: str, older_than: float, limit: int) -> int:
-    """Remove dead letters of `queue` that died more than `older_than` seconds ago."""
+    """Delete dead letters of `queue` that died more than `older_than` seconds ago."""
     cursor.execute(FORGET_DEAD, {"queue": queue, "older_than": older_than, "limit": limit})
     return len(cursor.fetchall())
 
 
-DEAD_QUEUES = """
-with recursive q as (
-    (select queue from django_mq_queuedmessage where dead_at is not null order by queue limit 1)
-    union all
-    select (select m.queue from django_mq_queuedmessage m
-             where m.dead_at is not null and m.queue > q.queue
-             order by m.queue limit 1)
-      from q
-     where q.queue is not null
-)
-select queue from q where queue is not null
-"""
+DEAD_QUEUES = _next_queues("m.dead_at is not null")
 
 
-def dead_queues(cursor: Cursor) -> list[str]:
-    """Return the queues that have dead letters."""
-    cursor.execute(DEAD_QUEUES)
+def dead_queues(cursor: Cursor, *, after: str = "", limit: int = 100) -> list[str]:
+    """Return the next `limit` queues after `after` that have dead letters, in order."""
+    cursor.execute(DEAD_QUEUES, {"after": after, "limit": limit})
     return [row[0] for row in cursor.fetchall()]
 
 
 FORGET_WORKERS = """
-delete from django_mq_workerheartbeat
- where last_seen < statement_timestamp() - make_interval(secs => %(older_than)s)
+with walked as materialized (
+    select w.id, w.last_seen
+      from django_mq_workerheartbeat w
+     where w.id > %(after)s::text
+     order by w.id
+     limit %(limit)s
+), gone as (
+    delete from django_mq_workerheartbeat
+     where id = any(array(
+        select w.id
+          from django_mq_workerheartbeat w
+         where w.id = any(array(select walked.id from walked))
+           and w.last_seen < statement_timestamp() - make_interval(secs => %(older_than)s)
+           for update skip locked))
+)
+select max(id) from walked having count(*) >= %(limit)s
 """
 
 
-def forget_workers(cursor: Cursor, *, older_than: float) -> None:
-    """Strike workers that were not heard of for `older_than` seconds."""
-    cursor.execute(FORGET_WORKERS, {"older_than": older_than})
+def forget_workers(
+    cursor: Cursor, *, older_than: float, after: str = "", limit: int = 1000
+) -> str | None:
+    """Delete workers silent for `older_than` seconds, among the next `limit` after `after`.
+
+    Returns the last id it looked at, None if there are no more.
+    """
+    cursor.execute(FORGET_WORKERS, {"older_than": older_than, "after": after, "limit": limit})
+    row = cursor.fetchone()
+    return None if row is None else str(row[0])

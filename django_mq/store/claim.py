@@ -1,9 +1,12 @@
 """Claim: take due messages for a lease.
 
-The shape of each statement was found by experiment: MATERIALIZED, so that no plan takes more
-rows than asked for; LATERAL over lanes, so that the walk stops at the first full batch; the
-UPDATE joins by id and never by ctid, since a row that changed between snapshot and lock has a
-ctid which the statement cannot see; by ANY, since by = the join may begin with the whole table.
+The shape of each statement was found by experiment:
+
+- MATERIALIZED keeps every plan from taking more rows than asked for;
+- LATERAL over lanes ends the scan at the first full batch;
+- the UPDATE joins by id, never by ctid: the statement cannot see the new ctid of a row that
+  changed between its snapshot and its lock;
+- the join uses ANY: with =, it may begin with the whole table.
 """
 
 from __future__ import annotations
@@ -13,21 +16,22 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
-from django_mq.store import array, gates
-from django_mq.store.claimed import NEXT_ATTEMPT, WIDTH, claimed_columns
+from django_mq.store import array
+from django_mq.store import queue_limits as gates
+from django_mq.store.claimed_row import NEXT_ATTEMPT, WIDTH, claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-#: Before every row: a lane with this mark is scanned from its beginning.
+#: The mark before every row: a lane with this mark is scanned from its beginning.
 BEGINNING = (float("-inf"), 0)
 
 
 class Lane(NamedTuple):
     """The waiting messages of one queue with one priority, from a mark on.
 
-    `at` and `id` are `processable_after`, in seconds since 1970, and id of the last row that was
-    taken. Microseconds come through a float unchanged until 2106.
+    `at` and `id` are the `processable_after`, in seconds since 1970, and the id of the last row
+    taken. A float keeps microseconds exact until 2106.
     """
 
     queue: str
@@ -37,9 +41,9 @@ class Lane(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a claim took, in order, and for each lane it took from, the last row of its scan.
+    """The claimed rows, in order, and a mark per lane: the last row taken from it.
 
-    `further`: it moved waiting rows out of the way, and did not look at what is behind them.
+    `further`: the claim parked waiting rows and did not look at the rows behind them.
     """
 
     rows: list[ClaimedRow]
@@ -49,7 +53,7 @@ class Claim(NamedTuple):
 
 NOTHING = Claim([], {})
 
-#: What `lane_columns()` gives, without the lanes of closed queues, in order.
+#: The lanes of `lane_columns()`, in order, without those of closed queues.
 OPEN_LANES = f"""
             select lane.queue, lane.priority, to_timestamp(lane.at) as at, lane.id
               from unnest(%(queues)s::text[], %(priorities)s::smallint[],
@@ -57,23 +61,23 @@ OPEN_LANES = f"""
                    with ordinality as lane (queue, priority, at, id, place)
              where {gates.is_open("lane.queue")}
              order by lane.place
-"""  # noqa: S608  (made of our own texts, as is the next)
+"""  # noqa: S608  (built from constants, as is the next)
 
-# What waits in a lane behind its mark and is due, from mq_claim alone: that knows nothing of keys.
+# The due rows of a lane behind its mark, from mq_claim alone, which does not contain keys.
 DUE = """m.queue = lane.queue and m.priority = lane.priority
                    and m.leased_until is null and m.blocked_by is null and m.dead_at is null
                    and (m.processable_after, m.id) > (lane.at, lane.id)
                    and m.processable_after <= statement_timestamp()"""
 
-#: So many claims of one lane keep apart from each other at a time.
+#: How many simultaneous claims of one lane keep apart.
 PLACES = 8
 
-# Claims of one moment would walk over the same rows, ask each for its lock and wait for the same
-# pages: that took a twentieth of the rate of two processes. So each takes a place of its own, and
-# begins so many claims further on, if from there its lane fills it: nothing that is preferred
-# waits while something else is taken. A place is not waited for, and a worker that froze in its
-# claim keeps it: so a scan from the front must follow, as it does anyway within a second. No other
-# lock here is a hash with a seed from 7392 to 8999.
+# Simultaneous claims would scan the same rows, try each lock and wait for the same pages, which
+# cost two processes a twentieth of their rate. So each claim takes a free place and starts that
+# many batches further on, if the lane fills a batch from there: no preferred message waits while
+# another is taken. Nobody waits for a place, and a worker frozen in its claim keeps one, so a scan
+# from the front must follow; it does within a second. No other lock of the package is a hash with
+# a seed from 7392 to 8999.
 APART = f"""
             select lane.queue, lane.priority,
                    coalesce(ahead.at, lane.at) as at, coalesce(ahead.id, lane.id) as id
@@ -152,16 +156,16 @@ def claim(
     further: Sequence[str] = (),
     apart: bool = False,
 ) -> Claim:
-    """Take up to `limit` due messages without a key of `lanes`, in order, for `lease` seconds.
+    """Take up to `limit` due messages without a key from `lanes`, in order, for `lease` seconds.
 
-    Their payloads together have at most `max_bytes` of JSON text; one message is taken
-    whatever its size. Within a lane: by due time, then id. What others have locked is skipped.
-    `admitted`: the caller holds the gate of the queue.
+    Their payloads total at most `max_bytes` of JSON text, except that one message is always taken.
+    Within a lane the order is due time, then id. Locked rows are skipped. `admitted`: the caller
+    holds the gate of the queue.
 
-    With `further` claimers these are several claims in one statement, which share what is taken:
-    a transaction costs the same for a few hundred messages as for one. `apart`: if others claim
-    from a lane at this moment, begin behind what they may take, if there is enough; what they leave
-    lies before the marks.
+    `further` claimers share the rows taken, several claims in one statement: a transaction costs
+    the same for a few hundred messages as for one. `apart`: where other sessions claim from a lane
+    at this moment, start behind the rows that they may take, if enough follow; rows that they leave
+    lie before the marks.
     """
     claimers = (claimer, *further)
     cursor.execute(
@@ -183,9 +187,9 @@ def claim(
 
 
 def lane_columns(lanes: Sequence[Lane]) -> dict[str, object]:
-    """Return lanes as parameters: parallel arrays, as literals (see `fence_columns()`)."""
+    """Return lanes as parameters: parallel array literals (see `fence_columns()`)."""
     return {
-        "queues": array(f'"{lane.queue}"' for lane in lanes),  # one may be named null
+        "queues": array(f'"{lane.queue}"' for lane in lanes),  # a queue may be named null
         "priorities": array(lane.priority for lane in lanes),
         "ats": array(lane.at for lane in lanes),
         "ids": array(lane.id for lane in lanes),

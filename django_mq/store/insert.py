@@ -1,6 +1,6 @@
-"""Rows in, ids out: one statement for one row, one for a few, COPY for many.
+"""Insert rows and return their ids: one statement for one row, one for a few, COPY for many.
 
-Moments that are given as seconds count from the database's clock, when the statement begins.
+Delays in seconds count from the start of the statement, by the database's clock.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from django_mq.store import Cursor
 from django_mq.store.rows import Kind, NewRow, Rows
 
-#: Up to here one statement is faster than COPY, which needs ids first, and a savepoint.
+#: Up to this many rows, one statement is faster than COPY, which needs ids first, and a savepoint.
 FEW = 50
-#: Lines that COPY gets at once, unless they are longer than so many characters together.
+#: How many lines COPY gets at once, unless they total more than `LONG` characters.
 TOGETHER, LONG = 200, 1024 * 1024
 
 
@@ -27,28 +27,28 @@ class CopyCursor(Cursor, Protocol):
     def copy(self, statement: Any) -> AbstractContextManager[Any]: ...
 
 
-#: So many fields of a row have no default, or are the handler: a plain row has no others.
+#: The first fields of a row, up to the handler; in a plain row all others have their defaults.
 _GIVEN = 5
 _DEFAULTS = NewRow("", "", "", 0)[_GIVEN:]
 
 
 def nobody(ids: Sequence[int]) -> None:
-    """Nobody is told of ids before all rows are there."""
+    """The default of `sent`: do nothing."""
 
 
 def insert(
     cursor: CopyCursor, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
 ) -> list[int]:
-    """Insert the rows and return their ids, which rise in the order of the rows.
+    """Insert the rows and return their ids, which ascend in the order of the rows.
 
-    `sent` gets these ids, too: part by part, while the server still reads what was sent.
+    `sent` gets the same ids part by part, while the server still reads the rows.
     """
     if not rows:
         return []
     if len(rows) > FEW:
         return copy_many(cursor, rows, sent=sent)
     cursor.execute(*one_statement(rows))
-    # Ids are drawn in the order of the rows; RETURNING promises no order of its own.
+    # Ids are drawn in the order of the rows; RETURNING promises no order.
     ids = sorted(id for (id,) in cursor.fetchall())
     sent(ids)
     return ids
@@ -78,7 +78,7 @@ returning id
 """
 
 
-# The server fills in the rest: a third of what it takes to send and read it.
+# The server fills in the defaults, in a third of the time it takes to send and read them.
 INSERT_PLAIN = """
 insert into django_mq_queuedmessage (queue, type, payload, max_attempts, handler)
 values (%s, %s, %s, %s, %s)
@@ -86,7 +86,7 @@ returning id
 """
 
 
-# One document for all rows: VALUES of 50 rows takes 76 us a row, this 34 (PostgreSQL 15, psycopg).
+# One document for all rows: 34 us per row, against 76 for VALUES (50 rows, PostgreSQL 15, psycopg).
 INSERT_FEW = """
 insert into django_mq_queuedmessage (
     queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key, retry,
@@ -108,13 +108,13 @@ _JSON_COLUMNS = ("payload", "metadata", "retry")
 
 
 def as_json(row: NewRow, **more: object) -> str:
-    """Return the row, and `more`, as a JSON object; what is JSON text already goes in as it is."""
+    """Return the row and `more` as a JSON object; fields that are JSON text go in unchanged."""
     values = {**row._asdict(), **more}
     texts = [f'"{name}":{values.pop(name) or "null"}' for name in _JSON_COLUMNS]
     return f"{{{','.join(texts)},{json.dumps(values, default=datetime.isoformat)[1:]}"
 
 
-# The sequence is looked up once, not for each id. A timestamp without time zone is read the same
+# The sequence is looked up once, not per id. A timestamp without time zone is read the same way
 # whatever USE_TZ says.
 DRAW = """
 with ids as materialized (
@@ -126,7 +126,7 @@ select statement_timestamp() at time zone 'UTC',
 
 
 def draw(cursor: Cursor, count: int) -> tuple[datetime, list[int]]:
-    """Return the time, and so many ids that nobody else will have, rising."""
+    """Return the database's time and `count` new ids, ascending."""
     cursor.execute(DRAW, (count,))
     clock, ids = cursor.fetchone()
     return clock.replace(tzinfo=UTC), ids
@@ -138,7 +138,7 @@ copy django_mq_queuedmessage (
     retry, wants_result, ordered, processable_after, expires_at, created_at
 ) from stdin
 """
-# The server fills in the rest for half of what it takes to read it.
+# The server fills in the defaults in half the time it takes to read them.
 COPY_PLAIN = """
 copy django_mq_queuedmessage (id, queue, type, payload, max_attempts, handler) from stdin
 """
@@ -149,7 +149,7 @@ def copy_many(
 ) -> list[int]:
     """Insert the rows by COPY and return their ids in the order of the rows; see `insert()`.
 
-    Ids and the clock come first, by one statement: COPY returns nothing and computes nothing.
+    One statement fetches ids and the time first: COPY returns nothing and computes nothing.
     """
     now, ids = draw(cursor, len(rows))
     plain = all(row[_GIVEN:] == _DEFAULTS for row in _one_of_each(rows))
@@ -168,17 +168,17 @@ def copy_many(
 
 
 def _one_of_each(rows: Sequence[NewRow]) -> Iterable[NewRow]:
-    """Return rows of all kinds."""
+    """Return rows of every kind."""
     if not isinstance(rows, Rows):
         return rows
     return [kind.row("") for kind in {id(kind): kind for kind in rows.kinds}.values()]
 
 
 def _line_maker(now: datetime | None) -> Callable[[int, Kind, str], str]:
-    """Return what makes a line of COPY text of an id and a row; of a plain one, without a clock.
+    """Return a function that makes a line of COPY text; without `now`, for plain rows.
 
-    Rows of one call differ in little but the payload, so the rest is written once for each kind:
-    2 us a row, where the driver's own `write_row` takes 8.
+    The rows of one call differ in little but the payload, so the rest is rendered once per kind:
+    2 us per row, where the driver's own `write_row` takes 8.
     """
     last: Kind | None = None
     before = after = ""
@@ -218,7 +218,7 @@ def _copied(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Write what COPY's text format would read otherwise."""
+    """Escape the characters that are special in COPY's text format."""
     if "\\" in text:
         text = text.replace("\\", "\\\\")
     if text.isprintable():

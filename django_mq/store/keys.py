@@ -1,7 +1,8 @@
-"""The lines of order keys: free what comes next in them.
+"""The lines of order keys: free the next message of a line.
 
-The line of a key is (queue, handler, key); its head is the row with the lowest id. What was found
-behind a head that waits is parked, `blocked_by` it, and freed when that one is gone.
+The line of a key is (queue, handler, key); its head is the row with the lowest id. A claim parks
+the messages that it finds behind a waiting head: `blocked_by` names the head. They are freed when
+the head is gone.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from django_mq.store import Cursor
 
 
-class Line(NamedTuple):
-    """The line of a key."""
+class KeyLine(NamedTuple):
+    """The line of an order key."""
 
     queue: str
     handler: str
@@ -22,7 +23,7 @@ class Line(NamedTuple):
 
 
 # Freeing a row that is still behind another is harmless: the next claim parks it again. The heads
-# come first: where the planner thinks that few are parked it would begin with those.
+# come first, or the planner begins with the parked rows where it thinks that they are few.
 FREE_NEXT = """
 with head as materialized (
     select head.id
@@ -49,8 +50,8 @@ update django_mq_queuedmessage
 """
 
 
-def free_next(cursor: Cursor, lines: Iterable[Line]) -> None:
-    """Free what is now the first of each of `lines`: whatever was before it is gone, or dead."""
+def free_next(cursor: Cursor, lines: Iterable[KeyLine]) -> None:
+    """Free the first live message of each of `lines`; those before it are gone or dead."""
     found = sorted(set(lines))
     if found:
         queues, handlers, keys = zip(*found, strict=True)
@@ -59,12 +60,15 @@ def free_next(cursor: Cursor, lines: Iterable[Line]) -> None:
         )
 
 
-# A row that was parked while its head was being settled, or whose head somebody deleted by hand.
+# For rows parked while their head was being settled, or whose head somebody deleted by hand. Any
+# row of the line will do: the claim that meets it looks at the head. The head is looked up here
+# only so that nothing is freed where the line goes on anyway; the lookup gives up after 20 rows,
+# for a line of many dead letters that are skipped.
 FREE_STRANDED = """
-with recursive blocker as (
-    (select m.blocked_by as id
+with recursive blocker (id, n) as (
+    (select m.blocked_by, 1
        from django_mq_queuedmessage m
-      where m.blocked_by is not null
+      where m.blocked_by > %(after)s
       order by m.blocked_by
       limit 1)
     union all
@@ -72,53 +76,76 @@ with recursive blocker as (
               from django_mq_queuedmessage m
              where m.blocked_by > blocker.id
              order by m.blocked_by
-             limit 1)
+             limit 1), blocker.n + 1
       from blocker
-     where blocker.id is not null
-), stranded as (
-    select line.queue, line.handler, line.key
-      from blocker
-      left join django_mq_queuedmessage head on head.id = blocker.id
+     where blocker.id is not null and blocker.n < %(limit)s
+), walked as materialized (
+    select id from blocker where id is not null
+), stranded as materialized (
+    select line.*
+      from walked
+      left join lateral (
+        select head.id, head.queue, head.handler, head.key, head.dead_at
+          from django_mq_queuedmessage head
+         where head.id = walked.id
+         limit 1
+     ) head on true
      cross join lateral (
-        select m.queue, m.handler, m.key
+        select m.id, m.queue, m.handler, m.key
           from django_mq_queuedmessage m
-         where m.blocked_by = blocker.id
+         where m.blocked_by = walked.id
          limit 1
      ) line
-     where blocker.id is not null
-       and (head.id is null or head.handler <> line.handler
-            or head.dead_at is not null and line.queue = any(%(skipping)s::text[]))
-     limit %(limit)s
+     where head.id is null or head.id = line.id
+        or head.queue <> line.queue or head.handler <> line.handler
+        or head.key is distinct from line.key
+        or head.dead_at is not null and line.queue = any(%(skipping)s::text[])
 ), first as materialized (
-    select head.id
+    select case when head.id is null then line.id
+                when head.blocked_by is not null and head.dead_at is null then head.id end as id
       from stranded line
-     cross join lateral (
-        select m.id, m.blocked_by, m.dead_at
-          from django_mq_queuedmessage m
-         where m.queue = line.queue and m.handler = line.handler
-           and m.key >= line.key and m.key <= line.key
-           and (m.dead_at is null or line.queue <> all(%(skipping)s::text[]))
-         order by m.key, m.id
+      left join lateral (
+        select head.*
+          from (
+            select m.id, m.blocked_by, m.dead_at
+              from django_mq_queuedmessage m
+             where m.queue = line.queue and m.handler = line.handler
+               and m.key >= line.key and m.key <= line.key
+             order by m.key, m.id
+             limit 20
+          ) head
+         where head.dead_at is null or line.queue <> all(%(skipping)s::text[])
          limit 1
-     ) head
-     where head.blocked_by is not null and head.dead_at is null
+     ) head on true
+), freed as (
+    update django_mq_queuedmessage
+       set blocked_by = null
+     where id = any(array(
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = any(array(select first.id from first where first.id is not null))
+           for no key update skip locked))
+    returning id
 )
-update django_mq_queuedmessage
-   set blocked_by = null
- where id = any(array(
-    select m.id
-      from django_mq_queuedmessage m
-     where m.id = any(array(select first.id from first))
-       for no key update skip locked))
-returning id
+select (select count(*) from freed), (select max(id) from walked having count(*) >= %(limit)s)
 """
 
 
-def free_stranded(cursor: Cursor, *, skipping: Sequence[str], limit: int) -> int:
-    """Free the first of every line whose parked rows wait for one that is gone.
+class Freed(NamedTuple):
+    """How many rows were freed; `resume` is the last blocker looked at, None if that was all."""
 
-    Gone from the line: also when it was unrouted, and has a handler now. In the queues
-    `skipping` a dead head counts as gone. Returns how many were freed.
+    rows: int
+    resume: int | None
+
+
+def free_stranded(
+    cursor: Cursor, *, skipping: Sequence[str], limit: int, after: int = -(2**63)
+) -> Freed:
+    """Free one row of every line whose parked rows wait for a row that left the line.
+
+    A row also left its line when it was unrouted and has a handler now, or when it never was in
+    the line because another client wrote `blocked_by`. In the queues `skipping`, a dead head
+    counts as gone. Looks at up to `limit` blockers with ids above `after`.
     """
-    cursor.execute(FREE_STRANDED, {"skipping": list(skipping), "limit": limit})
-    return len(cursor.fetchall())
+    cursor.execute(FREE_STRANDED, {"skipping": list(skipping), "limit": limit, "after": after})
+    return Freed._make(cursor.fetchone())

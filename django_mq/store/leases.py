@@ -1,4 +1,4 @@
-"""Renew leases, and say which worker processes live."""
+"""Renew leases, and record which worker processes are alive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from django_mq.messages import Fence
     from django_mq.store import Cursor
 
-# SKIP LOCKED: a row that its own slice has locked needs no lease while it is locked.
+# SKIP LOCKED: a row needs no lease while its own slice has it locked.
 RENEW = f"""
 update django_mq_queuedmessage
    set leased_until = greatest(
@@ -20,15 +20,20 @@ update django_mq_queuedmessage
  where id = any(array(
     select m.id
       from {fenced(last=LOCKED)}))
-"""  # noqa: S608  (made of our own texts, as is the next)
+returning id
+"""  # noqa: S608  (built from constants, as is the next)
 
 
-def renew(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> None:
-    """Move the leases of `fences` to `lease` seconds from now; never to an earlier time."""
+def renew(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> set[int]:
+    """Extend the leases of `fences` to `lease` seconds from now; never shorten one.
+
+    Returns the ids extended; the others are no longer ours, or are locked.
+    """
     cursor.execute(RENEW, {**fence_columns(fences), "lease": lease})
+    return {row[0] for row in cursor.fetchall()}
 
 
-# No SKIP LOCKED: these run outside transactions, so at most a renewal has them for a moment.
+# No SKIP LOCKED: these messages run outside transactions, so only a renewal locks them, briefly.
 START = f"""
 update django_mq_queuedmessage
    set leased_until = greatest(
@@ -41,22 +46,36 @@ returning id, coalesce(expires_at <= statement_timestamp(), false)
 
 
 def start(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> dict[int, bool]:
-    """Give messages a whole lease before their handlers run outside a transaction.
+    """Give messages a full lease before their handlers run outside a transaction.
 
-    Returns for each id that is still ours whether it expired.
+    Returns the ids that are still ours, each with whether the message has expired.
     """
     cursor.execute(START, {**fence_columns(fences), "lease": lease})
     return dict(cursor.fetchall())
 
 
+# A locked row is skipped: the renewals come next on the same connection and must not wait.
 BEAT = """
-insert into django_mq_workerheartbeat
-       (id, queues, host, pid, version, wakeup, draining, running, timings)
-values (%(worker)s, %(queues)s::jsonb, %(host)s, %(pid)s, %(version)s, %(wakeup)s,
-        %(draining)s, %(running)s::jsonb, %(timings)s::jsonb)
-    on conflict (id) do update
-   set last_seen = statement_timestamp(), wakeup = excluded.wakeup,
-       draining = excluded.draining, running = excluded.running, timings = excluded.timings
+with known as materialized (
+    select id from django_mq_workerheartbeat where id = %(worker)s
+), free as materialized (
+    select id from django_mq_workerheartbeat where id = %(worker)s for no key update skip locked
+), moved as (
+    update django_mq_workerheartbeat
+       set last_seen = statement_timestamp(), wakeup = %(wakeup)s, draining = %(draining)s,
+           running = %(running)s::jsonb, timings = %(timings)s::jsonb
+     where id = any(array(select id from free))
+), added as (
+    insert into django_mq_workerheartbeat
+           (id, queues, host, pid, version, wakeup, draining, running, timings)
+    select %(worker)s, %(queues)s::jsonb, %(host)s, %(pid)s::int, %(version)s, %(wakeup)s,
+           %(draining)s, %(running)s::jsonb, %(timings)s::jsonb
+     where not exists (select from known)
+        on conflict (id) do nothing
+)
+select extract(epoch from statement_timestamp() - s.chores_ran_at)::float8
+  from (select) one
+  left join django_mq_queuestate s on s.queue = ':'
 """
 
 
@@ -72,8 +91,11 @@ def beat(
     draining: bool,
     running: Sequence[int],
     timings: Mapping[str, Any],
-) -> None:
-    """Say that worker process `worker` lives, which message ids it runs, and what it did."""
+) -> float | None:
+    """Record that worker process `worker` is alive, which message ids it runs, and its timings.
+
+    Returns how many seconds ago the fleet last did its chores, None if it never did.
+    """
     cursor.execute(
         BEAT,
         {
@@ -88,11 +110,13 @@ def beat(
             "timings": json.dumps(timings),
         },
     )
+    since: float | None = cursor.fetchone()[0]
+    return since
 
 
 LEAVE = "delete from django_mq_workerheartbeat where id = %(worker)s"
 
 
 def leave(cursor: Cursor, *, worker: str) -> None:
-    """Strike a worker process that ended from the list."""
+    """Delete the heartbeat of a worker process that ended."""
     cursor.execute(LEAVE, {"worker": worker})

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# By the primary key: no other index knows the order of ids. Where the queue's rows are few among
-# many it walks past the others, 0.3 s for a million.
+# By the primary key, the only index in the order of ids. Where the queue has few rows among many,
+# it scans past the others: 0.3 s for a million.
 PEEK = """
 select m.id
   from django_mq_queuedmessage m
@@ -20,7 +20,7 @@ select m.id
 
 
 def peek(cursor: Cursor, *, queue: str | None, limit: int) -> list[int]:
-    """Return the lowest `limit` ids that are not dead, of one queue or of all."""
+    """Return the lowest `limit` ids of live messages, of one queue or of all."""
     cursor.execute(PEEK, {"queue": queue, "limit": limit})
     return _ids(cursor.fetchall())
 
@@ -37,9 +37,9 @@ select m.id
 
 
 def peek_free(cursor: Cursor, *, queue: str | None, limit: int) -> list[int]:
-    """As `peek`, without what is leased, or locked by anybody else.
+    """Return what `peek` does, without messages that are leased or locked by another session.
 
-    It locks them until the transaction ends: roll back to a savepoint.
+    Locks the rows until the transaction ends: roll back to a savepoint.
     """
     cursor.execute(PEEK_FREE, {"queue": queue, "limit": limit})
     return _ids(cursor.fetchall())

@@ -1,8 +1,8 @@
-"""The level at which a queue backs off, and its probe: guarded statements, each short.
+"""The backoff level of a queue, and its probe: short, guarded statements.
 
-The row of the queue is skipped, not waited for, where somebody else has it locked: a worker's
-loop stops for nobody. Whoever calls asks `standings()` what came of it. The time of a change is
-taken when the row is locked, so that a claim which began before it is older than the change.
+A worker's loop must not wait, so statements skip the queue's row if another session has it locked;
+callers read the result with `standings()`. A change is timed after the row is locked, so that a
+claim which began before it counts as older.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from django_mq.store import Cursor
 
 
-class Moved(NamedTuple):
-    """The level of a queue before and after; `until` when nothing is claimed, None at zero."""
+class LevelChange(NamedTuple):
+    """The old and new level of a queue; it claims nothing before `until`, None at level zero."""
 
     before: int
     level: int
@@ -54,16 +54,16 @@ select 0, 1, backoff_until from added
 
 def raise_level(
     cursor: Cursor, *, queue: str, claimed_at: datetime, waits: Sequence[float]
-) -> Moved | None:
-    """Let `queue` back off, because a message failed that was claimed at `claimed_at`.
+) -> LevelChange | None:
+    """Let `queue` back off, because a message claimed at `claimed_at` failed.
 
-    Nothing changes, and None is returned, when it backs off already (only its probe moves it
-    then), or when the message was claimed before the last change of its level. `waits` are
+    Changes nothing and returns None if the queue backs off already (then only its probe moves
+    the level), or if the message was claimed before the last change of the level. `waits` are
     the seconds of the levels from 1 to the top.
     """
     cursor.execute(RAISE_LEVEL, {"queue": queue, "claimed_at": claimed_at, "wait": waits[0]})
     row = cursor.fetchone()
-    return None if row is None else Moved._make(row)
+    return None if row is None else LevelChange._make(row)
 
 
 END_PROBE = """
@@ -89,11 +89,11 @@ returning ours.before, s.backoff_level, s.backoff_until
 
 def end_probe(
     cursor: Cursor, *, queue: str, claimer: str, step: int, waits: Sequence[float]
-) -> Moved | None:
+) -> LevelChange | None:
     """Move the level of `queue` by `step` (-1, 0 or 1), because its probe by `claimer` ended.
 
-    Above zero it waits anew, whatever the step; it stops at the top, the last of `waits`.
-    Returns None, and changes nothing, when this is not its probe any more.
+    Above level zero a new wait begins, whatever the step. The top level is the last of `waits`.
+    Changes nothing and returns None if `claimer` no longer has the probe.
     """
     cursor.execute(
         END_PROBE,
@@ -106,7 +106,7 @@ def end_probe(
         },
     )
     row = cursor.fetchone()
-    return None if row is None else Moved._make(row)
+    return None if row is None else LevelChange._make(row)
 
 
 START_PROBE = """
@@ -129,9 +129,9 @@ returning s.queue
 
 
 def start_probe(cursor: Cursor, *, queue: str, claimer: str, lease: float) -> bool:
-    """Say whether `claimer` may claim one message of `queue`, and nobody else for `lease` seconds.
+    """Let `claimer` alone claim one message of `queue`, for `lease` seconds; return whether it may.
 
-    It may when the queue backs off, its wait is over, it is not paused, and no other probe lives.
+    It may if the queue backs off, the wait is over, the queue is not paused and has no other probe.
     """
     cursor.execute(START_PROBE, {"queue": queue, "claimer": claimer, "lease": lease})
     return cursor.fetchone() is not None
@@ -152,11 +152,11 @@ update django_mq_queuestate s
 
 
 def cancel_probe(cursor: Cursor, *, queue: str, claimer: str) -> None:
-    """Give the probe of `queue` back, if it is `claimer`'s: it claimed nothing, or ran nothing."""
+    """Give back the probe of `queue`, if `claimer` has it: it claimed nothing, or ran nothing."""
     cursor.execute(CANCEL_PROBE, {"queue": queue, "claimer": claimer})
 
 
-# Only while the message is still claimed: a probe that nobody ended lapses.
+# Only while its message is still claimed: an abandoned probe lapses.
 RENEW_PROBE = """
 with ours as materialized (
     select s.queue
@@ -176,7 +176,7 @@ update django_mq_queuestate s
 
 
 def renew_probe(cursor: Cursor, *, queue: str, claimer: str, lease: float) -> None:
-    """Let the probe of `queue` by `claimer` live for `lease` more seconds; never for fewer."""
+    """Extend the probe of `queue` by `claimer` to `lease` seconds from now; never shorten it."""
     cursor.execute(RENEW_PROBE, {"queue": queue, "claimer": claimer, "lease": lease})
 
 
@@ -196,9 +196,9 @@ returning s.queue
 
 
 def drop_probes_of(cursor: Cursor, *, worker: str, but: Collection[str] = ()) -> set[str]:
-    """Give back every probe of worker process `worker`, save those of the claimers `but`.
+    """Give back every probe of worker process `worker`, except those of the claimers `but`.
 
-    Returns the queues: one message of each may probe at once.
+    Returns the queues, each of which may start a new probe at once.
     """
     cursor.execute(DROP_PROBES, {"prefix": f"{worker}:", "but": list(but)})
     return {row[0] for row in cursor.fetchall()}
@@ -211,7 +211,7 @@ select s.queue, s.backoff_level, s.backoff_changed_at, s.probe_by
 """
 
 
-class Standing(NamedTuple):
+class BackoffState(NamedTuple):
     """The level of a queue, when it last changed, and the claimer of its probe."""
 
     level: int = 0
@@ -219,10 +219,10 @@ class Standing(NamedTuple):
     probe_by: str | None = None
 
 
-def standings(cursor: Cursor, queues: Collection[str]) -> dict[str, Standing]:
-    """Return how `queues` stand; those without a row are left out: they do not back off."""
+def standings(cursor: Cursor, queues: Collection[str]) -> dict[str, BackoffState]:
+    """Return the states of `queues`; one without a row is left out, as it does not back off."""
     cursor.execute(STANDINGS, {"queues": list(queues)})
-    return {row[0]: Standing._make(row[1:]) for row in cursor.fetchall()}
+    return {row[0]: BackoffState._make(row[1:]) for row in cursor.fetchall()}
 
 
 END_BACKOFF = """
@@ -242,11 +242,11 @@ returning before.level
 """
 
 
-def end_backoff(cursor: Cursor, *, queue: str) -> Moved | None:
-    """Let `queue` run again at full rate, whatever its level; None if it did not back off.
+def end_backoff(cursor: Cursor, *, queue: str) -> LevelChange | None:
+    """Let `queue` run at full rate again, whatever its level; None if it did not back off.
 
-    A row that somebody else has locked is waited for: an operator asked.
+    Waits for the row's lock, because an operator asked.
     """
     cursor.execute(END_BACKOFF, {"queue": queue})
     row = cursor.fetchone()
-    return None if row is None else Moved(row[0], 0, None)
+    return None if row is None else LevelChange(row[0], 0, None)

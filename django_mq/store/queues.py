@@ -1,4 +1,4 @@
-"""The state of a queue in one statement; pause it, resume it, limit it."""
+"""Read the state of a queue in one statement; pause, resume and limit it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# A probe for each priority, so that neither a million due nor a million delayed rows are walked.
-# FOR SHARE: a row that a claim or a handler has locked is skipped, so it does not count as due;
-# two who ask do not hide it from each other. A row behind another of its key is not due either:
-# the subquery for the head of a key is memoized, a probe a key.
+# One probe per priority, so that neither a million due nor a million delayed rows are scanned.
+# FOR SHARE skips a row that a claim or a handler has locked, which therefore does not count as due;
+# two readers do not hide it from each other. A row behind another of its key is not due either: the
+# subquery for the head of a key is memoized, one probe per key.
 STATE = """
 with recursive lane (priority) as (
     (select m.priority
@@ -115,11 +115,11 @@ select exists (select from due) or exists (select from lapsed),
 """
 
 
-class Stand(NamedTuple):
-    """How a queue stands at `now`, by the database's clock.
+class QueueSnapshot(NamedTuple):
+    """The state of a queue at `now`, by the database's clock.
 
-    `due`: something can be claimed. `next_at`: the earliest due or lapse time ahead.
-    `taken`: something is past its time, though others may have it locked.
+    `due`: a message can be claimed. `next_at`: the earliest due or lapse time in the future.
+    `taken`: a message is due or lapsed, though another session may have it locked.
     """
 
     due: bool
@@ -131,13 +131,13 @@ class Stand(NamedTuple):
     backoff_until: datetime | None
 
 
-def state(cursor: Cursor, *, queue: str, skip_dead: bool) -> Stand:
-    """Return how `queue` stands; `skip_dead`: a dead head does not block its key.
+def state(cursor: Cursor, *, queue: str, skip_dead: bool) -> QueueSnapshot:
+    """Return the state of `queue`; with `skip_dead`, a dead head does not block its key.
 
-    It locks at most two rows until the transaction ends: roll back to a savepoint.
+    Locks at most two rows until the transaction ends: roll back to a savepoint.
     """
     cursor.execute(STATE, {"queue": queue, "skip_dead": skip_dead})
-    return Stand._make(cursor.fetchone())
+    return QueueSnapshot._make(cursor.fetchone())
 
 
 PAUSE = """
@@ -155,7 +155,7 @@ returning s.paused_until
 
 
 class Paused(NamedTuple):
-    """A queue is paused until then; None: until it is resumed."""
+    """A queue is paused `until` then, or (None) until it is resumed."""
 
     until: datetime | None
 
@@ -163,7 +163,7 @@ class Paused(NamedTuple):
 def pause(cursor: Cursor, *, queue: str, at: datetime | None, delay: float | None) -> Paused | None:
     """Pause `queue` until `at`, or for `delay` seconds, or (both None) until it is resumed.
 
-    Returns None, and changes nothing, for a time that is past.
+    Changes nothing and returns None if that time is past.
     """
     cursor.execute(PAUSE, {"queue": queue, "at": at, "delay": delay})
     row = cursor.fetchone()
@@ -179,7 +179,7 @@ returning queue
 
 
 def resume(cursor: Cursor, *, queue: str) -> bool:
-    """End the pause of `queue`; say whether there was one."""
+    """End the pause of `queue`; return whether it was paused."""
     cursor.execute(RESUME, {"queue": queue})
     return cursor.fetchone() is not None
 
@@ -195,5 +195,5 @@ select %(queue)s::text, %(max_in_flight)s::int
 
 
 def limit(cursor: Cursor, *, queue: str, max_in_flight: int | None) -> None:
-    """Let at most so many messages of `queue` be in flight; None: what the settings say."""
+    """Limit the messages of `queue` in flight; None restores the limit of the settings."""
     cursor.execute(LIMIT, {"queue": queue, "max_in_flight": max_in_flight})

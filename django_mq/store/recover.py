@@ -1,4 +1,4 @@
-"""Settle what a dead worker process held: what it ran is charged, the rest is given back."""
+"""Settle the messages of a dead worker process: charge those it ran, release the others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import LOCKED, fence_columns, fenced
-from django_mq.store.claimed import claimed_columns
+from django_mq.store.claimed_row import REFUNDED, claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.messages import Fence
     from django_mq.store import Cursor
 
-RELEASE_ALL_BUT = """
+RELEASE_ALL_BUT = f"""
 with ours as materialized (
     select m.id
       from django_mq_queuedmessage m
@@ -21,17 +21,17 @@ with ours as materialized (
        and m.id <> all(%(running)s::bigint[])
        for no key update of m skip locked
 )
-update django_mq_queuedmessage
-   set leased_until = null, claimed_by = null, attempts = attempts - 1
- where id = any(array(select id from ours))
-returning id
-"""
+update django_mq_queuedmessage m
+   set leased_until = null, claimed_by = null, attempts = {REFUNDED}
+ where m.id = any(array(select id from ours))
+returning m.id
+"""  # noqa: S608  (built from constants, as is the next)
 
 
 def release_all_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
-    """Give back every message that worker process `worker` claimed, save the ids `running`.
+    """Release every message that worker process `worker` claimed, except the ids `running`.
 
-    Rows that its dying connection still has locked are skipped: ask again.
+    Skips rows that the worker's dying connection still has locked: call it again.
     """
     cursor.execute(RELEASE_ALL_BUT, {"prefix": f"{worker}:", "running": list(running)})
     return {row[0] for row in cursor.fetchall()}
@@ -40,11 +40,11 @@ def release_all_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> s
 LOCK_RUNNING = f"""
 select {claimed_columns()}
   from {fenced("m.*", last=LOCKED)}
-"""  # noqa: S608  (made of our own texts)
+"""  # noqa: S608
 
 
 def lock_running(cursor: Cursor, fences: Sequence[Fence]) -> list[ClaimedRow]:
-    """Lock and return the messages of `fences` that nobody settled since."""
+    """Lock and return the messages of `fences` that are still claimed and not locked."""
     cursor.execute(LOCK_RUNNING, fence_columns(fences))
     return [ClaimedRow._make(row) for row in cursor.fetchall()]
 
@@ -57,6 +57,6 @@ select exists (
 
 
 def anything_left(cursor: Cursor, *, worker: str) -> bool:
-    """Say whether any message is still claimed by worker process `worker`."""
+    """Return whether worker process `worker` still has a claimed message."""
     cursor.execute(REMAINING, {"prefix": f"{worker}:"})
     return bool(cursor.fetchone()[0])

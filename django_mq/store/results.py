@@ -1,4 +1,4 @@
-"""What askers get: stored by the transaction that settles the message, read until forgotten."""
+"""Replies to requests, stored by the transaction that settles the message."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-#: The error class of what nobody will answer; a handler's own classes have their module with them.
+#: The error class of a request that gets no answer; a handler's own classes include their module.
 UNANSWERED = "Unanswered"
 
 
-class Answer(NamedTuple):
-    """What is stored for an asker: `value` as JSON text, or None and an error."""
+class Reply(NamedTuple):
+    """The stored reply to a request: `value` as JSON text, or None and an error."""
 
     id: int
     handler: str
@@ -22,8 +22,8 @@ class Answer(NamedTuple):
     error_text: str = ""
 
 
-# A message that was dead, and answered so, may have been requeued: the last word counts. The
-# channel is not that of the workers, who have nothing to do then; it has no payload either.
+# A dead message has its answer, but may be requeued: the latest answer replaces it. The channel is
+# not that of the workers, which have nothing to do then; it has no payload either.
 STORE = """
 with stored as (
     insert into django_mq_result (message_id, handler, value, error_class, error_text)
@@ -41,8 +41,8 @@ select pg_notify('django_mq_replies', '') from stored where %(ring)s limit 1
 """
 
 
-def store(cursor: Cursor, answers: Sequence[Answer], *, ring: bool) -> None:
-    """Store what was answered; at the commit wake those who listen, if `ring`."""
+def store(cursor: Cursor, answers: Sequence[Reply], *, ring: bool) -> None:
+    """Store the replies; with `ring`, notify waiting requests at the commit."""
     cursor.execute(
         STORE,
         {
@@ -56,9 +56,9 @@ def store(cursor: Cursor, answers: Sequence[Answer], *, ring: bool) -> None:
     )
 
 
-# One statement, so one snapshot: a message goes and its result comes in the same transaction. A
-# dead letter answers by itself where nothing was stored: its worker vanished with it. One that was
-# requeued is asked again, so what is stored of its death is no answer.
+# One statement, so one snapshot: the transaction that removes a message stores its result. A dead
+# letter without a result is itself the answer: its worker vanished. A requeued message will answer
+# again, so the result that is stored of its death does not count.
 LOOK = """
 select wanted.id,
        m.dead_at is not null or (m.id is null and r.message_id is not null),
@@ -84,9 +84,9 @@ select wanted.id,
 
 
 class Found(NamedTuple):
-    """What is known of a message: is it answered, else is it there and asked for?
+    """The state of a request: `answered`, else `stored` while its message is still in the table.
 
-    `value` is JSON text, None with an error.
+    `value` is JSON text, or None with an error.
     """
 
     id: int
@@ -98,7 +98,7 @@ class Found(NamedTuple):
 
 
 def look(cursor: Cursor, ids: Sequence[int]) -> list[Found]:
-    """Return what is known of each of the messages `ids`."""
+    """Return the state of each request in `ids`."""
     cursor.execute(LOOK, {"ids": list(ids)})
     return [Found._make(row) for row in cursor.fetchall()]
 

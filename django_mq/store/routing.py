@@ -1,4 +1,4 @@
-"""Give an unrouted message to its handlers: a copy for each, the row itself being the first."""
+"""Route a message to its handlers: one copy per handler, the row itself being the first."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ select id from original
 def split(
     cursor: Cursor, fence: Fence, *, handlers: Sequence[str], max_attempts: Sequence[int]
 ) -> bool:
-    """Give the message to the first of `handlers` and a copy of it to each other one.
+    """Give the message to the first of `handlers`, and a copy of it to each of the others.
 
-    Returns False, and changes nothing, when the message is no longer ours.
+    Changes nothing and returns False if the message is no longer ours.
     """
     cursor.execute(
         SPLIT,

@@ -1,4 +1,4 @@
-"""Rows to insert: one by one, or many that differ in little but their payloads."""
+"""Rows to insert, stored compactly where they differ in little but their payloads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, overload
 class NewRow(NamedTuple):
     """One row to insert; the order of the fields is that of the statements' parameters.
 
-    `payload`, `metadata` and `retry` are JSON text. Due `delay` seconds from now, or at `due` if
-    that is set; expires likewise `lifetime` seconds from now, or at `expires`, or never.
+    `payload`, `metadata` and `retry` are JSON text. The message is due at `due`, else `delay`
+    seconds from now. It expires at `expires`, else `lifetime` seconds from now, else never.
     """
 
     queue: str
@@ -37,7 +37,7 @@ class NewRow(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A row without its payload: the fields before that, and those after it.
+    """A row without its payload: the fields before it, and those after it.
 
     >>> row = NewRow("mail", "shop.placed", "{}", 20, "send_mail")
     >>> row.kind.row("[]") == row._replace(payload="[]")
@@ -68,10 +68,10 @@ class Kind(NamedTuple):
 
 
 class Rows(Sequence[NewRow]):
-    """Rows as their kinds and payloads; a row is made when it is looked at.
+    """Rows stored as kinds and payloads; a `NewRow` is made on access.
 
-    Of many rows few kinds are there, so this is a text for each: what is alive longer than a
-    moment the collector walks again and again, and a text it does not.
+    Many rows share few kinds, so this keeps little more than one string per row. The garbage
+    collector scans every long-lived object again and again, but no strings.
 
     >>> rows = Rows([NewRow("mail", "t", "1", 20), NewRow("stock", "t", "2", 20)])
     >>> [row.queue for row in rows], rows[1].payload, [row.payload for row in rows[:1]]

@@ -1,4 +1,4 @@
-"""Move time, for tests: what would run later may run now."""
+"""Move time, for tests: make later messages due now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# Each a microsecond behind the other, all in the past: they stay in their order.
+# One microsecond apart, all in the past, so that they keep their order.
 MAKE_DUE = """
 with later as materialized (
     select m.id, row_number() over (order by m.processable_after desc, m.id desc) as place

@@ -1,6 +1,6 @@
 """The worker: one process that claims, runs and settles messages until it is told to stop.
 
-`Worker` is what users and commands hold; `process.py` has the parts of one run and the loop.
+Users and commands hold a `Worker`; `run` has the loop, `parts` builds what it works with.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from collections.abc import Callable, Sequence
 from django.db import connections, router
 
 from django_mq.conf import get_settings
-from django_mq.routing import check_pattern
-from django_mq.timing import HandlerTimings
-from django_mq.worker import timings
-from django_mq.worker.board import Board
-from django_mq.worker.leases import DeadWorker
-from django_mq.worker.process import Process
-from django_mq.worker.timings import Timings
+from django_mq.executor import handler_counts as timings
+from django_mq.executor.handler_counts import Timings
+from django_mq.executor.scoreboard import Scoreboard
+from django_mq.policy.handler_stats import HandlerTimings
+from django_mq.policy.routing import check_pattern
+from django_mq.worker.recovery import DeadWorker
+from django_mq.worker.run import Run
 
-__all__ = ["DeadWorker", "Worker", "places_needed"]
+__all__ = ["DeadWorker", "Worker", "entries_needed"]
 
 
-def places_needed(*, threads: int, async_slots: int, batch_size: int) -> int:
-    """Return how many places on the board a worker with these options needs."""
+def entries_needed(*, threads: int, async_slots: int, batch_size: int) -> int:
+    """Return how many scoreboard entries a worker with these options needs."""
     return threads * batch_size + async_slots
 
 
 class Worker:
-    """Runs messages in this process, in threads of its own, until it is told to stop.
+    """Runs messages in threads of this process, until it is told to stop.
 
     `queues` are names or patterns (`mail.*`, `#` for all, the default), in strict preference.
-    Other options default to the settings. Only `manage.py mq_worker` has a supervisor, so only
-    there a handler that runs past its timeout, and is no coroutine, is ended.
+    Other options default to the settings. Ending a sync handler that runs past its timeout takes
+    the supervisor of `manage.py mq_worker`; a worker started here cannot do it.
 
         worker = Worker(queues=["mail"])
         worker.run(until_empty=True)
@@ -50,10 +50,10 @@ class Worker:
         drain_seconds: float | None = None,
         using: str | None = None,
         id: str | None = None,
-        board: Board | None = None,
+        scoreboard: Scoreboard | None = None,
     ) -> None:
-        """Raise InvalidName for a queue that is no name and no pattern, ValueError for a number
-        below one; nothing is connected yet."""
+        """Raise InvalidName for a queue that is neither a name nor a pattern, and ValueError for a
+        number out of range; nothing connects yet."""
         settings = get_settings()
         self.settings = settings
         if isinstance(queues, str):
@@ -68,10 +68,10 @@ class Worker:
         self.max_seconds = max_seconds
         self.drain_seconds = settings.drain_seconds if drain_seconds is None else drain_seconds
         self.alias = using or settings.database or _routed_alias()
-        self._given_board = board
+        self._given_scoreboard = scoreboard
         self._given_id = id
         self._to_recover: list[tuple[DeadWorker, Callable[[], None]]] = []
-        self._parts: Process | None = None
+        self._run: Run | None = None
         self._timings = Timings()
         self._starting = threading.Lock()
         self._stopping = threading.Event()
@@ -81,81 +81,81 @@ class Worker:
     @property
     def id(self) -> str:
         """The random id of this run, as in `claimed_by` and the heartbeat; empty when idle."""
-        return self._parts.id if self._parts else ""
+        return self._run.id if self._run else ""
 
     @property
     def running(self) -> bool:
         """Whether it runs now; from any thread."""
-        return self._parts is not None
+        return self._run is not None
 
     @property
     def sleeps(self) -> int:
-        """How often this run found nothing to do and slept; 0 when idle."""
-        return self._parts.wakeup.sleeps if self._parts else 0
+        """How often this run has slept for lack of work; 0 when idle."""
+        return self._run.parts.wakeup.sleeps if self._run else 0
 
     def timings(self) -> dict[str, HandlerTimings]:
-        """Return what each handler did in this run, or in the last one; from any thread.
+        """Return the timings of each handler in this run, or in the last; from any thread.
 
-        At most 100 handlers, those that ended most messages first. `django_mq.queues.timings()`
-        adds up the whole fleet.
+        At most 100 handlers, starting with those that ended most messages.
+        `django_mq.queues.timings()` sums the whole fleet.
         """
         return {name: tally.timings(name) for name, tally in self._timings.read().items()}
 
     def run(self, until_empty: bool = False) -> bool:
-        """Work until told to stop, or until nothing is due any more; blocks.
+        """Work until told to stop or, with `until_empty`, until nothing is due; blocks.
 
-        Returns True when everything that was begun was ended, False when `drain_seconds` ran
-        out first. Raises RuntimeError when it runs already or inside a transaction, and what
-        the database raises when it cannot be reached at the start.
+        Returns True if every message that started was finished, False if `drain_seconds` ran out
+        first. Raises RuntimeError if the worker is running already or in a transaction, and the
+        database's own error if it cannot be reached at the start.
         """
         with self._starting:
-            if self._parts is not None:
-                raise RuntimeError("this worker runs already")
+            if self._run is not None:
+                raise RuntimeError("this worker is already running")
             if connections[self.alias].in_atomic_block:
                 raise RuntimeError(
-                    "a worker has connections of its own and would see nothing of this"
+                    "a worker uses its own connections, which cannot see the changes of this"
                     " transaction: in a TestCase use django_mq.testing.drain()"
                 )
-            self._parts = Process(self)
-            self._timings = timings.begin(self._parts.id)
+            self._run = Run(self)
+            self._timings = timings.begin(self._run.id)
             self._ended.clear()
         try:
-            return self._parts.run(until_empty)
+            return self._run.run(until_empty)
         finally:
-            timings.end(self._parts.id)
+            timings.end(self._run.id)
             with self._starting:
-                self._parts = None
-                self._stopping.clear()  # not at the start: it may have been asked to stop before
+                self._run = None
+                self._stopping.clear()  # here, since a stop may come before the run
             self._ended.set()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Drain: start nothing more, end what runs. From any thread.
+        """Drain: start nothing more, and finish what runs. From any thread.
 
         Waits up to `timeout` seconds (None: as long as it takes) and returns whether the run
-        ended; False as well when nothing was running.
+        ended; also False if nothing was running.
         """
         with self._starting:
-            if self._parts is None:
+            if self._run is None:
                 return False
             self.ask_to_stop()
         return self._ended.wait(timeout)
 
     def ask_to_stop(self) -> None:
-        """Drain, without waiting: from any thread. Before a run, it ends that at once."""
+        """Begin to drain, from any thread. Before a run, it makes that end at once."""
         self._stopping.set()
-        if self._parts is not None:
-            self._parts.wakeup.poke()
+        if self._run is not None:
+            self._run.parts.wakeup.poke()
 
     def recover(self, dead: DeadWorker, done: Callable[[], None]) -> None:
-        """Settle what a dead worker process held, then call `done`: its supervisor asks for it."""
+        """Settle what a dead sibling held, then call `done`; for the supervisor."""
         self._to_recover.append((dead, done))
-        if self._parts is not None:
-            self._parts.take_recoveries()
+        if self._run is not None:
+            self._run.take_recoveries()
 
-    def board(self) -> Board:
-        """Return where this worker shows what it runs."""
-        return self._given_board or Board(
-            places_needed(
+    def scoreboard(self) -> Scoreboard:
+        """Return the scoreboard on which this worker shows what it runs."""
+        return self._given_scoreboard or Scoreboard(
+            entries_needed(
                 threads=self.threads,
                 async_slots=self.async_slots,
                 batch_size=self.batch_size or self.settings.batch_size,

@@ -1,70 +1,222 @@
-"""Chores: what keeps the tables small. Any worker may do them; the fleet takes turns."""
+"""Chores: keep the tables small, and repair the outcomes of races. The workers take turns.
+
+A chore is done in pieces: transactions that walk over a bounded number of rows. A turn has a fixed
+number of pieces per chore. The position of each walk is stored, and the next turn resumes there,
+on any worker.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psycopg
+
+from django_mq.executor import reports as reporting
+from django_mq.executor import settle_effects
+from django_mq.executor.connections import LOST, within_transaction
+from django_mq.executor.ended import Ended, Settled
 from django_mq.messages import Delivery
+from django_mq.policy.outcomes import one_line
 from django_mq.signals import announce_queue, queue_deep
 from django_mq.states import GONE_AFTER
-from django_mq.store import Cursor, census, chores, freeing, keys
-from django_mq.worker import consequences, freed, reporting
-from django_mq.worker.ending import Ended, Settled, within_transaction
+from django_mq.store import Cursor, chores, expiry, keys
+from django_mq.store import free_unique_ids as freeing
+from django_mq.store import put_aside as aside
+from django_mq.store.limits import set_limits
+from django_mq.store.unique_ids import UniqueId
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
 
-#: Seconds between two turns of the whole fleet.
-EVERY = 10.0
-#: Rows that one statement removes at most: no chore holds locks for long.
+logger = logging.getLogger("django_mq")
+
+#: Seconds between two turns of the whole fleet: a little less than between two heartbeats, since
+#: each heartbeat reads when the last turn was.
+EVERY = 9.0
+#: Rows that one piece walks over, or removes.
 PIECE = 1000
-#: Statements of one kind in a turn, where one may not be enough.
-MOST_PIECES = 20
-#: A queue that is too deep is counted so far, for the words of the warning.
-MOST_COUNTED = 10_000
-#: Messages that expire at once: their payloads are read, for the signals.
+#: Messages that expire in one piece: their payloads are read, for the signals.
 FEW = 50
+#: Rows that one walk over expired messages looks at: it passes those in flight.
+WINDOW = 1000
+#: Unique ids whose put-aside messages one transaction brings forward.
+FORWARD = 100
+#: Queues that one piece looks at.
+QUEUES = 100
+#: How far to count a queue that is too deep, for the text of the warning.
+MOST_COUNTED = 10_000
+#: Seconds that a statement may take, and that it waits for a lock.
+STATEMENT_SECONDS, LOCK_SECONDS = 30.0, 0.2
+
+#: Where a walk resumes, as a JSON value. None: the walk is over.
+Position = Any
 
 
-def run(cursor: Cursor, settings: Settings) -> bool:
-    """Do what is to be done, in pieces, if it is this worker's turn; return whether it is."""
-    if not chores.take_turn(cursor, every=EVERY):
+def run(cursor: Cursor, settings: Settings, *, ending: Callable[[], bool] = lambda: False) -> bool:
+    """Take a turn, if one is due; return whether it was.
+
+    Stops after the current piece once `ending()` is true.
+    """
+    with within_transaction(cursor):
+        _limit(cursor)
+        before = chores.take_turn(cursor, every=EVERY)
+    if before is None:
         return False
-    while expired := _expire(cursor):
-        for each in expired:
-            reporting.one_ended(each)
-    if settings.attempt_retention is not None:
-        chores.forget_attempts(cursor, older_than=settings.attempt_retention, limit=PIECE)
-    if settings.result_retention is not None:
-        for _ in range(MOST_PIECES):  # there may be as many as there were questions
-            if (
-                chores.forget_results(cursor, older_than=settings.result_retention, limit=PIECE)
-                < PIECE
-            ):
-                break
-    skipping = [name for name, queue in settings.queues.items() if queue.on_dead_head == "skip"]
-    keys.free_stranded(cursor, skipping=skipping, limit=PIECE)
-    _warn_of_deep(cursor, settings)
-    freed.mend(cursor)
-    freeing.forget_quiet(cursor, limit=PIECE)
-    chores.forget_workers(cursor, older_than=4 * GONE_AFTER.total_seconds())
-    _forget_dead(cursor, settings)
+    after: dict[str, Position] = {}
+    for name, chore in CHORES.items():
+        position = before.get(name)
+        try:
+            for _ in range(chore.pieces):
+                if ending():
+                    break
+                position = chore.piece(cursor, settings, position)
+                if position is None:
+                    break
+        except LOST as error:
+            if cursor.connection.closed:
+                raise
+            logger.debug("chore %s continues in the next turn: %s", name, error)
+        except Exception:
+            position = None
+            logger.exception("chore %s failed", name, extra={"event": "chore_failed"})
+        if position is not None:
+            after[name] = position
+    if after != before:
+        chores.resume_at(cursor, after)
     return True
 
 
-def _expire(cursor: Cursor) -> list[Ended]:
+def _limit(cursor: Cursor) -> None:
+    set_limits(cursor, statement=STATEMENT_SECONDS, lock=LOCK_SECONDS)
+
+
+def _expire(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    after, walked = at or expiry.ALWAYS, WINDOW
+    try:
+        if len(expire_few(cursor, after)) == FEW:
+            return after
+    except psycopg.errors.LockNotAvailable:
+        walked = FEW  # another session holds the unique id of one of them: pass these
     with within_transaction(cursor):
+        _limit(cursor)
+        return expiry.expiry_walked(cursor, after=after, window=walked)
+
+
+def expire_few(cursor: Cursor, after: str = expiry.ALWAYS) -> list[Ended]:
+    """Dead-letter a few messages that expired after `after`; return how they ended."""
+    with within_transaction(cursor):
+        _limit(cursor)
         ended = [
             Ended(Delivery(row), Settled.BURIED, reason="expired")
-            for row in chores.expire(cursor, limit=FEW)
+            for row in expiry.expire(cursor, limit=FEW, after=after, window=WINDOW)
         ]
-        consequences.follow(cursor, ended)
+        settle_effects.follow_where_possible(cursor, ended)
+    for each in ended:
+        reporting.one_ended(each)
     return ended
 
 
-def _warn_of_deep(cursor: Cursor, settings: Settings) -> None:
-    """Say once in a while, for the whole fleet, that more messages wait than should."""
-    depths = {name: settings.queue(name).warn_depth for name in census.names(cursor)}
+def _forget_attempts(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    if (oldest := settings.attempt_retention) is None:
+        return None
+    with within_transaction(cursor):
+        _limit(cursor)
+        return _again(chores.forget_attempts(cursor, older_than=oldest, limit=PIECE))
+
+
+def _forget_results(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    if (oldest := settings.result_retention) is None:
+        return None
+    with within_transaction(cursor):
+        _limit(cursor)
+        return _again(chores.forget_results(cursor, older_than=oldest, limit=PIECE))
+
+
+def _forget_quiet(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    with within_transaction(cursor):
+        _limit(cursor)
+        return _again(aside.forget_quiet(cursor, limit=PIECE))
+
+
+def _again(count: int) -> Position:
+    """Return a position if the piece was full; the next one starts behind the removed rows."""
+    return True if count >= PIECE else None
+
+
+def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    """Remove dead letters of one queue after `at`; the same queue comes next if it has more."""
+    before = at or ""
+    with within_transaction(cursor):
+        _limit(cursor)
+        names = chores.dead_queues(cursor, after=before, limit=QUEUES)
+        for name in names:
+            oldest = settings.queue(name).dead_retention
+            if oldest is not None and (
+                gone := chores.forget_dead(cursor, queue=name, older_than=oldest, limit=PIECE)
+            ):
+                return name if gone < PIECE else before
+            before = name
+    return before if len(names) == QUEUES else None
+
+
+def _forget_workers(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    oldest = 4 * GONE_AFTER.total_seconds()
+    with within_transaction(cursor):
+        _limit(cursor)
+        return chores.forget_workers(cursor, older_than=oldest, after=at or "", limit=PIECE)
+
+
+def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    skipping = [name for name, queue in settings.queues.items() if queue.on_dead_head == "skip"]
+    since = {} if at is None else {"after": int(at)}
+    with within_transaction(cursor):
+        _limit(cursor)
+        return keys.free_stranded(cursor, skipping=skipping, limit=PIECE, **since).resume
+
+
+def _bring_forward(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    """Make messages of what was put aside for unique ids that are free by now."""
+    with within_transaction(cursor):
+        _limit(cursor)
+        found = aside.left_aside(cursor, limit=PIECE, after=at and UniqueId(*at))
+    for start in range(0, len(found.left), FORWARD):
+        _forward(cursor, found.left[start : start + FORWARD])
+    return found.resume and list(found.resume)
+
+
+def _forward(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
+    """Bring ids forward together; if one is refused, one by one, so that it stops no other."""
+    try:
+        with within_transaction(cursor):
+            _limit(cursor)
+            freeing.come_forward(cursor, ids)
+    except LOST as error:
+        if not isinstance(error, psycopg.errors.LockNotAvailable):
+            raise  # otherwise another session is taking one of them: the next walk finds the rest
+    except psycopg.Error as error:
+        if len(ids) > 1:
+            for id in ids:
+                _forward(cursor, [id])
+        else:
+            logger.warning(
+                "the message put aside for unique id %s of type %s in queue %s cannot be stored:"
+                " %s",
+                ids[0].unique_id,
+                ids[0].type,
+                ids[0].queue,
+                one_line(str(error)),
+                extra={"event": "chore_failed", "queue": ids[0].queue},
+            )
+
+
+def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    """Warn once per `warn_every`, over the whole fleet, of queues deeper than `warn_depth`."""
+    with within_transaction(cursor):
+        _limit(cursor)
+        names = chores.waiting_queues(cursor, after=at or "", limit=QUEUES)
+    depths = {name: settings.queue(name).warn_depth for name in names}
     limits = {name: depth + 1 for name, depth in depths.items() if depth}
     waiting = _count(cursor, limits)
     for name in sorted(name for name, count in waiting.items() if count > depths[name]):
@@ -80,18 +232,31 @@ def _warn_of_deep(cursor: Cursor, settings: Settings) -> None:
             depth=count,
             warn_depth=depths[name],
         )
+    return names[-1] if len(names) == QUEUES else None
 
 
 def _count(cursor: Cursor, limits: dict[str, int]) -> dict[str, int]:
     with within_transaction(cursor):
+        _limit(cursor)
         return chores.count_waiting(cursor, limits) if limits else {}
 
 
-def _forget_dead(cursor: Cursor, settings: Settings) -> None:
-    names = {name for name in settings.queues if settings.queue(name).dead_retention is not None}
-    if settings.dead_retention is not None:
-        names.update(chores.dead_queues(cursor))
-    for name in names:
-        retention = settings.queue(name).dead_retention
-        if retention is not None:
-            chores.forget_dead(cursor, queue=name, older_than=retention, limit=PIECE)
+class Chore(NamedTuple):
+    """A function that does one piece and returns where the next starts; pieces per turn."""
+
+    piece: Callable[[Cursor, Settings, Position], Position]
+    pieces: int
+
+
+#: In this order. Chores that walk over rows that stay have few pieces, to cost little.
+CHORES = {
+    "expire": Chore(_expire, 200),
+    "stranded": Chore(_free_stranded, 20),
+    "aside": Chore(_bring_forward, 20),
+    "attempts": Chore(_forget_attempts, 100),
+    "results": Chore(_forget_results, 100),
+    "quiet": Chore(_forget_quiet, 100),
+    "dead": Chore(_forget_dead, 100),
+    "workers": Chore(_forget_workers, 1),
+    "deep": Chore(_warn_of_deep, 1),
+}

@@ -1,282 +1,280 @@
-"""Decide when to claim, from which lanes, and how much: no more than can be run here soon."""
+"""Decide when to claim, from which lanes, and how much."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from django_mq.routing import Pattern
-from django_mq.store import looking
-from django_mq.worker.marks import REST_AFTER_FULL_SCAN, LaneName, Marks
+from django_mq.executor.lease_clock import lease_clock
+from django_mq.store import look as looking
+from django_mq.worker.lanes import Lanes
+from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermarks
 
 if TYPE_CHECKING:
-    from django_mq.messages import ClaimedRow
     from django_mq.store import Cursor
-    from django_mq.worker.claiming import Claims, Terms, Took
-    from django_mq.worker.ownership import Ownership
+    from django_mq.worker.claims import ClaimOptions, ClaimResult, ClaimRouter
+    from django_mq.worker.intake import Intake
+    from django_mq.worker.ordered_queues import OrderedQueues
 
-#: After a ring or a claim that took something, look once more so many seconds later before
-#: sleeping: makes the producers' coalesced rings lossless.
+#: Seconds after a ring, or after a claim that took something, until one more look: producers
+#: coalesce their rings, and this look finds what the first one was too early for.
 LOOK_AGAIN = 0.025
-#: A lane in which nothing was seen for so many seconds is not asked for any more.
-FORGET_LANE = 60.0
+
+
+@dataclass(slots=True)
+class _Round:
+    """The sums of one round of claims, one claim per group of lanes.
+
+    `filled`: a claim took all that it could, so more may be due. `no_room`: a group was skipped.
+    `further`: a claim stopped early. `contended`: another session was claiming from the queue.
+    """
+
+    count: int = 0
+    filled: bool = False
+    no_room: bool = False
+    further: bool = False
+    contended: bool = False
 
 
 class Fetcher:
-    """Claims for one process; whoever runs the loop calls `fetch()`.
+    """Claims for one process; the thread that runs the loop calls `fetch()`.
 
-    `terms(queue)` says how a queue is claimed, `room(kind)` how many messages there is room
-    for now; `take` gets the rows that were claimed, and whether they had lapsed; `closed` is
-    told, after each look that saw some, the queues of which nothing that waits is to start,
-    and those that back off.
+    `options(queue)` gives the options of a claim. `intake` says how much room there is, and
+    takes the rows.
     """
 
     def __init__(
         self,
         *,
         patterns: Sequence[str],
-        terms: Callable[[str], Terms],
-        room: Callable[[str], int],
-        take: Callable[[Cursor, list[ClaimedRow], bool], None],
-        closed: Callable[[Collection[str], Collection[str]], None],
-        claims: Claims,
-        ownership: Ownership,
+        options: Callable[[str], ClaimOptions],
+        intake: Intake,
+        claims: ClaimRouter,
+        ordered_queues: OrderedQueues,
         poll: float,
     ) -> None:
-        self._patterns = [Pattern(text) for text in patterns]
-        self._terms = terms
-        self._room = room
-        self._take = take
-        self._closed = closed
+        self._options = options
+        self._intake = intake
         self._claims = claims
-        self._ownership = ownership
+        self._ordered_queues = ordered_queues
         self._poll = poll
-        self._marks = Marks(full_every=1.0)
-        self._seen_at: dict[LaneName, float] = {}
-        self._lanes: list[LaneName] = []
+        self._watermarks = Watermarks(full_every=1.0)
+        self._lanes = Lanes(patterns)
         self._leased: list[str] = []
-        self._turn = 0
-        self._fixed = [(text, 0) for text in patterns if "*" not in text and "#" not in text]
         self._rung = self._postponed = False
-        self._hopeful = True
+        self._may_be_due = True
         self._must_look = True
         self._look_at = 0.0
-        self._look_again_at = 0.0
+        self._look_allowed_at = 0.0
         self._lapsed_at = 0.0
         self._more_lapsed = False
         self._again_at = float("inf")
         self._due_at = float("inf")
-        self._full = False
+        self._at_limit = False
         self.empty = False
-        #: When the last claim was asked for, by `monotonic()`.
-        self.asked_at = 0.0
         #: Queues in which something was due at the last look.
-        self.due: set[str] = set()
+        self.due_queues: set[str] = set()
 
-    def rang(self) -> None:
+    def on_ring(self) -> None:
         """A message was committed somewhere: claim now, and once more a little later."""
-        self.freed()
+        self.on_freed()
         self._rung = True
         self._again_at = monotonic() + LOOK_AGAIN
 
-    def freed(self) -> None:
-        """This process gave rows back, or they became due: they may lie before the marks."""
+    def on_freed(self) -> None:
+        """This process released rows, or rows became due: they may lie before the watermarks."""
         self.empty = False
-        self._marks.want_full()
-        self._must_look = self._hopeful = True
+        self._watermarks.want_full()
+        self._must_look = self._may_be_due = True
 
-    def moved(self) -> None:
-        """What was first of its line is done here: what comes next may be claimed."""
+    def on_next_in_line(self) -> None:
+        """A message of a key, an ordered or a limited queue ended: the next may be claimed."""
         self.empty = False
-        self._marks.want_full()
-        self._hopeful = True
+        self._watermarks.want_full()
+        self._may_be_due = True
 
     @property
-    def hurries(self) -> bool:
-        """Whether the next `fetch()` only claims: somebody waits, all else comes after it.
+    def urgent(self) -> bool:
+        """Whether the next `fetch()` only claims, because a producer rang.
 
-        Once: the rings of many producers do not end.
+        Never twice in a row: under many producers the rings do not end.
         """
         return self._rung and not self._postponed
 
     def fetch(self, cursor: Cursor) -> float:
         """Claim what there is room for; return how many seconds to sleep before the next call."""
-        hurries, rung = self.hurries, self._rung
-        self._rung, self._postponed = False, hurries
+        urgent, rung = self.urgent, self._rung
+        self._rung, self._postponed = False, urgent
         if rung:
             sleep = self._claim(cursor)
-            if hurries:
+            if urgent:
                 return sleep
-        self._ownership.tend(cursor)
+        self._ordered_queues.tend(cursor)
         now = monotonic()
         if now >= self._look_at:
-            self._hopeful |= self._look(cursor)
+            self._may_be_due |= self._look(cursor)
         if self._more_lapsed or now >= self._lapsed_at:
-            # Twice as often with a backlog: a lapsed row still waits for what is in hand. Else
-            # with the next look, so that who is idle wakes up once a poll.
-            next_at = now + (self._poll / 2 if self._hopeful else self._poll)
+            # Twice per poll interval while there is a backlog, since a lapsed row also waits
+            # behind the local queue. Otherwise with the next look: one wakeup per poll interval.
+            next_at = now + (self._poll / 2 if self._may_be_due else self._poll)
             self._lapsed_at = min(next_at, self._look_at)
             self._claim_lapsed(cursor)
         if now >= self._due_at:
             self._due_at = float("inf")
-            self._hopeful = self._must_look = True
+            self._may_be_due = self._must_look = True
         if now >= self._again_at:
             self._again_at = float("inf")
-            self.freed()
-        if self._hopeful:
+            self.on_freed()
+        if self._may_be_due:
             return self._claim(cursor)
         return self._sleep(cursor)
 
     def _claim(self, cursor: Cursor) -> float:
-        full = self._marks.full_is_due()
-        self._hopeful = False  # an executor may set it again while the statement runs
-        self._full = False
-        took, cramped, more, further, busy = 0, False, False, False, False
-        full_kinds: set[str] = set()
-        for terms, lanes in self._groups():
-            if full_kinds and ("both" in (terms.kind, *full_kinds) or terms.kind in full_kinds):
-                cramped = True  # what is preferred may have more, and that goes first
-                continue
-            room = min(self._room(terms.kind), self._claims.most(lanes[0][0], terms))
-            if room <= 0:
-                cramped = True
-                continue
-            taken = self._claim_from(cursor, lanes, terms, room, full=full)
-            rows = taken.claim.rows
-            took += len(rows)
-            self._full |= taken.full  # whoever of us ends one of its messages pokes the loop
-            further |= taken.claim.further
-            busy |= taken.busy
-            if len(rows) == room or sum(len(row.payload) for row in rows) > (
-                terms.batch_bytes // 2
-            ):
-                more = True
-                full_kinds.add(terms.kind)
-        if further:
+        full = self._watermarks.full_is_due()
+        self._may_be_due = False  # an executor may set it again while the statement runs
+        claimed = self._claim_round(cursor, full)
+        if claimed.further:
             self.empty = False
-            self._hopeful = True
+            self._may_be_due = True
             return 0.0
-        if took:
+        if claimed.count:
             self.empty = False
-            self._hopeful |= more or cramped
-            self._again_at = monotonic() + LOOK_AGAIN  # until then there is nothing to look for
-            return 0.0 if more else self._until_next()
-        if busy:
+            self._may_be_due |= claimed.filled or claimed.no_room
+            self._again_at = monotonic() + LOOK_AGAIN  # there is nothing to look for until then
+            return 0.0 if claimed.filled else self._until_next()
+        if claimed.contended:
             self._again_at = min(self._again_at, monotonic() + LOOK_AGAIN)
-        if cramped:
-            self._hopeful = True  # whoever makes room pokes the loop
+        if claimed.no_room:
+            self._may_be_due = True  # the thread that makes room pokes the loop
             wait = min(self._due_at, self._again_at) - monotonic()
-            return max(0.0, min(self._poll, wait, self._ownership.turn_in()))
+            return max(0.0, min(self._poll, wait, self._ordered_queues.turn_in()))
         if not full:
-            self._hopeful = True
-            self._marks.want_full()
-            return min(self._marks.full_in(), self._poll)
+            self._may_be_due = True
+            self._watermarks.want_full()
+            return min(self._watermarks.full_in(), self._poll)
         return self._sleep(cursor)
 
+    def _claim_round(self, cursor: Cursor, full: bool) -> _Round:
+        """Claim once from each group of lanes, most preferred first."""
+        claimed = _Round()
+        self._at_limit = False
+        filled_kinds: set[str] = set()
+        for options, lanes in self._groups():
+            kind = options.kind
+            if filled_kinds and ("both" in (kind, *filled_kinds) or kind in filled_kinds):
+                claimed.no_room = True  # a preferred queue may have more, and goes first
+                continue
+            room = min(self._intake.room(kind), self._claims.most(lanes[0][0], options))
+            if room <= 0:
+                claimed.no_room = True
+                continue
+            result = self._claim_from(cursor, lanes, options, room, full=full)
+            rows = result.claim.rows
+            claimed.count += len(rows)
+            self._at_limit |= result.at_limit  # a message that ends here pokes the loop
+            claimed.further |= result.claim.further
+            claimed.contended |= result.contended
+            size = sum(len(row.payload) for row in rows)
+            if len(rows) == room or size > options.batch_bytes // 2:
+                claimed.filled = True
+                filled_kinds.add(kind)
+        return claimed
+
     def _claim_from(
-        self, cursor: Cursor, lanes: list[LaneName], terms: Terms, room: int, *, full: bool
-    ) -> Took:
-        self.asked_at, began = monotonic(), perf_counter()
-        plain = not self._claims.way(lanes[0][0], terms)  # else what is freed lies before the marks
-        marked = [self._marks.lane(*lane, full=full or not plain) for lane in lanes]
-        took = self._claims.take(cursor, marked, terms, limit=room)
+        self,
+        cursor: Cursor,
+        lanes: list[LaneName],
+        options: ClaimOptions,
+        room: int,
+        *,
+        full: bool,
+    ) -> ClaimResult:
+        asked_at, began = lease_clock(), perf_counter()
+        # Watermarks serve the plain claim only: elsewhere, freed rows lie before them.
+        plain = not self._claims.way(lanes[0][0], options)
+        marked = [self._watermarks.lane(*lane, full=full or not plain) for lane in lanes]
+        result = self._claims.claim(cursor, marked, options, limit=room)
         if plain:
-            self._marks.scanned(took.claim.marks, perf_counter() - began, full=full)
-        if took.claim.rows:
-            self._take(cursor, took.claim.rows, False)
-        return took
+            self._watermarks.scanned(result.claim.marks, perf_counter() - began, full=full)
+        if result.claim.rows:
+            self._intake.take(cursor, result.claim.rows, lapsed=False, asked_at=asked_at)
+        return result
 
     def _claim_lapsed(self, cursor: Cursor) -> None:
         self._more_lapsed = False
-        for terms, queues in self._leased_groups():
-            room = min(self._room(terms.kind), terms.batch_size)
+        for options, queues in self._leased_groups():
+            room = min(self._intake.room(options.kind), options.batch_size)
             if room <= 0:
-                self._more_lapsed = True  # perhaps: whoever makes room pokes the loop
+                self._more_lapsed = True  # perhaps: the thread that makes room pokes the loop
                 continue
-            lapsed = self._claims.take_over(cursor, queues, terms, limit=room)
+            lapsed = self._claims.take_over(cursor, queues, options, limit=room)
             if lapsed.taken or lapsed.dead:  # there may be more
                 self._more_lapsed = True
                 self._lapsed_at = 0.0
             if lapsed.taken:
                 self.empty = False
-                self._take(cursor, lapsed.taken, True)
+                self._intake.take(cursor, lapsed.taken, lapsed=True)
 
     def _look(self, cursor: Cursor) -> bool:
-        """See which lanes there are and what is due next; say whether something new is due."""
+        """Learn which lanes there are and what is due next; say whether anything new is due."""
         began = monotonic()
         seen = looking.look(cursor)
-        new_keys = self._claims.saw(seen)
+        new_keys = self._claims.learn(seen)
         now = monotonic()
-        self._look_again_at = now + REST_AFTER_FULL_SCAN * (now - began)
-        self._look_at = max(began + self._poll, self._look_again_at)
+        self._look_allowed_at = now + REST_AFTER_FULL_SCAN * (now - began)
+        self._look_at = max(began + self._poll, self._look_allowed_at)
         self._must_look = False
-        mine = [each for each in seen if self._preference(each.queue) is not None]
+        mine = [each for each in seen if self._lanes.preference(each.queue) is not None]
         self._leased = [each.queue for each in mine if each.kind == "leased"]
         lanes = [(each.queue, each.priority) for each in mine if each.kind == "lane"]
-        self.due = {each.queue for each in mine if each.due}
-        new_due = new_keys or bool(self.due)
-        self._seen_at.update(dict.fromkeys(lanes, now))
-        self._seen_at = {lane: at for lane, at in self._seen_at.items() if now - at < FORGET_LANE}
-        known = {**dict.fromkeys(self._fixed), **dict.fromkeys(self._seen_at)}
-        self._lanes = sorted(known)
-        self._marks.keep(known)
+        self.due_queues = {each.queue for each in mine if each.due}
+        self._lanes.update(lanes, now)
+        self._watermarks.keep(self._lanes.known)
         waits = [each.next_in for each in mine if each.next_in and each.next_in > 0]
         self._due_at = now + min(waits, default=float("inf"))
-        for queue in self._ownership.owned.difference(self._leased, (lane[0] for lane in lanes)):
-            self._ownership.caught_up(queue)
-        if self._claims.closed or self._claims.easing:
-            self._closed(self._claims.closed, self._claims.easing)
-        return new_due
+        owned = self._ordered_queues.owned
+        for queue in owned.difference(self._leased, (lane[0] for lane in lanes)):
+            self._ordered_queues.caught_up(queue)
+        self._intake.drop(self._claims.withdrawn, self._claims.backing_off)
+        return new_keys or bool(self.due_queues)
 
     def _sleep(self, cursor: Cursor) -> float:
-        if self._must_look and monotonic() >= self._look_again_at:
-            before = set(self._lanes)
+        if self._must_look and monotonic() >= self._look_allowed_at:
+            before = set(self._lanes.known)
             due = self._look(cursor)
-            if due or not before.issuperset(self._lanes):
-                self._hopeful = True  # what came since the claim, or a lane it did not know of
+            if due or not before.issuperset(self._lanes.known):
+                self._may_be_due = True  # committed since the claim, or in a lane unknown to it
                 return 0.0
-        self.empty = not (self._hopeful or self._more_lapsed or self._must_look or self._full)
+        self.empty = not (
+            self._may_be_due or self._more_lapsed or self._must_look or self._at_limit
+        )
         return self._until_next()
 
     def _until_next(self) -> float:
-        """Seconds until there is a reason to do something again."""
+        """Return the seconds until there is a reason to do something again."""
         until = min(self._look_at, self._lapsed_at, self._due_at, self._again_at)
         if self._must_look and self._again_at == float("inf"):
-            until = min(until, self._look_again_at)
-        return max(0.0, min(until - monotonic(), self._ownership.turn_in()))
+            until = min(until, self._look_allowed_at)
+        return max(0.0, min(until - monotonic(), self._ordered_queues.turn_in()))
 
-    def _preference(self, queue: str) -> int | None:
-        for place, pattern in enumerate(self._patterns):
-            if pattern.matches(queue):
-                return place
-        return None
-
-    def _in_order(self) -> list[LaneName]:
-        """Return the lanes by preference, then priority; those alike take turns to be first."""
-        if len(self._lanes) < 2:
-            return self._lanes
-        self._turn += 1
-        turn = self._turn % max(1, len(self._lanes))
-        rotated = self._lanes[turn:] + self._lanes[:turn]
-        return sorted(rotated, key=lambda lane: (self._preference(lane[0]), -lane[1]))
-
-    def _groups(self) -> Iterator[tuple[Terms, list[LaneName]]]:
+    def _groups(self) -> Iterator[tuple[ClaimOptions, list[LaneName]]]:
         """Yield neighbouring lanes that one claim can serve: their order is the preference."""
-        for (terms, _), lanes in groupby(self._in_order(), self._group):
-            yield terms, list(lanes)
+        for (options, _), lanes in groupby(self._lanes.in_order(), self._group):
+            yield options, list(lanes)
 
-    def _group(self, lane: LaneName) -> tuple[Terms, str]:
-        terms = self._terms(lane[0])
-        return terms, self._claims.way(lane[0], terms)
+    def _group(self, lane: LaneName) -> tuple[ClaimOptions, str]:
+        options = self._options(lane[0])
+        return options, self._claims.way(lane[0], options)
 
-    def _leased_groups(self) -> Iterator[tuple[Terms, list[str]]]:
-        groups: dict[tuple[Terms, str], list[str]] = {}
+    def _leased_groups(self) -> Iterator[tuple[ClaimOptions, list[str]]]:
+        groups: dict[tuple[ClaimOptions, str], list[str]] = {}
         for queue in self._leased:
-            terms = self._terms(queue)
-            if not terms.ordered or queue in self._ownership.owned:
-                way = self._claims.lapsed_way(queue, terms)
-                groups.setdefault((terms, way), []).append(queue)
-        for (terms, _), queues in groups.items():
-            yield terms, queues
+            options = self._options(queue)
+            if not options.ordered or queue in self._ordered_queues.owned:
+                way = self._claims.lapsed_way(queue, options)
+                groups.setdefault((options, way), []).append(queue)
+        for (options, _), queues in groups.items():
+            yield options, queues

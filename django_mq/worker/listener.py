@@ -1,4 +1,4 @@
-"""LISTEN on a connection of its own. A notification is a hint: all it does is ring the wakeup."""
+"""LISTEN on a connection of its own. A notification is a hint, and only rings the wakeup."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 import psycopg
 from django.db import connections
 
-from django_mq.worker.database import FIRST_WAIT, LONGEST_WAIT, LOST
+from django_mq.executor.connections import FIRST_WAIT, LONGEST_WAIT, LOST
 from django_mq.worker.wakeup import Wakeup
 
-#: Everybody with a login may NOTIFY, so a ring is obeyed at most so often, in seconds.
+#: Seconds between two rings at least, since every role that can log in may NOTIFY.
 REST = 0.005
-#: So often, in seconds, the link is tried; it is in doubt when three tries were missed.
+#: Seconds between two checks of the link; after three missed ones it counts as broken.
 PING = 10.0
 
 
 class Listener(threading.Thread):
-    """Rings `wakeup` whenever somebody says that a message was committed.
+    """Rings `wakeup` for each notification of a committed message.
 
-    When the connection is lost it is made anew, and rings, since a ring may have been missed;
-    meanwhile the poll finds what is due.
+    Reconnects after a lost connection, and then rings, since it may have missed a notification.
+    Until then the poll finds what is due.
     """
 
     def __init__(self, alias: str, wakeup: Wakeup) -> None:
@@ -38,7 +38,7 @@ class Listener(threading.Thread):
         self._heard_at = float("-inf")
 
     def healthy(self) -> bool:
-        """Say whether the link answered lately."""
+        """Say whether the link has answered recently."""
         return monotonic() - self._heard_at < 3 * PING
 
     def run(self) -> None:
@@ -54,7 +54,7 @@ class Listener(threading.Thread):
                 wait = FIRST_WAIT
 
     def stop(self) -> None:
-        """End the thread: the only way out of a stalled link is to shut its socket down."""
+        """End the thread; shutting down the socket ends even a read on a stalled link."""
         self._stopping.set()
         connection = self._connection
         if connection is not None and not connection.closed:
@@ -76,7 +76,7 @@ class Listener(threading.Thread):
                 self._heard_at = monotonic()
                 announced = 0
                 if link.poll(PING * 1000):
-                    self._ring()  # before it is read: whoever claims has no time to lose
+                    self._ring()  # before reading it, so that the claim is not delayed
                     announced = 1
                 else:
                     connection.execute("select 1")

@@ -1,4 +1,4 @@
-"""What this process knows of queues that back off: what its handlers did, and its probes."""
+"""Note how deliveries of queues that may back off end, and write the level of each queue."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq import signals
-from django_mq.outcomes import Acked
-from django_mq.queue_backoff import Step, jittered_waits, step_of, top_level
+from django_mq.executor.ended import Ended, Settled
+from django_mq.policy.outcomes import Acked
+from django_mq.policy.queue_backoff import Step, jittered_waits, step_of, top_level
 from django_mq.store import Cursor
 from django_mq.store import queue_backoff as store
-from django_mq.worker.ending import Ended, Settled
 
 if TYPE_CHECKING:
-    from django_mq.backoff import Random
     from django_mq.conf import QueueBackoff, Settings
+    from django_mq.policy.backoff import Random
 
 
-#: Before every claim.
+#: A time before every claim.
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class _Probed(NamedTuple):
-    """A probe that ended, and what its end says."""
+    """A probe that ended, and the step of the level that follows."""
 
     claimer: str
     step: Step
 
 
 class QueueBackoffs:
-    """Notes what the ends of deliveries say about their queues, and writes it down.
+    """Notes how deliveries end, and writes what that means for the levels of their queues.
 
-    Ends are noted by any thread. The loop writes them, since each is a short transaction of its
-    own: the row of a queue must not be locked for as long as a slice runs. Queues whose settings
-    have no `backoff`, or a maximum of zero, are none of its business, save one that backs off
-    since settings were different: its first probe ends that, however it ends.
+    Any thread notes. The loop writes, each level in a short transaction of its own: the row of a
+    queue must not stay locked while a slice runs. Queues whose settings have no `backoff`, or a
+    maximum of zero, are ignored, except one that still backs off under earlier settings: its first
+    probe ends that, however the probe ends.
 
-    `shut(queue, before)` is told of which queues nothing is to start here that was claimed before
-    then: nothing at all (None) from the note on, then before the last change of its level.
+    `stopped(queue, before)` is called when messages of `queue` that were claimed before then must
+    not start here. From the note on that is all of them (None); after the write, those claimed
+    before the last change of the level.
     """
 
     def __init__(
         self,
         settings: Settings,
         *,
-        shut: Callable[[str, datetime | None], None],
+        stopped: Callable[[str, datetime | None], None],
         random: Random = random.random,
     ) -> None:
         self._options = {
@@ -56,7 +57,7 @@ class QueueBackoffs:
             if options.backoff is not None
             and top_level(multiplier=options.backoff.multiplier, maximum=options.backoff.maximum)
         }
-        self._shut = shut
+        self._stopped = stopped
         self._random = random
         self._lock = threading.Lock()
         self._failed: dict[str, datetime] = {}
@@ -66,7 +67,7 @@ class QueueBackoffs:
 
     @property
     def active(self) -> bool:
-        """Say whether any queue may back off, or does: if not, nothing here is needed."""
+        """Whether any queue may back off, or does; otherwise there is nothing to note."""
         return bool(self._options or self._probes)
 
     @property
@@ -79,9 +80,9 @@ class QueueBackoffs:
         return bool(self._failed or self._probed)
 
     def note(self, ended: Sequence[Ended]) -> bool:
-        """Note deliveries that ended, and that is committed; say whether to `write()` soon.
+        """Note deliveries whose end is committed; return whether to `write()` soon.
 
-        Of a queue at full rate only failures are noted; of one that backs off, its probe.
+        Of a queue at full rate this notes only failures; of one that backs off, its probe.
         """
         if not self.active:
             return False
@@ -96,7 +97,7 @@ class QueueBackoffs:
                 continue
             if not probes and not _is_newer(row.claimed_at, self._changed.get(row.queue)):
                 continue
-            self._shut(row.queue, None)  # before it is noted: write() says what may start again
+            self._stopped(row.queue, None)  # before the note: write() lets messages start again
             with self._lock:
                 if probes:
                     self._probed[row.queue] = _Probed(row.claimed_by, step)
@@ -107,11 +108,11 @@ class QueueBackoffs:
         return noted
 
     def write(self, cursor: Cursor) -> set[str]:
-        """Write down what was noted, and announce what that changed.
+        """Write what was noted, and announce each change.
 
-        Returns those of the queues that back off now, whoever let them. What cannot be written,
-        since the row of the queue is locked or the database is lost, is kept for the next call,
-        and nothing of the queue starts until then.
+        Returns the noted queues that back off now, by whichever worker. A note that cannot be
+        written, since the row of its queue is locked or the database is lost, is kept for the next
+        call, and nothing of that queue starts here until then.
         """
         with self._lock:
             failed, self._failed = self._failed, {}
@@ -133,32 +134,32 @@ class QueueBackoffs:
         except BaseException:
             self._keep(failed, probed)
             raise
-        stands = {queue: found.get(queue, store.Standing()) for queue in (*failed, *probed)}
+        stands = {queue: found.get(queue, store.BackoffState()) for queue in (*failed, *probed)}
         self._learn(stands)
         open_failed = {q: at for q, at in failed.items() if _is_open(stands[q], at)}
         open_probed = {q: p for q, p in probed.items() if stands[q].probe_by == p.claimer}
         self._keep(open_failed, open_probed)
         for queue in stands.keys() - open_failed.keys() - open_probed.keys():
-            self._shut(queue, stands[queue].changed_at or NEVER)
+            self._stopped(queue, stands[queue].changed_at or NEVER)
         return {queue for queue, stand in stands.items() if stand.level}
 
     def probe_started(self, queue: str, claimer: str) -> None:
-        """`claimer` claimed a message as the probe of `queue`: its end moves the level.
+        """Note that `claimer` claimed the probe of `queue`, whose end moves the level.
 
-        Say so before the message is handed out.
+        Call it before the message is handed out.
         """
         with self._lock:
             self._probes[queue] = claimer
 
     def cancel_probe(self, cursor: Cursor, queue: str, claimer: str) -> None:
-        """Give up a probe that claimed nothing, or whose message is given back without a run."""
+        """Give up a probe that claimed nothing, or whose message is released without a run."""
         with self._lock:
             if self._probes.get(queue) == claimer:
                 del self._probes[queue]
         store.cancel_probe(cursor, queue=queue, claimer=claimer)
 
     def probes(self) -> list[tuple[str, str]]:
-        """Return queue and claimer of the probes that run here: from any thread."""
+        """Return queue and claimer of the probes that run here; from any thread."""
         with self._lock:
             return list(self._probes.items())
 
@@ -173,8 +174,8 @@ class QueueBackoffs:
             random=self._random,
         )
 
-    def _learn(self, stands: dict[str, store.Standing]) -> None:
-        """Failures of messages that were claimed before the last change need no statement."""
+    def _learn(self, stands: dict[str, store.BackoffState]) -> None:
+        """Remember each last change: failures of messages claimed before it need no statement."""
         with self._lock:
             for queue, stand in stands.items():
                 if stand.changed_at is not None:
@@ -183,7 +184,7 @@ class QueueBackoffs:
                     self._probes.pop(queue, None)
 
     def _keep(self, failed: dict[str, datetime], probed: dict[str, _Probed]) -> None:
-        """Have it written next time, unless something newer was noted meanwhile."""
+        """Keep notes for the next write, unless newer ones came meanwhile."""
         with self._lock:
             for queue, claimed_at in failed.items():
                 self._failed[queue] = max(claimed_at, self._failed.get(queue, claimed_at))
@@ -201,12 +202,12 @@ def _is_newer(claimed_at: datetime, changed_at: datetime | None) -> bool:
     return changed_at is None or claimed_at > changed_at
 
 
-def _is_open(stand: store.Standing, claimed_at: datetime) -> bool:
-    """Say whether a failure still has to be written: its queue was locked."""
+def _is_open(stand: store.BackoffState, claimed_at: datetime) -> bool:
+    """Say whether a failure still has to be written, because the row of its queue was locked."""
     return stand.level == 0 and _is_newer(claimed_at, stand.changed_at)
 
 
-def _announce(queue: str, moved: store.Moved | None) -> None:
+def _announce(queue: str, moved: store.LevelChange | None) -> None:
     if moved is None or moved.before == moved.level:
         return
     before, level, until = moved

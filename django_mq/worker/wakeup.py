@@ -1,4 +1,4 @@
-"""The one thing the loop sleeps on: a ring, room in hand, a due time, the poll interval."""
+"""What ends the sleep of the loop: a ring, room in the local queue, a due time, the poll."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from time import monotonic
 
 
 class Wakeup:
-    """A sleep that can be poked. Pokes are kept until seen, and many are as good as one."""
+    """A sleep that can be poked. A poke is kept until the next sleep; several count as one."""
 
     def __init__(self) -> None:
         #: How often it slept.
         self.sleeps = 0
         self._rung = False
-        # Held while there was no poke. An Event has a lock for each sleeper, one for all of them
-        # and a list between: three times as much for whoever pokes and for whoever sleeps.
+        # Held while there was no poke. An Event has a lock per sleeper, one for all of them, and a
+        # list: three times the work both to poke and to sleep.
         self._quiet = threading.Lock()
         self._quiet.acquire()
 
     def poke(self) -> None:
-        """End the sleep: there is something to do here (room in hand, the end of the work)."""
+        """End the sleep: there is something to do in this process (room, a stop)."""
         try:
             self._quiet.release()
         except RuntimeError:
-            return  # there was one already
+            return  # already poked
 
     def ring(self) -> None:
-        """End the sleep: somebody says that a message was committed."""
+        """End the sleep: a producer announced a committed message."""
         self._rung = True
         self.poke()
 
     def sleep(self, seconds: float) -> None:
-        """Return after `seconds`, or as soon as there was a poke or a ring."""
+        """Return after `seconds`, or at the first poke or ring."""
         self.sleeps += 1
         self._quiet.acquire(timeout=max(0.0, seconds))
 
@@ -42,7 +42,7 @@ class Wakeup:
 
 
 class Deadline:
-    """A moment by this process's own clock; for waiting only, never for what is stored.
+    """A moment by this process's clock: for waiting, never for stored times.
 
     >>> Deadline(None).passed(), Deadline(0).passed()
     (False, True)
@@ -52,7 +52,7 @@ class Deadline:
         self._at = None if seconds is None else monotonic() + seconds
 
     def left(self) -> float | None:
-        """Seconds until then, not below zero; None for never."""
+        """Return the seconds until then, at least zero; None for never."""
         return None if self._at is None else max(0.0, self._at - monotonic())
 
     def passed(self) -> bool:

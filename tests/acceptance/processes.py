@@ -15,7 +15,7 @@ from typing import TypeVar
 Seen = TypeVar("Seen")
 
 #: Seconds for what takes a moment on a quiet machine.
-SOON = 40.0
+SOON = 60.0
 
 
 def eventually(look: Callable[[], Seen], what: str, seconds: float = SOON) -> Seen:

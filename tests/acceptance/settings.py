@@ -14,3 +14,5 @@ TEMPLATES = []
 # Each test says itself what it needs of DJANGO_MQ and of the default database.
 DJANGO_MQ = json.loads(os.environ.get("ACCEPTANCE_MQ", "{}"))
 DATABASES["default"].update(json.loads(os.environ.get("ACCEPTANCE_DATABASE", "{}")))  # noqa: F405
+for alias, changes in json.loads(os.environ.get("ACCEPTANCE_ALIASES", "{}")).items():
+    DATABASES[alias] = {**DATABASES["default"], **changes}  # noqa: F405

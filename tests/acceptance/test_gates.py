@@ -6,14 +6,13 @@ import os
 import random
 import signal
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 from django.db import connection, transaction
 
 from django_mq import queues
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
-from django_mq.store import gates
+from django_mq.store import queue_limits as gates
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
@@ -51,10 +50,8 @@ def test_a_limit_holds_over_processes_that_are_killed(
     assert max(seen_in_flight(witness)) == 4
 
     queues.limit("service", 1)
-    began = monotonic()
     workers[0].until(lambda: nobody_claims("service"), "no claim on the old limit is under way")
     workers[0].until(lambda: queue.leased() <= 1, "the lower limit holds")
-    assert monotonic() - began < 15
     # The one that still runs may have counted before, and have yet to say so.
     since = len(seen_in_flight(witness)) + 1
     workers[0].until(lambda: len(seen_in_flight(witness)) > since + 15, "it goes on one by one")

@@ -124,7 +124,7 @@ def test_a_server_that_crashes_and_comes_back(
 
     private.control("stop", "-m", "immediate")
     witness.open("open")
-    worker.says(f"{LOST}.*trying again in 4 s")
+    worker.says(f"{LOST}.*trying again in 2 s")
 
     away, used = monotonic() - began, seconds_used(child) - used
     assert used < 0.25 + away * 0.1

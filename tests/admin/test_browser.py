@@ -92,10 +92,10 @@ def test_a_dead_letter_is_found_and_requeued(visit):
     page.get_by_role("link", name="Dead letters").click()
     sync_api.expect(page.locator("#result_list tbody tr")).to_have_count(1)
     page.click("#result_list tbody .mq-type")
-    says(page, ".mq-why", "is dead since")
+    says(page, ".mq-why", "has been dead since")
     page.get_by_role("button", name="Requeue").click()
     says(page, ".messagelist", "Requeue: 1 message.")
-    says(page, ".mq-why", "is due since")
+    says(page, ".mq-why", "has been due since")
     assert not QueuedMessage.objects.dead().exists()
 
 
@@ -134,7 +134,7 @@ def test_a_queue_is_paused_and_resumed(visit):
     assert QueueState.objects.get().paused_at is not None
     row.get_by_role("link", name="mail", exact=True).click()
     page.get_by_role("button", name="Resume").click()
-    says(page, ".messagelist", "is not paused any more")
+    says(page, ".messagelist", "is no longer paused")
     page.select_option("select[name=seconds]", "3600")
     page.get_by_role("button", name="Pause").click()
     says(page, ".messagelist", "is paused")
@@ -148,12 +148,12 @@ def test_a_queue_is_limited_and_its_backoff_ended(visit):
     page.fill("input[name=max_in_flight]", "5")
     page.get_by_role("button", name="Limit", exact=True).click()
     says(page, ".messagelist", "is limited")
-    says(page, ".mq-facts", "decided while running")
+    says(page, ".mq-facts", "set by an operator")
     page.get_by_role("button", name="Lift the limit").click()
     says(page, ".messagelist", "has the limit of the settings")
     says(page, ".mq-why", "backing off")
     page.get_by_role("button", name="End the backoff").click()
-    says(page, ".messagelist", "does not back off any more")
+    says(page, ".messagelist", "is no longer backing off")
     sync_api.expect(page.get_by_role("button", name="End the backoff")).to_have_count(0)
     state = QueueState.objects.get()
     assert (state.max_in_flight, state.backoff_level) == (None, 0)
@@ -165,10 +165,10 @@ def test_a_dead_head_is_discarded_and_its_followers_go_on(visit):
     page = visit(url("queuedmessage", "change", message.pk))
     says(page, ".mq-why", f"waits behind message {head.pk} of its key k")
     page.get_by_role("button", name=f"Discard #{head.pk}").click()
-    says(page, "#content-main", "wait 1 messages of the same order keys")
+    says(page, "#content-main", "wait behind the selected ones: 1")
     page.get_by_role("button", name="Discard", exact=True).click()
     says(page, ".messagelist", "Discard: 1 message.")
-    says(page, ".mq-why", "is due since")
+    says(page, ".mq-why", "has been due since")
     assert QueuedMessage.objects.get() == message
 
 

@@ -10,9 +10,8 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_mq import handlers, queues
-from django_mq.admin import page as message_page
+from django_mq.admin import message_page, texts
 from django_mq.admin import queues as queues_page
-from django_mq.admin import texts
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, UniqueKey
 from tests.admin.pages import LIST, MODELS, text, told, url
 from tests.rows import add, beat, decide, tally
@@ -147,6 +146,17 @@ class TestMessage:
         assert url("queuestate", "change", "mail") in page
 
 
+def test_a_worker_whose_row_is_odd_is_shown_as_such(boss):
+    """Guarantee 24."""
+    beat("odd", queues=[7, "mail"], running=["x"])
+    for page in (
+        boss.get(url("workerheartbeat")),
+        boss.get(url("workerheartbeat", "change", "odd")),
+    ):
+        assert "unreadable" in text(page)
+        assert "mail (the rest is unreadable)" in text(page)
+
+
 class TestOnlyText:
     """S30: everything from a row is escaped, cut and shown as text."""
 
@@ -216,8 +226,8 @@ class TestOnlyText:
 
 class TestQueues:
     def cell(self, page, queue, name):
-        (line,) = (each for each in page.context["lines"] if each.counts.queue == queue)
-        return next(cell for cell in line.cells if cell.name == name)
+        (row,) = (each for each in page.context["rows"] if each.counts.queue == queue)
+        return next(cell for cell in row.cells if cell.name == name)
 
     def test_all_that_are_known_have_a_line(self, boss, settings):
         """With rows, decided about, from the settings; the turn of the chores is none."""
@@ -227,7 +237,7 @@ class TestQueues:
         decide(":", chores_ran_at=None)
         decide("chores", chores_ran_at="2026-01-01T00:00Z")
         page = boss.get(url("queuestate"))
-        names = [line.counts.queue for line in page.context["lines"]]
+        names = [line.counts.queue for line in page.context["rows"]]
         assert {"used", "decided", "listed", "default"} <= set(names)
         assert ":" not in names
 
@@ -265,7 +275,7 @@ class TestQueues:
             ({"backoff": -5, "backoff_level": 3}, "level 3, probe due"),
             (
                 {"backoff": -5, "backoff_level": 3, "probe_by": "w:1", "probe_until": LATER},
-                "level 3, a message probes",
+                "level 3, probing",
             ),
             ({"max_in_flight": 0}, "held back its limit is 0"),
             ({"paused": -60, "until": -5}, "no worker"),
@@ -297,8 +307,8 @@ class TestQueues:
         assert "In flight at most 1200 Ordered" in text(boss.get(address))
         decide("mail", max_in_flight=0)
         page = text(boss.get(address))
-        assert "In flight at most 0 decided while running; the settings say: 1200" in page
-        assert "holds all messages" in page
+        assert "In flight at most 0 set by an operator; in the settings: 1200" in page
+        assert "raise or lift the limit" in page
         assert "In flight at most no limit" in text(boss.get(url("queuestate", "change", "post")))
         page = boss.get(url("queuestate"))
         assert self.cell(page, "mail", "in_flight").most == "0"
@@ -314,14 +324,12 @@ class TestQueues:
         state.save()
         page = text(boss.get(address))
         assert "owned by box, process 41 until" in page
-        assert "on, level 2 , one message probes, of worker box, process 41" in page.replace(
-            "2, ", "2 , "
-        )
+        assert "on, level 2 , worker box, process 41 runs a probe" in page.replace("2, ", "2 , ")
         assert "owned by box, process 41" in text(boss.get(url("queuestate")))
         QueueState.objects.update(owner="gone", owned_until=LATER, backoff_until=LATER)
         page = text(boss.get(address))
         assert "owned by gone until" in page
-        assert "nothing is taken until" in page
+        assert "no claims until" in page
 
     def test_what_its_handlers_did(self, boss):
         """CAR-42."""
@@ -361,7 +369,7 @@ class TestWorkers:
         beat("a1", timings=timings, seen=-1)
         beat("a2", timings={"h": tally(acked=34, waited=[2.0] * 9)})
         page = boss.get(url("workerheartbeat"))
-        assert "h 1,234 3 0 0 0 2s 99 %: 2s 500ms 99 %: 500ms" in text(page)
+        assert "h 1,234 3 0 0 0 2s p99 2s 500ms p99 500ms" in text(page)
         numbers = "last 500ms, from 500ms to 500ms, mean 500ms, deviation 0ms"
         assert numbers in page.content.decode()
         page = boss.get(url("workerheartbeat", "change", "a1"))
@@ -457,11 +465,11 @@ class TestLines:
         assert "once stays taken for 5 min after a success" in words
         assert url("uniquekey", "change", taken.pk) in html
         taken.delete()
-        assert "not taken by this message any more" in self.fields(boss, message)[0]
+        assert "no longer held by this message" in self.fields(boss, message)[0]
 
     def test_its_result(self, boss):
         message = add(wants_result=True)
-        assert "there is none yet" in self.fields(boss, message)[0]
+        assert "not stored yet" in self.fields(boss, message)[0]
         Result.objects.create(message_id=message.pk, handler="h", value=1)
         assert url("result", "change", message.pk) in self.fields(boss, message)[1]
 
@@ -536,7 +544,7 @@ class TestBlockedQueues:
         words = text(boss.get(url("queuestate")))
         assert f"line ordered, owned by no worker blocked behind dead #{head.pk}" in words
         words = text(boss.get(url("queuestate", "change", "line")))
-        assert f"nothing of it goes on before message {head.pk} does" in words
+        assert f"all its messages wait for message {head.pk}" in words
         assert "the whole queue" in words
         queues.pause("line")
         assert f"#{head.pk}" not in text(boss.get(url("queuestate")))
@@ -565,7 +573,7 @@ class TestBlockedQueues:
             assert f"{words} #{head.pk}" in text(page)
             link = f'href="{url("queuedmessage", "change", head.pk)}">behind dead #{head.pk}'
             assert link in page.content.decode()
-        assert "goes on when that one is requeued or discarded" in text(boss.get(address))
+        assert "Requeue or discard the dead message" in text(boss.get(address))
 
     def test_a_key_behind_a_message_that_goes_on_by_itself_is_none(self, boss):
         beat()

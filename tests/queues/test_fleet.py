@@ -45,7 +45,6 @@ def test_what_no_worker_wrote_is_left_out():
     bad = ({}, None, 7, [], {**good, "acked": -1}, {**good, "last_at": "soon"}, {**good, "ran": 1})
     for number, each in enumerate((*bad, {**good, "last_at": "2026-01-01T00:00"})):
         beat(f"w{number}", timings={"h": each})
-    beat("list", timings=[good])
     assert queues.timings() == {}
     beat("good", timings={"h": good})
     assert queues.timings()["h"].acked == 1
@@ -94,3 +93,39 @@ def test_asking_is_not_holding(transactional_db):
         cursor.execute("select pg_backend_pid()")
         own = str(cursor.fetchone()[0])
     assert own not in {holder.name for holder in queues.horizon(older_than=0, limit=100)}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({"queues": [7, "mail", None, {}]}, {"queues": ("mail",)}),
+        ({"running": [True, "x", 7, 2**63, 1.5, [], -1]}, {"running": (7, -1)}),
+        ({"queues": [None], "running": [[]]}, {"queues": (), "running": ()}),
+    ],
+)
+def test_of_an_odd_heartbeat_is_shown_what_can_be_read(written, read):
+    """Guarantee 24: and it is said that it is odd; no queue is served by what cannot be read."""
+    beat("good", queues=["mail"], running=[7])
+    beat("odd", **written)
+    found = {each.id: each for each in queues.workers()}
+    assert found["good"].unreadable == ()
+    assert found["odd"].unreadable == tuple(written)
+    assert {name: getattr(found["odd"], name) for name in read} == read
+    assert found["odd"].serves("shop") == ("queues" not in written)
+
+
+def test_one_heartbeat_that_cannot_be_decoded_hides_no_other():
+    beat("good", queues=["mail"])
+    for name, text in (("digits", "1" * 5000), ("depth", "[" * 5000 + "]" * 5000)):
+        beat(name)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "update django_mq_workerheartbeat set queues = %(json)s, running = %(json)s"
+                " where id = %(id)s",
+                {"json": f"[{text}]", "id": name},
+            )
+    found = {each.id: each for each in queues.workers()}
+    assert found["good"].queues == ("mail",)
+    for name in ("digits", "depth"):
+        assert found[name].unreadable == ("queues", "running")
+        assert not found[name].serves("mail")

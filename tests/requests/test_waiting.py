@@ -37,7 +37,8 @@ from django_mq import (
 )
 from django_mq.conf import get_settings
 from django_mq.models import FailedAttempt, QueuedMessage, Result
-from django_mq.requests import link, waiter
+from django_mq.requests import connection as link
+from django_mq.requests import waiter
 from django_mq.store import results
 from django_mq.worker import chores
 from tests.acceptance.processes import eventually
@@ -129,8 +130,8 @@ def test_scatter_and_gather(start: Start) -> None:
         gates[number].set()
         eventually(pendings[number].done, f"answer {number}")
     began = monotonic()
-    found = gather(*pendings, timeout=0.3, return_exceptions=True)
-    assert 0.3 <= monotonic() - began < PATIENCE / 2
+    found = gather(*pendings, timeout=2, return_exceptions=True)  # in which it finds the others
+    assert 2 <= monotonic() - began < PATIENCE
     assert [type(each) for each in found] == [int, RemoteError, ReplyTimeout, int]
     assert (found[0], found[3]) == (0, 3)
     with pytest.raises(RemoteError, match="of the second"):
@@ -272,7 +273,7 @@ def test_the_expired_are_answered_by_the_chores(start: Start) -> None:
     QueuedMessage.objects.update(expires_at=Now() - timedelta(seconds=1))
     with waiting(pending) as replies:
         with second_connection() as other:
-            assert chores._expire(other.cursor())[0].delivery.id == pending.id
+            assert chores.expire_few(other.cursor())[0].delivery.id == pending.id
         with pytest.raises(Unanswered, match="expired"):
             replies.result()
     assert Result.objects.get(pk=pending.id).error_text == "expired"
@@ -313,7 +314,9 @@ def test_a_handler_does_not_ask_its_own_queue(start: Start) -> None:
 
     start(threads=2)
     for type, payload in (("asks", "ask"), ("asks", "request"), ("aasks", None)):
-        with pytest.raises(RemoteError, match=f"CannotWait: handler {type} waits.*queue, same"):
+        with pytest.raises(
+            RemoteError, match=f"CannotWait: handler {type} would wait.*queue, same"
+        ):
             ask(f"test.{type}", payload, timeout=PATIENCE)
     answered = Result.objects.filter(handler="echo").values_list("value", flat=True)
     assert set(answered) <= {2}

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from django_mq.store.claim_lapsed import Lapsed, claim_lapsed
 from tests.database import second_connection
 
 
@@ -31,4 +32,17 @@ def lock(other: psycopg.Connection[Any], *ids: int) -> None:
     """Lock rows in the transaction of `other`, as a claim or a slice does."""
     other.execute(
         "select from django_mq_queuedmessage where id = any(%s) for no key update", [list(ids)]
+    )
+
+
+def take_lapsed(
+    cursor: psycopg.Cursor[Any], *queues: str, limit: int = 100, max_bytes: int = 4 << 20
+) -> Lapsed:
+    return claim_lapsed(
+        cursor,
+        queues=queues or ["mail"],
+        claimer="me:8",
+        lease=30.0,
+        limit=limit,
+        max_bytes=max_bytes,
     )

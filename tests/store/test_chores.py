@@ -7,14 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from django_mq.models import (
-    FailedAttempt,
-    QueuedMessage,
-    QueueState,
-    Result,
-    WorkerHeartbeat,
-)
-from django_mq.store import chores
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, WorkerHeartbeat
+from django_mq.store import chores, expiry
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.rows import add, beat, columns, stored
 from tests.store.conftest import lock
@@ -26,13 +20,23 @@ Cursor = psycopg.Cursor[Any]
 
 def test_turns_are_taken_once_in_a_while(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
     """No leader: whoever asks first after `every` seconds."""
-    assert chores.take_turn(cursor, every=60.0) is True
-    assert chores.take_turn(cursor, every=60.0) is False
-    assert chores.take_turn(other.cursor(), every=60.0) is False
+    assert chores.take_turn(cursor, every=60.0) == {}
+    assert chores.take_turn(cursor, every=60.0) is None
+    assert chores.take_turn(other.cursor(), every=60.0) is None
     other.rollback()
-    QueueState.objects.update(chores_ran_at=columns({"created": -61})["created_at"])
-    assert chores.take_turn(cursor, every=60.0) is True
-    assert chores.take_turn(cursor, every=60.0) is False
+    chores.resume_at(cursor, {"stranded": 7, "aside": ["mail", "h", "t", "a"]})
+    for at in (-61, 61):  # a time that is far ahead is not of this clock, and stops nothing
+        QueueState.objects.update(chores_ran_at=columns({"created": at})["created_at"])
+        resume = chores.take_turn(other.cursor(), every=60.0)
+        assert resume == {"stranded": 7, "aside": ["mail", "h", "t", "a"]}
+        other.commit()
+        assert chores.take_turn(cursor, every=60.0) is None
+
+
+def test_a_position_that_others_wrote_is_none(cursor: Cursor) -> None:
+    """Guarantee 24: the walks begin again."""
+    QueueState.objects.create(queue=":", chores_resume=[1])
+    assert chores.take_turn(cursor, every=60.0) == {}
 
 
 def test_expired_messages_die_where_they_wait(
@@ -50,8 +54,8 @@ def test_expired_messages_die_where_they_wait(
     ]
     locked = add(expires=-3)
     lock(other, locked.pk)
-    cursor.execute("set statement_timeout = '5s'")
-    assert [len(chores.expire(cursor, limit=2)) for _ in range(3)] == [2, 1, 0]
+    cursor.execute("set statement_timeout = '60s'")
+    assert [len(expiry.expire(cursor, limit=2)) for _ in range(3)] == [2, 1, 0]
     for message in (waiting, blocked, delayed):
         stored(message)
         assert (message.dead_reason, message.attempts, message.blocked_by) == ("expired", 0, None)
@@ -85,7 +89,7 @@ def test_dead_letters_are_forgotten_queue_by_queue(
     spared = [add("mail", dead=-5), add("post", dead=-500), add("mail"), add("mail", leased=-500)]
     assert chores.dead_queues(cursor) == ["mail", "post"]
     lock(other, old[0].pk)
-    cursor.execute("set statement_timeout = '5s'")
+    cursor.execute("set statement_timeout = '60s'")
     assert chores.forget_dead(cursor, queue="mail", older_than=50.0, limit=1) == 1
     assert not QueuedMessage.objects.filter(pk=old[2].pk).exists()
     assert chores.forget_dead(cursor, queue="mail", older_than=50.0, limit=9) == 1
@@ -146,6 +150,7 @@ def test_one_of_the_fleet_warns_once_in_a_while(
     assert chores.take_warning(other.cursor(), queue="mail", every=60.0) is False
     assert chores.take_warning(other.cursor(), queue="post", every=60.0) is True
     other.rollback()
-    QueueState.objects.update(warned_at=columns({"created": -61})["created_at"])
-    assert chores.take_warning(cursor, queue="mail", every=60.0) is True
-    assert chores.take_warning(cursor, queue="mail", every=60.0) is False
+    for at in (-61, 61):
+        QueueState.objects.update(warned_at=columns({"created": at})["created_at"])
+        assert chores.take_warning(cursor, queue="mail", every=60.0) is True
+        assert chores.take_warning(cursor, queue="mail", every=60.0) is False

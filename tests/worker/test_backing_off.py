@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from io import StringIO
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -18,13 +17,14 @@ from django.db.models.functions import Now
 from django.test import Client
 
 from django_mq import Reject, Retry, RetryPolicy, Snooze, broadcast, fixed, handler, queues
+from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import Delivery, Fence
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
-from django_mq.outcomes import TimedOut
+from django_mq.policy.outcomes import TimedOut
 from django_mq.worker import DeadWorker
 from tests.database import second_connection
-from tests.rows import add, decide, stored
-from tests.worker.conftest import Running, Said, add_many, proxied, waiting
+from tests.rows import add, add_all, decide, stored
+from tests.worker.conftest import PATIENCE, Bench, Running, Said, add_many, proxied, waiting
 from tests.worker.proxy import Proxy
 from tests.worker.service import Service, until
 from tests.worker.test_gates import FAR, in_flight, never_stuck  # noqa: F401  (a fixture)
@@ -81,7 +81,7 @@ def rest(seconds: float) -> None:
 def test_after_the_first_failure_nothing_else_starts(
     start: Start, said: Said, service: Service, settings: Any, kind: str
 ) -> None:
-    """NSQ-5, NSQ-16: not in the same slice either; what waits in hand is given back, refunded."""
+    """NSQ-5, NSQ-16: not in the same slice either; waiting messages are released, refunded."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
     if kind == "async":
 
@@ -98,8 +98,14 @@ def test_after_the_first_failure_nothing_else_starts(
 
     else:
         service.handle(atomic=kind != "unbound")
-    for n in range(200):
-        add(handler="h", after=-60 + n / 1000, key=f"k{n % 50}" if kind == "keyed" else None)
+    add_all(
+        {
+            "handler": "h",
+            "after": -60 + n / 1000,
+            "key": f"k{n % 50}" if kind == "keyed" else None,
+        }
+        for n in range(200)
+    )
     worker = start(threads=1, async_slots=8)
     until(lambda: len(service.calls) > 50)
     service.error = KeyError("host")
@@ -136,9 +142,7 @@ def test_other_processes_give_back_what_they_hold_at_their_next_look(
     add(handler="bad", after=-100)
     failing = start(threads=1)
     until(level)
-    began = monotonic()
     until(lambda: in_flight() == service.running)
-    assert monotonic() - began < 10
     service.gate.set()
     until(lambda: in_flight() == 0)
     assert failing.stop()
@@ -203,7 +207,7 @@ def test_the_sequence_over_a_fleet(
     """NSQ-4, NSQ-5, NSQ-7, NSQ-8, NSQ-9: all, none, one, none, one, none, one, all; each change
     is said once.
     """
-    backing_off(settings, 0.5)
+    backing_off(settings, 0.5, POLL_INTERVAL=0.3)
     service.handle(retry=AT_ONCE)
     add(handler="h")
     workers = [start(threads=4) for _ in range(2)]
@@ -223,7 +227,7 @@ def test_the_sequence_over_a_fleet(
     assert at_once == 8  # what ran already, over the fleet
     for error, after in ((KeyError("host"), 2), (None, 1), (None, 0)):
         until(lambda: service.running)
-        rest(1.2)  # more than a poll of each worker: none takes another one
+        rest(0.5)  # more than a poll of each worker: none takes another one
         assert service.running == in_flight() == 1
         service.error = error
         service.gate.set()
@@ -231,9 +235,7 @@ def test_the_sequence_over_a_fleet(
         if after:
             service.gate.clear()
             assert in_flight() == 0
-    began = monotonic()
     until(lambda: not waiting())
-    assert monotonic() - began < 15
     assert all(worker.stop() for worker in workers)
     assert changes(said) == [
         ("backoff_started", 1),
@@ -313,9 +315,7 @@ def test_64_failures_at_once_are_over_soon(
     service.gate.set()
     until(lambda: service.failed == 64)
     service.error = None
-    began = monotonic()
     until(lambda: not waiting())
-    assert monotonic() - began < 15
     assert all(worker.stop() for worker in workers)
     assert changes(said)[0] == ("backoff_started", 1)
     assert changes(said)[-1] == ("backoff_ended", 0)
@@ -425,7 +425,7 @@ def test_a_probe_whose_worker_is_gone_is_not_kept(
         recovered.set,
     )
     until(lambda: not waiting())
-    assert recovered.wait(10)
+    assert recovered.wait(PATIENCE)
     assert worker.stop()
     assert changes(said) == [("backoff_ended", 0)]
 
@@ -481,7 +481,7 @@ def test_a_probe_that_nobody_can_run_makes_room_for_the_next(
 def test_a_probe_whose_claim_was_not_answered_is_given_back(
     start: Start, said: Said, service: Service, settings: Any, proxy: Proxy
 ) -> None:
-    """It was committed, and its message is in nobody's hand."""
+    """It was committed, and no worker holds its message."""
     backing_off(settings)
     decide(backoff_level=1, backoff=-1, paused=-1)
     service.handle()
@@ -593,7 +593,7 @@ def test_a_queue_that_backs_off_does_not_spin(
     worker = start(threads=3)
     until(lambda: service.running if waits == "the probe" else worker.worker.sleeps > 5)
     before = worker.worker.sleeps
-    rest(2.0)
+    rest(1.0)
     assert worker.worker.sleeps - before < 25
     assert service.running == (waits == "the probe")
     service.gate.set()
@@ -631,13 +631,15 @@ def test_status_why_and_admin_show_it(
     [mail] = (each for each in told("mq_status")["queues"] if each["queue"] == "mail")
     assert mail["backoff_level"] == 1
     assert mail["backoff_until"]
-    assert "backs off" in told("mq_why", last.pk)["text"]
+    assert "backing off" in told("mq_why", last.pk)["text"]
     page = admin_of_queues()
     assert "level 1" in page
     service.gate.clear()
     QueueState.objects.filter(queue="mail").update(backoff_until=None)
     until(lambda: service.running)
-    assert f"one message probes, of worker {worker.worker.id}" in told("mq_why", last.pk)["text"]
+    assert (
+        f"worker {worker.worker.id} runs one message as a probe" in told("mq_why", last.pk)["text"]
+    )
     service.error = None
     service.gate.set()
     said.wait("backoff_ended")
@@ -660,3 +662,20 @@ def admin_of_queues() -> str:
     finally:
         client.logout()
         boss.delete()
+
+
+def test_a_batch_of_a_stopped_queue_does_not_start(bench: Bench) -> None:
+    """Another thread's message failed after the batch left the local queue."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h", batch=True)
+    def h(deliveries: list[Delivery]) -> None:
+        ran.extend(delivery.id for delivery in deliveries)
+
+    for _ in range(3):
+        add(handler="h")
+    tasks = bench.claim()
+    bench.slices._stopped = stopped = StoppedQueues()
+    stopped.queue("mail")
+    assert bench.run(tasks).left == tasks
+    assert ran == []

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from django_mq.conf import get_settings
-from django_mq.models import QueueState
+from django_mq.models import QueuedMessage, QueueState, UniqueKey, WorkerHeartbeat
 from django_mq.worker import chores
 from tests.database import second_connection
-from tests.rows import add, columns
+from tests.rows import add, beat, columns, stored
 from tests.worker.conftest import Said
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -96,3 +96,108 @@ def test_a_large_number_is_not_counted_out(
     turn(cursor)
     assert warnings(said) == [("mail", 1200, 1000)]
     assert "at least 1,200 waiting messages" in caplog.text
+
+
+# ---- in pieces, and one beside the other
+
+
+def small(monkeypatch: pytest.MonkeyPatch, name: str, pieces: int = 1) -> None:
+    """Let a turn look at two rows in a piece."""
+    monkeypatch.setattr(chores, "PIECE", 2)
+    monkeypatch.setitem(chores.CHORES, name, chores.CHORES[name]._replace(pieces=pieces))
+
+
+def test_a_walk_goes_on_where_the_fleet_stopped(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the next turn; at the end it begins again."""
+    small(monkeypatch, "stranded")
+    ahead = [add(key=f"a{n}", handler="h", after=60) for n in range(4)]
+    for n, each in enumerate(ahead):
+        add(key=f"a{n}", handler="h", blocked_by=each.pk)
+    lost = [add(key=f"b{n}", handler="h", blocked_by=2**40 + n) for n in range(3)]
+    freed = []
+    for _ in range(5):
+        with second_connection() as other:
+            turn(other.cursor())
+        freed.append(sum(stored(each).blocked_by is None for each in lost))
+    assert freed == [0, 0, 2, 3, 3]
+    again = add(key="c", handler="h", blocked_by=1)
+    for _ in range(3):
+        turn(cursor)
+    assert stored(again).blocked_by is None
+
+
+def test_what_is_put_aside_is_walked_over_in_pieces(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what others wrote badly stops nothing but itself."""
+    small(monkeypatch, "aside")
+    aside = {
+        "payload": {}, "metadata": {}, "schema_version": 1, "max_attempts": 1, "priority": 0,
+        "wants_result": False, "ordered": False,
+    }  # fmt: skip
+    for n in range(5):
+        UniqueKey.objects.create(
+            queue="mail", type="t", unique_id=str(n), put_aside={} if n == 3 else aside
+        )
+    counts = []
+    for _ in range(3):
+        turn(cursor)
+        counts.append(QueuedMessage.objects.count())
+    assert counts == [2, 4, 5]  # what lacks its members has defaults
+    assert not UniqueKey.objects.filter(put_aside__isnull=False).exists()
+
+
+def test_all_that_expired_dies_in_pieces(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    """Those in flight, of which more expired than a piece looks at, are passed over."""
+    monkeypatch.setattr(chores, "FEW", 2)
+    monkeypatch.setattr(chores, "WINDOW", 3)
+    at = QueuedMessage.objects.get(pk=add(expires=-60).pk).expires_at
+    flying = [add(expires=-70, leased=60, attempts=1) for _ in range(4)]
+    waiting = [add(expires=-60 + n) for n in range(5)]
+    QueuedMessage.objects.filter(pk__in=[each.pk for each in flying]).update(expires_at=at)
+    turn(cursor)
+    turn(cursor)
+    assert all(stored(each).dead_reason == "expired" for each in waiting)
+    assert not any(stored(each).dead_at for each in flying)
+    assert said.count("message_dead") == 6
+
+
+def test_an_id_that_somebody_has_keeps_no_other_message_alive(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own message expires when it is free again."""
+    monkeypatch.setattr(chores, "FEW", 1)
+    monkeypatch.setattr(chores, "WINDOW", 1)
+    taken = add(expires=-60, unique_id="u")
+    other = add(expires=-50)
+    UniqueKey.objects.create(queue="mail", type=taken.type, unique_id="u", message_id=taken.pk)
+    with second_connection() as somebody, somebody.transaction(force_rollback=True):
+        somebody.execute("select from django_mq_uniquekey for update")
+        turn(cursor)
+        assert stored(other).dead_reason == "expired"
+        assert stored(taken).dead_at is None
+    turn(cursor)
+    turn(cursor)
+    assert stored(taken).dead_reason == "expired"
+
+
+def test_a_chore_that_fails_stops_no_other(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guarantee 24; a locked table counts, too."""
+    beat("old", seen=-3600)
+
+    def fail(*args: Any) -> Any:
+        raise ValueError("no")
+
+    monkeypatch.setitem(chores.CHORES, "expire", chores.Chore(fail, 1))
+    with second_connection() as somebody, somebody.transaction(force_rollback=True):
+        somebody.execute("lock table django_mq_uniquekey")
+        turn(cursor)
+    assert not WorkerHeartbeat.objects.exists()
+    [line] = [each for each in caplog.records if getattr(each, "event", "") == "chore_failed"]
+    assert "chore expire failed" in line.getMessage()

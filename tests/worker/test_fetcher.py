@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, cast
 
 import psycopg
 import pytest
 from django.db.models.functions import Now
 
+from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.store.claim import Lane, claim
 from django_mq.worker import fetcher as fetcher_module
-from django_mq.worker import marks as marks_module
-from django_mq.worker.claiming import TOGETHER, Claims, Terms
+from django_mq.worker import watermarks as marks_module
+from django_mq.worker.claims import TOGETHER, ClaimOptions, ClaimRouter
 from django_mq.worker.fetcher import LOOK_AGAIN, Fetcher
-from django_mq.worker.marks import Marks
-from django_mq.worker.ownership import Ownership
-from django_mq.worker.shut import Shut
+from django_mq.worker.intake import Intake
+from django_mq.worker.ordered_queues import OrderedQueues
+from django_mq.worker.watermarks import Watermarks
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 
@@ -60,32 +61,30 @@ class Clock:
 
 
 class Rig:
-    """A fetcher with terms and room that the test decides."""
+    """A fetcher with options and room that the test decides."""
 
     def __init__(self, cursor: Counting, clock: Clock) -> None:
         self.cursor = cursor
         self.clock = clock
         self.taken: list[ClaimedRow] = []
         self.rooms: dict[str, int] = {"sync": 1000, "async": 1000, "both": 1000}
-        self.terms: dict[str, Terms] = {}
+        self.options: dict[str, ClaimOptions] = {}
         self._claims = itertools.count(1)
 
     def make(self, *patterns: str, poll: float = 1.0) -> Rig:
         self.fetcher = Fetcher(
             patterns=patterns or ["#"],
-            terms=lambda queue: self.terms.get(queue, Terms("sync", 30.0, 100, 1 << 22)),
-            room=lambda kind: self.rooms[kind],
-            take=self._take,
-            closed=lambda closed, easing: None,
-            claims=Claims(
+            options=lambda queue: self.options.get(queue, ClaimOptions("sync", 30.0, 100, 1 << 22)),
+            intake=cast(Intake, self),
+            claims=ClaimRouter(
                 worker="rig",
                 claimer=self._claimer,
                 owned=(),
                 holding=lambda queue: False,
                 probing=lambda queue, claimer: None,
-                shut=Shut(),
+                stopped=StoppedQueues(),
             ),
-            ownership=Ownership("rig", [], now_owned=lambda: None),
+            ordered_queues=OrderedQueues("rig", [], on_owned=lambda: None),
             poll=poll,
         )
         return self
@@ -93,10 +92,16 @@ class Rig:
     def _claimer(self) -> str:
         return f"rig:{next(self._claims)}"
 
-    def _take(self, cursor: Any, rows: list[ClaimedRow], lapsed: bool) -> None:
+    def room(self, kind: str) -> int:
+        return self.rooms[kind]
+
+    def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:
+        """Nothing waits here."""
+
+    def take(self, cursor: Any, rows: list[ClaimedRow], **given: Any) -> None:
         self.taken.extend(rows)
         for row in rows:
-            kind = self.terms.get(row.queue, Terms("sync", 0, 0, 0)).kind
+            kind = self.options.get(row.queue, ClaimOptions("sync", 0, 0, 0)).kind
             self.rooms[kind] -= 1
 
     def settle(self, *, most: float = 0.1) -> float:
@@ -133,7 +138,7 @@ def half_claimed(rig: Rig) -> Iterator[Callable[..., list[int]]]:
             frozen.cursor(), lanes=[Lane("mail", 0)], claimer="frozen:1", lease=60.0, limit=1,
             max_bytes=1 << 22, apart=True,
         )  # fmt: skip
-        rig.terms["mail"] = Terms("sync", 30.0, batch, 1 << 22)
+        rig.options["mail"] = ClaimOptions("sync", 30.0, batch, 1 << 22)
         rig.make()
         return rows
 
@@ -146,6 +151,8 @@ def half_claimed(rig: Rig) -> Iterator[Callable[..., list[int]]]:
 def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
+    # A full scan that took long, as on a busy machine, would put off the next one.
+    monkeypatch.setattr(fetcher_module, "perf_counter", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
     with second_connection() as own, own.cursor() as cursor:
         yield Rig(Counting(cursor, clock), clock)
@@ -178,7 +185,7 @@ def test_a_ring_makes_it_look_at_once_and_once_more(rig: Rig) -> None:
     rig.make(poll=600.0)
     rig.settle()
     first = add()
-    rig.fetcher.rang()
+    rig.fetcher.on_ring()
     while not rig.taken:
         sleep = rig.fetcher.fetch(rig.cursor)
         assert sleep <= LOOK_AGAIN
@@ -196,13 +203,13 @@ def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) 
     rig.settle()
     rig.ids()
     message = add()
-    rig.fetcher.rang()
+    rig.fetcher.on_ring()
     rig.cursor.asked.clear()
     assert 0 < rig.fetcher.fetch(rig.cursor) <= LOOK_AGAIN
     assert (rig.ids(), rig.cursor.asked) == ([message.pk], ["claim"])
     for _ in range(3):  # and still, where it rings all the time, the rest is asked in between
         add()
-        rig.fetcher.rang()
+        rig.fetcher.on_ring()
         rig.fetcher.fetch(rig.cursor)
     assert "look" in rig.cursor.asked
 
@@ -220,7 +227,7 @@ def test_what_is_left_when_claims_keep_apart_is_claimed_too(
 def test_the_first_of_a_backlog_waits_no_longer_than_a_second(
     rig: Rig, half_claimed: Callable[..., list[int]]
 ) -> None:
-    """A scan from the front does not keep apart, whoever has its place."""
+    """A scan from the front does not keep apart from the claims of other workers."""
     rows = half_claimed(40, batch=1)
     for _ in range(3):
         rig.fetcher.fetch(rig.cursor)
@@ -241,18 +248,18 @@ def test_a_claim_of_one_batch_does_not_keep_apart(
 
 
 def test_a_ring_does_not_shorten_a_backoff(rig: Rig) -> None:
-    """PMQ-40: whoever rings, and however often; when the wait is over, one message probes."""
+    """PMQ-40: however many rings come; when the wait is over, one message probes."""
     state = decide(backoff_level=3, backoff=3600)
     messages = [add() for _ in range(3)]
     rig.make(poll=600.0)
     rig.settle()
     for _ in range(5):
-        rig.fetcher.rang()
+        rig.fetcher.on_ring()
         rig.settle()
     assert rig.ids() == []
     assert stored(state).backoff_until == state.backoff_until
     QueueState.objects.update(backoff_until=Now())
-    rig.fetcher.rang()
+    rig.fetcher.on_ring()
     rig.settle()
     assert rig.ids() == [messages[0].pk]
 
@@ -261,7 +268,7 @@ def test_a_ring_that_was_too_early_is_looked_after(rig: Rig) -> None:
     """Another's ring stood for this message, which was committed a little later."""
     rig.make(poll=600.0)
     rig.settle()
-    rig.fetcher.rang()
+    rig.fetcher.on_ring()
     while not rig.fetcher.empty:
         assert rig.fetcher.fetch(rig.cursor) <= LOOK_AGAIN
         rig.clock.now += 0.002
@@ -276,11 +283,11 @@ def test_a_storm_of_rings_is_not_a_storm_of_scans(rig: Rig, monkeypatch: Any) ->
     monkeypatch.setattr(fetcher_module, "perf_counter", lambda: next(costs) * 0.05)
     rig.make(poll=600.0)
     rig.settle()
-    rig.fetcher._marks._usual = 0.001  # a bad day: full scans take 50 ms, others 1 ms
+    rig.fetcher._watermarks._usual = 0.001  # a bad day: full scans take 50 ms, others 1 ms
     rig.cursor.asked.clear()
     until = rig.clock.now + 5.0
     while rig.clock.now < until:
-        rig.fetcher.rang()
+        rig.fetcher.on_ring()
         rig.clock.now += max(rig.fetcher.fetch(rig.cursor), 0.01)
     assert rig.cursor.asked.count("claim") < 5.0 / 0.05 / 4
 
@@ -320,7 +327,7 @@ def test_what_appears_below_the_mark_is_found_within_a_second(rig: Rig) -> None:
     """Design 5: committed late, or released: while the claims go on from the mark."""
     rig.make()
     rig.rooms["sync"] = 10**6
-    rig.terms["mail"] = Terms("sync", 30.0, 1, 1 << 22)
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 1, 1 << 22)
     for n in range(40):
         add(after=-30 + n / 10)
     for _ in range(5):
@@ -340,7 +347,7 @@ def test_what_this_process_gave_back_is_found_at_once(rig: Rig) -> None:
     message = add()
     rig.settle()
     QueuedMessage.objects.update(claimed_by=None, leased_until=None)
-    rig.fetcher.freed()
+    rig.fetcher.on_freed()
     rig.settle()
     assert rig.ids() == [message.pk, message.pk]
 
@@ -351,14 +358,14 @@ def test_a_new_lane_is_found_after_a_ring(rig: Rig) -> None:
     rig.settle()
     rig.ids()
     urgent, other = add(priority=50), add("post")
-    rig.fetcher.rang()
+    rig.fetcher.on_ring()
     rig.settle()
     assert set(rig.ids()) == {urgent.pk, other.pk}
 
 
 def test_who_has_no_room_for_one_kind_wakes_for_the_other(rig: Rig) -> None:
     """To the moment when it falls due, not to the poll."""
-    rig.terms["waits"] = Terms("async", 30.0, 100, 1 << 22)
+    rig.options["waits"] = ClaimOptions("async", 30.0, 100, 1 << 22)
     rig.rooms["sync"] = 0
     add()
     soon = add("waits", after=30)
@@ -373,7 +380,7 @@ def test_who_has_no_room_for_one_kind_wakes_for_the_other(rig: Rig) -> None:
 def test_a_new_lane_is_found_while_another_is_busy(rig: Rig) -> None:
     """Within a poll interval: a backlog of priority 0 does not hide a priority 9."""
     rig.make(poll=1.0)
-    rig.terms["mail"] = Terms("sync", 30.0, 2, 1 << 22)
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 2, 1 << 22)
     for n in range(40):
         add(after=-60 + n)
     rig.fetcher.fetch(rig.cursor)
@@ -384,11 +391,11 @@ def test_a_new_lane_is_found_while_another_is_busy(rig: Rig) -> None:
     assert rig.taken[0].id == urgent.pk
 
 
-@pytest.mark.parametrize("differ", [False, True], ids=["same terms", "different terms"])
+@pytest.mark.parametrize("differ", [False, True], ids=["same options", "different options"])
 def test_queues_are_preferred_as_named(rig: Rig, differ: bool) -> None:
     """Strictly: nothing of a later queue while an earlier one has anything due."""
     if differ:
-        rig.terms["b"] = Terms("sync", 99.0, 2, 1 << 22)
+        rig.options["b"] = ClaimOptions("sync", 99.0, 2, 1 << 22)
     for queue in "zcba":
         for n in range(3):
             add(queue, after=-60 + n, priority=n)
@@ -400,7 +407,7 @@ def test_queues_are_preferred_as_named(rig: Rig, differ: bool) -> None:
 
 
 def test_a_full_batch_of_one_queue_does_not_let_a_later_one_in(rig: Rig) -> None:
-    rig.terms["a"] = Terms("sync", 30.0, 2, 1 << 22)
+    rig.options["a"] = ClaimOptions("sync", 30.0, 2, 1 << 22)
     for n in range(5):
         add("a", after=-60 + n)
         add("b", after=-60 + n)
@@ -411,8 +418,8 @@ def test_a_full_batch_of_one_queue_does_not_let_a_later_one_in(rig: Rig) -> None
 
 def test_async_handlers_do_not_wait_for_threads(rig: Rig) -> None:
     """Room is counted for each kind: a full hand leaves the loop its slots."""
-    rig.terms["a"] = Terms("sync", 30.0, 100, 1 << 22)
-    rig.terms["b"] = Terms("async", 30.0, 100, 1 << 22)
+    rig.options["a"] = ClaimOptions("sync", 30.0, 100, 1 << 22)
+    rig.options["b"] = ClaimOptions("async", 30.0, 100, 1 << 22)
     for _ in range(3):
         add("a")
         add("b")
@@ -456,7 +463,7 @@ def test_many_lapsed_rows_need_not_many_polls(rig: Rig) -> None:
     """A claim has room for a few: what a whole host lost is not taken at a few a second."""
     for _ in range(30):
         add(leased=-1, attempts=1)
-    rig.terms["mail"] = Terms("sync", 30.0, 4, 1 << 22)
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 4, 1 << 22)
     rig.make(poll=600.0)
     rig.settle()
     assert len(rig.taken) == 30
@@ -483,7 +490,7 @@ def test_who_is_idle_wakes_up_once_a_poll(rig: Rig, poll: float, takes: float) -
         other.execute("select from django_mq_queuedmessage for update")
         rig.settle(most=0.05)
         rig.clock.now += 0.4 * poll
-        rig.fetcher.rang()
+        rig.fetcher.on_ring()
         rig.settle(most=0.05)
         rig.pass_time(2 * poll)  # of the poll in which it rang
         rig.cursor.asked.clear()
@@ -517,14 +524,14 @@ def test_what_comes_between_claim_and_look_is_not_missed(
             added.append(add())
         return look(cursor)
 
-    rig.fetcher.freed()
+    rig.fetcher.on_freed()
     monkeypatch.setattr(fetcher_module.looking, "look", late)
     rig.settle()
     assert added[0].pk in rig.ids()
 
 
 def test_a_busy_fetcher_sleeps_not_at_all(rig: Rig) -> None:
-    rig.terms["mail"] = Terms("sync", 30.0, 1, 1 << 22)
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 1, 1 << 22)
     for _ in range(3 * TOGETHER):
         add()
     rig.make()
@@ -536,7 +543,7 @@ def test_equal_queues_take_turns(rig: Rig) -> None:
     for n in range(6):
         add("a", after=-60 + n)
         add("b", after=-60 + n)
-    rig.terms = {name: Terms("sync", 30.0, 2, 1 << 22) for name in "ab"}
+    rig.options = {name: ClaimOptions("sync", 30.0, 2, 1 << 22) for name in "ab"}
     rig.make("#")
     rig.fetcher.fetch(rig.cursor)
     rig.fetcher.fetch(rig.cursor)
@@ -547,14 +554,14 @@ def test_equal_queues_take_turns(rig: Rig) -> None:
 
 
 @pytest.fixture
-def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Marks, Clock]:
+def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Watermarks, Clock]:
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
-    return Marks(full_every=1.0), clock
+    return Watermarks(full_every=1.0), clock
 
 
-def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Marks, Clock]) -> None:
+def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks, Clock]) -> None:
     own, clock = marks
     assert own.full_is_due()
     own.scanned({}, 0.001, full=True)
@@ -570,7 +577,7 @@ def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Marks, Clock]) -> None
     assert own.full_is_due()
 
 
-def test_a_full_scan_is_due_each_second(marks: tuple[Marks, Clock]) -> None:
+def test_a_full_scan_is_due_each_second(marks: tuple[Watermarks, Clock]) -> None:
     own, clock = marks
     own.scanned({}, 0.001, full=True)
     assert not own.full_is_due()
@@ -578,7 +585,7 @@ def test_a_full_scan_is_due_each_second(marks: tuple[Marks, Clock]) -> None:
     assert own.full_is_due()
 
 
-def test_marks_move_and_are_forgotten(marks: tuple[Marks, Clock]) -> None:
+def test_marks_move_and_are_forgotten(marks: tuple[Watermarks, Clock]) -> None:
     own, _ = marks
     at = stored(add()).processable_after
     own.scanned({("mail", 0): (at, 7)}, 0.001, full=False)
@@ -594,7 +601,7 @@ def test_rings_without_end_do_not_keep_it_from_all_else(rig: Rig) -> None:
     rig.settle()
     lapsed = add(leased=-1, attempts=1)
     for _ in range(200):
-        rig.fetcher.rang()
+        rig.fetcher.on_ring()
         rig.clock.now += rig.fetcher.fetch(rig.cursor) + 0.01
         if rig.taken:
             break

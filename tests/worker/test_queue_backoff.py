@@ -1,4 +1,4 @@
-"""What a fleet's ends make of the level of a queue: noted by threads, written by the loop."""
+"""How ends of deliveries move the level of a queue: threads note them, the loop writes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import psycopg
 import pytest
 
 from django_mq import queues, signals
-from django_mq.backoff import RetryPolicy
 from django_mq.conf import get_settings
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
+from django_mq.executor.connections import Outage, Statements
+from django_mq.executor.ended import Ended, Settled, end
+from django_mq.executor.local_queue import LocalQueue
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import QueueState
-from django_mq.outcomes import TimedOut
+from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.outcomes import TimedOut
 from django_mq.store import queue_backoff as store
-from django_mq.worker.database import Outage, Statements
-from django_mq.worker.ending import Ended, Settled, end
-from django_mq.worker.hand import Hand
-from django_mq.worker.leases import DeadWorker, Keeper
+from django_mq.worker.lease_keeper import LeaseKeeper
 from django_mq.worker.queue_backoff import QueueBackoffs
+from django_mq.worker.recovery import DeadWorker, Recovery
 from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add, decide, stored
@@ -88,13 +89,13 @@ class Fleet:
         self.workers = [
             QueueBackoffs(
                 get_settings(),
-                shut=lambda queue, before, n=n: self.shut.update({(n, queue): before}),
+                stopped=lambda queue, before, n=n: self.stopped.update({(n, queue): before}),
                 random=random.Random(n).random,
             )
             for n in range(size)
         ]
         #: By worker and queue: what was claimed before then must not start; None: nothing.
-        self.shut: dict[tuple[int, str], datetime | None] = {}
+        self.stopped: dict[tuple[int, str], datetime | None] = {}
         self.seconds = 0.0
         self.longest = 0.0
         self._claims = 0
@@ -170,12 +171,12 @@ def fleet(cursor: Cursor) -> Fleet:
 
 
 def test_a_failure_lets_the_queue_back_off(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
-    """NSQ-5, NSQ-16: what waits in hand is to be given back, and it is said once."""
+    """NSQ-5, NSQ-16: waiting messages are to be released, and it is announced once."""
     delivery = fleet.claim()
     assert fleet.end(delivery, KeyError("host"))
-    assert fleet.shut == {(0, "mail"): None}
+    assert fleet.stopped == {(0, "mail"): None}
     assert fleet.write() == {"mail"}
-    assert fleet.shut == {(0, "mail"): fleet.state.backoff_changed_at}
+    assert fleet.stopped == {(0, "mail"): fleet.state.backoff_changed_at}
     assert fleet.allowance == "none"
     assert heard == [("backoff_started", 1)]
     assert fleet.write() == set()
@@ -296,13 +297,13 @@ def test_a_worker_learns_what_another_wrote(
     fleet.write()
     assert fleet.end(deliveries[0], KeyError("host"), 1)
     assert fleet.write(1) == {"mail"}
-    assert fleet.shut[1, "mail"] == fleet.state.backoff_changed_at
+    assert fleet.stopped[1, "mail"] == fleet.state.backoff_changed_at
     assert not fleet.end(deliveries[1], KeyError("host"), 1)  # known to be older by now
     assert heard == [("backoff_started", 1)]
 
 
 def test_what_cannot_be_written_is_kept(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
-    """A lost database; then somebody who has the row locked, and is not waited for."""
+    """A lost database; then a session that has the row locked, for which nothing waits."""
     fleet.end(fleet.claim(), KeyError("host"))
     with second_connection() as lost:
         gone = lost.cursor()
@@ -314,11 +315,11 @@ def test_what_cannot_be_written_is_kept(fleet: Fleet, heard: list[tuple[str, int
         assert fleet.write() == set()
     assert heard == []
     assert fleet.workers[0].noted()
-    assert fleet.shut == {(0, "mail"): None}
+    assert fleet.stopped == {(0, "mail"): None}
     assert fleet.write() == {"mail"}
     assert heard == [("backoff_started", 1)]
     assert not fleet.workers[0].noted()
-    assert fleet.shut == {(0, "mail"): fleet.state.backoff_changed_at}
+    assert fleet.stopped == {(0, "mail"): fleet.state.backoff_changed_at}
 
 
 def test_the_end_of_a_probe_is_kept_too(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
@@ -448,44 +449,52 @@ def freed() -> Told:
 
 
 @pytest.fixture
-def keeper(transactional_db: None, freed: Told) -> Iterator[Keeper]:
-    """A keeper in the thread of the test, of a process that runs the probe `w:1` of mail."""
-    keeper = Keeper(
+def keeper(transactional_db: None) -> Iterator[LeaseKeeper]:
+    """A lease keeper in the thread of the test: its process runs the probe `w:1` of mail."""
+    keeper = LeaseKeeper(
         alias="default",
-        hand=Hand(batch=1, most=1, on_room=lambda: None),
+        local_queue=LocalQueue(batch=1, most=1, on_room=lambda: None),
         lease=lambda queue: 30.0,
         shortest_lease=30.0,
-        outage=Outage(threading.Event()),
-        beat=dict,
-        chores=lambda cursor: None,
-        chores_every=10.0,
-        policy=lambda row: RetryPolicy(),
-        freed=freed,
+        heartbeat=dict,
+        on_heartbeat=lambda since: None,
         probes=lambda: [("mail", "w:1")],
     )
-    keeper._statements = Statements("default")
     yield keeper
     keeper._statements.close()
 
 
+@pytest.fixture
+def statements(transactional_db: None) -> Iterator[Statements]:
+    statements = Statements("default")
+    yield statements
+    statements.close()
+
+
 def test_a_dying_worker_does_not_keep_its_probe(
-    keeper: Keeper, freed: Told, cursor: Cursor
+    statements: Statements, freed: Told, cursor: Cursor
 ) -> None:
     """Its sibling, which settles what it held, gives the probe back, and looks for messages."""
     decide(backoff_level=1, backoff=-1, probe_by="dead:1", probe_until=now(cursor) + FAR)
     decide("other", backoff_level=1, backoff=-1, probe_by="alive:1", probe_until=now(cursor) + FAR)
-    keeper._recover(DeadWorker("dead", "killed"))
+    recovery = Recovery(
+        "default",
+        outage=Outage(threading.Event()),
+        policy=lambda row: RetryPolicy(),
+        on_freed=freed,
+    )
+    recovery.settle(statements, DeadWorker("dead", "killed"))
     assert freed.count == 1
     assert dict(QueueState.objects.values_list("queue", "probe_by")) == {
         "mail": None,
         "other": "alive:1",
     }
     assert store.start_probe(cursor, queue="mail", claimer="alive:2", lease=30.0)
-    keeper._recover(DeadWorker("dead", "killed"))
+    recovery.settle(statements, DeadWorker("dead", "killed"))
     assert freed.count == 1
 
 
-def test_a_probe_that_runs_long_is_renewed(keeper: Keeper, cursor: Cursor) -> None:
+def test_a_probe_that_runs_long_is_renewed(keeper: LeaseKeeper, cursor: Cursor) -> None:
     """With the lease of its message: a handler may run longer than a lease."""
     soon = now(cursor) + timedelta(seconds=5)
     mine = decide(backoff_level=1, backoff=-1, probe_by="w:1", probe_until=soon)

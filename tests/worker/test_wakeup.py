@@ -1,4 +1,4 @@
-"""The one thing the loop sleeps on."""
+"""The sleep of the loop, and what ends it."""
 
 from __future__ import annotations
 

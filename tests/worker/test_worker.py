@@ -17,7 +17,7 @@ from django_mq import RetryPolicy, broadcast, fixed, handler
 from django_mq.messages import Delivery, Fence
 from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
 from django_mq.signals import message_acked
-from django_mq.store import looking as store_looking
+from django_mq.store import look as store_looking
 from django_mq.worker import DeadWorker, Worker
 from tests.database import second_connection
 from tests.rows import add, decide, stored
@@ -139,7 +139,7 @@ def test_a_running_worker_is_not_run_twice(start: Start, said: Said) -> None:
     """PMQ-35, CAR-35."""
     running = start()
     said.wait("worker_started")
-    with pytest.raises(RuntimeError, match="runs already"):
+    with pytest.raises(RuntimeError, match="already running"):
         running.worker.run()
     assert running.stop() is True
 
@@ -281,7 +281,7 @@ def test_a_drain_ends_what_runs_and_gives_the_rest_back(
         effect(delivery)
 
     messages = add_many(30, handler="h")
-    places = {m.pk: m.processable_after for m in messages}
+    entries = {m.pk: m.processable_after for m in messages}
     running = start(threads=2)
     said.wait("message_started", 2)
     thread = threading.Thread(target=running.stop, daemon=True)
@@ -295,7 +295,7 @@ def test_a_drain_ends_what_runs_and_gives_the_rest_back(
     assert {m.pk for m in left} == {m.pk for m in messages} - started
     for message in left:
         assert (message.attempts, message.claimed_by, message.leased_until) == (0, None, None)
-        assert message.processable_after == places[message.pk]
+        assert message.processable_after == entries[message.pk]
     assert FailedAttempt.objects.count() == 0
 
 
@@ -366,7 +366,7 @@ def test_a_drain_that_runs_out_of_time_says_so(
 
 
 def test_suspects_run_while_nothing_else_runs(start: Start, said: Said) -> None:
-    """Guarantee 3: whatever kills the process kills nobody else's attempt along."""
+    """Guarantee 3: whatever kills the process costs no other message an attempt."""
     running: set[int] = set()
     beside: list[set[int]] = []
     lock = threading.Lock()
@@ -549,7 +549,7 @@ def second_connection_without(proxy: Proxy) -> psycopg.Connection[Any]:
 
 
 def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, proxy: Proxy) -> None:
-    """Nobody has its rows in hand: without this they would wait for the lease, and be charged."""
+    """No worker holds its rows: without this they would wait for the lease, and be charged."""
     attempts: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -572,16 +572,16 @@ def test_a_loss_while_claimed_messages_are_sorted_strands_nobody(
     start: Start, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are claimed and their leases renewed: they must not be forgotten."""
-    from django_mq.worker.sorting import Sorter
+    from django_mq.worker.resolver import Resolver
 
-    sort, failures = Sorter.sort, [psycopg.OperationalError("gone")]
+    sort, failures = Resolver.sort, [psycopg.OperationalError("gone")]
 
     def failing(self: Any, cursor: Any, delivery: Delivery) -> Any:
         if failures and delivery.payload == "second":
             raise failures.pop()
         return sort(self, cursor, delivery)
 
-    monkeypatch.setattr(Sorter, "sort", failing)
+    monkeypatch.setattr(Resolver, "sort", failing)
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -704,7 +704,7 @@ def test_woken_by_the_next_due_time(start: Start, said: Said, patient: None) -> 
 
 
 def test_woken_by_the_poll(start: Start, said: Said, settings: Any) -> None:
-    """Guarantee 7: nothing depends on NOTIFY; and nobody listens."""
+    """Guarantee 7: nothing depends on NOTIFY; no worker listens."""
     settings.DJANGO_MQ = {"WAKEUP": "poll", "POLL_INTERVAL": 0.05}
 
     @handler("#", queue="mail", name="h")
@@ -799,8 +799,8 @@ def test_recovers_what_a_dead_sibling_held(start: Start, said: Said) -> None:
     running.stop()
     assert attempts == {ran.pk: 2, overran.pk: 2, waited.pk: 1}
     assert waiting() == {other.pk}
-    assert attempts_of(ran) == ["django_mq.outcomes.WorkerLost"]
-    assert attempts_of(overran) == ["django_mq.outcomes.TimedOut"]
+    assert attempts_of(ran) == ["django_mq.policy.outcomes.WorkerLost"]
+    assert attempts_of(overran) == ["django_mq.policy.outcomes.TimedOut"]
     assert attempts_of(waited) == []
 
 

@@ -8,42 +8,42 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.failures import one_line
-from django_mq.management.base import OperatorCommand, add_deed, count
+from django_mq.management.base import OperatorCommand, add_queue_options, count
 from django_mq.management.output import as_json
+from django_mq.policy.error_text import one_line
 
 
 class Command(OperatorCommand):
-    help = "Limit how many messages of a queue the fleet may have in flight; 0 holds all."
+    help = "Limit how many messages of a queue all workers have in flight; 0 stops all claims."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        add_deed(parser)
+        add_queue_options(parser)
         parser.add_argument(
             "max_in_flight",
             type=most,
             metavar="N|none",
-            help="a number from 0 on, or none: what the settings say",
+            help="a number from 0, or none to return to the limit of the settings",
         )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         queue, dry_run = options["queue"], options["dry_run"]
         wanted = options["max_in_flight"]
-        holds = queues.limit(queue, wanted, dry_run=True, using=database)
-        words = "no limit" if holds is None else f"at most {count(holds)} in flight"
+        limit = queues.limit(queue, wanted, dry_run=True, using=database)
+        words = "no limit" if limit is None else f"at most {count(limit)} in flight"
         if not dry_run:
-            question = f"Let queue {queue} have {words}?"
+            question = f"Set the limit of queue {queue}: {words}?"
             if not self.agreed(question, yes=options["yes"], as_json=options["json"]):
                 self.stdout.write("Nothing was changed.")
                 return
-            holds = queues.limit(queue, wanted, using=database)
+            limit = queues.limit(queue, wanted, using=database)
         if options["json"]:
-            told = {"queue": queue, "max_in_flight": holds, "dry_run": dry_run}
-            self.stdout.write(as_json(told))
+            answer = {"queue": queue, "max_in_flight": limit, "dry_run": dry_run}
+            self.stdout.write(as_json(answer))
         elif dry_run:
             self.stdout.write(f"Queue {queue} would have {words}.")
         else:
-            self.stdout.write(f"Queue {queue} has {words}. What runs already goes on.")
+            self.stdout.write(f"Queue {queue} has {words}. Running messages are not stopped.")
 
 
 def most(text: str) -> int | None:
@@ -55,5 +55,5 @@ def most(text: str) -> int | None:
     if text.strip().lower() == "none":
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise argparse.ArgumentTypeError(f"{one_line(text)!r} is no limit: a number, or none")
+        raise argparse.ArgumentTypeError(f"{one_line(text)!r} is not a number or none")
     return int(text)

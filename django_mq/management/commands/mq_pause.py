@@ -8,17 +8,17 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.management.base import OperatorCommand, add_deed, duration, moment
+from django_mq.management.base import OperatorCommand, add_queue_options, duration, moment
 from django_mq.management.output import as_json
 from django_mq.queues.obstacles import shown
 
 
 class Command(OperatorCommand):
-    help = "Let no worker claim from a queue, for a while or until mq_resume."
+    help = "Stop workers from claiming from a queue, for a time or until mq_resume."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        add_deed(parser)
+        add_queue_options(parser)
         end = parser.add_mutually_exclusive_group()
         end.add_argument("--until", type=moment, metavar="MOMENT", help="such as 2026-12-24T18:00")
         end.add_argument("--for", type=duration, dest="seconds", metavar="DURATION", help="15m, 2h")
@@ -34,12 +34,12 @@ class Command(OperatorCommand):
                 return
             end = queues.pause(queue, until=until, using=database)
         if options["json"]:
-            told = {"queue": queue, "paused": True, "until": end, "dry_run": dry_run}
-            self.stdout.write(as_json(told))
+            answer = {"queue": queue, "paused": True, "until": end, "dry_run": dry_run}
+            self.stdout.write(as_json(answer))
         elif dry_run:
             self.stdout.write(f"Queue {queue} would be paused {_words(end)}.")
         else:
-            text = f"Queue {queue} is paused {_words(end)}. What runs already goes on."
+            text = f"Queue {queue} is paused {_words(end)}. Running messages are not stopped."
             self.stdout.write(text)
 
 

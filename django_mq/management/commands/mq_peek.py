@@ -9,35 +9,38 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_mq import queues
-from django_mq.failures import one_line
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, heads_table, table
 from django_mq.models import QueuedMessage
+from django_mq.models.json_column import Unreadable
+from django_mq.policy.error_text import one_line
 from django_mq.queues.obstacles import shown
-from django_mq.queues.standing import standings
+from django_mq.queues.stalled import standings
 
-#: Of a payload so many bytes are shown; --json shows all of it.
+#: Bytes shown of a payload; --json shows all of it.
 LONGEST = 2000
 
 
 class Command(OperatorCommand):
-    help = "Show the first messages of a queue, or of all, by id. Payloads only when asked for."
+    help = "Show the first messages of one queue or of all, by id. Payloads only with --payload."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("queue", nargs="?", metavar="QUEUE")
         parser.add_argument("--limit", type=int, default=10, metavar="N", help="default 10")
-        parser.add_argument("--skip-locked", action="store_true", help="not what workers hold")
-        parser.add_argument("--dead", action="store_true", help="dead letters instead")
+        parser.add_argument(
+            "--skip-locked", action="store_true", help="leave out messages that workers hold"
+        )
+        parser.add_argument("--dead", action="store_true", help="show dead letters instead")
         parser.add_argument(
             "--heads",
             action="store_true",
-            help="the first messages of keys and ordered queues that others wait behind",
+            help="show the first messages of order keys and ordered queues that others wait behind",
         )
         parser.add_argument(
             "--payload",
             action="store_true",
-            help="with payload, metadata and last error; values of secret keys are covered",
+            help="show payload, metadata and last error too, with values of secret keys hidden",
         )
         parser.add_argument("--json", action="store_true")
 
@@ -60,8 +63,14 @@ class Command(OperatorCommand):
         if not messages:
             self.stdout.write("No messages.")
             return
+        self._show(messages, behind, private)
+
+    def _show(
+        self, messages: Sequence[QueuedMessage], behind: dict[int, int], private: bool
+    ) -> None:
+        """Print a table; with `private`, the payload and so on below each of its rows."""
         headers = ("id", "queue", "type", "handler", "state", "attempts", "due", "stored")
-        table_rows = [
+        rows = [
             (
                 message.pk,
                 message.queue,
@@ -74,7 +83,7 @@ class Command(OperatorCommand):
             )
             for message in messages
         ]
-        lines = table(headers, table_rows).split("\n")
+        lines = table(headers, rows).split("\n")
         self.stdout.write(lines[0])
         for message, line in zip(messages, lines[1:], strict=True):
             self.stdout.write(line)
@@ -86,16 +95,17 @@ class Command(OperatorCommand):
     def _show_heads(self, queue: str | None, options: dict[str, Any], database: str | None) -> None:
         for name in ("skip_locked", "dead", "payload"):
             if options[name]:
-                raise CommandError(f"--heads goes without --{name.replace('_', '-')}")
+                raise CommandError(f"--heads cannot be combined with --{name.replace('_', '-')}")
         heads = queues.heads(queue, limit=options["limit"], using=database)
         if options["json"]:
             self.stdout.write(as_json(heads))
         else:
-            self.stdout.write(heads_table(heads) if heads else "Nobody waits for a first message.")
+            text = "No messages wait behind a first message of their key or queue."
+            self.stdout.write(heads_table(heads) if heads else text)
 
 
 def _behind(messages: Sequence[QueuedMessage], database: str | None) -> dict[int, int]:
-    """Return which of its line each must wait for, of those that wait."""
+    """Return, for each waiting message in a line, the message that it waits for."""
     waiting = [each.pk for each in messages if not (each.leased_until or each.dead_at)]
     found = standings(waiting, most=1, using=database) if waiting else {}
     return {id: each.waits_for for id, each in found.items() if each.waits_for is not None}
@@ -124,8 +134,9 @@ def _row(message: QueuedMessage, private: bool) -> dict[str, Any]:
 def _private(message: QueuedMessage) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("payload", "metadata"):
+        value = getattr(message, name)
         try:
-            found[name] = queues.redacted(getattr(message, name))
-        except (ValueError, RecursionError):  # written by others, and not to be decoded here
+            found[name] = str(value) if isinstance(value, Unreadable) else queues.redacted(value)
+        except RecursionError:  # another client wrote JSON nested too deeply
             found[name] = "(cannot be decoded)"
     return found | {"last_error": message.last_error}

@@ -18,21 +18,21 @@ from django_mq.management.base import (
 
 
 class Command(OperatorCommand):
-    help = "Remove dead letters. Asks first; messages in flight are never touched."
+    help = "Remove dead letters, after a confirmation. Messages in flight are never removed."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--id", type=int, nargs="+", action="extend", dest="ids", metavar="ID", help="these"
-        )
         add_selection(parser)
         parser.add_argument(
-            "--older-than", type=duration, metavar="DURATION", help="dead for longer: 12h, 30d"
+            "--older-than",
+            type=duration,
+            metavar="DURATION",
+            help="only messages dead for longer than, for example, 12h or 30d",
         )
         parser.add_argument(
             "--waiting",
             action="store_true",
-            help="also messages that never ran to their end: due, delayed, retrying, held, blocked",
+            help="also remove messages that are due, delayed, retrying, held or blocked",
         )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
@@ -49,5 +49,5 @@ class Command(OperatorCommand):
             self.nothing("Nothing was removed.", found, **options)
             return
         if chosen["ids"] is None:
-            chosen["limit"] = len(found.ids)  # not what died while the question was read
+            chosen["limit"] = len(found.ids)  # leave out messages that died since the question
         self.report("Removed", queues.purge(using=database, **chosen), **options)

@@ -17,17 +17,18 @@ from django_mq.management.base import (
 
 
 class Command(OperatorCommand):
-    help = "Give dead letters more attempts, due now. Asks first, unless ids are named."
+    help = "Give dead letters more attempts, due now. Asks for confirmation unless --id is given."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--id", type=int, nargs="+", action="extend", dest="ids", metavar="ID", help="these"
-        )
-        parser.add_argument(
-            "--attempts", type=int, default=1, metavar="N", help="at least N more (default 1)"
-        )
         add_selection(parser)
+        parser.add_argument(
+            "--attempts",
+            type=int,
+            default=1,
+            metavar="N",
+            help="give at least N more attempts (default 1)",
+        )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         ids = options["ids"]

@@ -7,14 +7,15 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_mq import handlers, routing
+from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
+from django_mq.policy import routing
 
 
 class Command(OperatorCommand):
-    help = "Say which handlers a message of a type would reach, in which queues, and why."
+    help = "Show which handlers a message type reaches, in which queues, and why."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("type", metavar="TYPE")
@@ -30,7 +31,7 @@ class Command(OperatorCommand):
         except (ValueError, RecursionError):
             metadata = None
         if not isinstance(metadata, dict):
-            raise CommandError("--metadata is a JSON object")
+            raise CommandError('--metadata must be a JSON object such as {"vip": true}')
         settings = get_settings()
         found = [
             {
@@ -49,8 +50,8 @@ class Command(OperatorCommand):
             self.stdout.write(table(("handler", "queue", "gets it", "why"), rows))
         if not any(row["gets_it"] for row in found):
             self.stdout.write(
-                f"No handler here takes {type}: it would be stored once in queue"
-                f" {settings.default_queue}, and routed by the worker that meets it."
+                f"No handler registered here takes {type}: a message is stored once, in queue"
+                f" {settings.default_queue}, and the worker that claims it routes it."
             )
 
 

@@ -9,17 +9,17 @@ from django.core.management.base import CommandParser
 from django_mq import queues
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, heads_table, span, table
+from django_mq.policy.histogram import Durations, brief
 from django_mq.queues.obstacles import shown
-from django_mq.spread import Durations, brief
 
-#: Lines that wait for their first message; mq_peek shows more.
+#: Blocking messages shown; mq_peek --heads shows more.
 MOST_HEADS = 10
 COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "dead")
 COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "blocked", "dead")
 
 
 class Command(OperatorCommand):
-    help = "Show queues, workers, handlers, and who keeps the database from clearing up."
+    help = "Show queues, workers, handlers, and sessions that keep vacuum from removing dead rows."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -38,32 +38,37 @@ class Command(OperatorCommand):
             return
         headers = ("queue", "state", *(name.replace("_", " ") for name in COUNTED), "oldest")
         rows = [
-            (each.queue, _stand(each), *(_count(each, name) for name in COUNTED), span(each.oldest))
+            (each.queue, _label(each), *(_count(each, name) for name in COUNTED), span(each.oldest))
             for each in counted.values()
         ]
         self.stdout.write(table(headers, rows) + "\n")
         if heads:
             self.stdout.write("Others wait behind these, the first of their keys or queues:")
             self.stdout.write(heads_table(heads[:MOST_HEADS]))
-            more = "More: mq_peek --heads. " if len(heads) > MOST_HEADS else ""
-            self.stdout.write(f"{more}What to do: mq_why ID, mq_requeue --id, mq_purge --id.\n")
+            more = "There are more: see mq_peek --heads. " if len(heads) > MOST_HEADS else ""
+            self.stdout.write(
+                f"{more}mq_why ID explains one; mq_requeue --id or mq_purge --id ends the wait"
+                " behind a dead one.\n"
+            )
         headers = ("worker", "host", "pid", "state", "queues", "running", "woken by", "last seen")
         self.stdout.write(
-            table(headers, map(_worker, workers)) if workers else "No worker has been heard of."
+            table(headers, map(_worker, workers))
+            if workers
+            else "No worker is known: start one with manage.py mq_worker."
         )
         if timings:
             headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
             self.stdout.write("\n" + table(headers, map(_handler, timings)))
         if holders:
-            self.stdout.write("\nThese hold old rows back from vacuum, so claims become slower:")
+            self.stdout.write("\nThese keep vacuum from removing dead rows, which slows claims:")
             headers = ("what", "which", "login", "application", "state", "since")
             self.stdout.write(table(headers, map(_holder, holders)))
 
 
-def _stand(queue: queues.QueueCounts) -> str:
+def _label(queue: queues.QueueCounts) -> str:
+    ordered = ", ordered" if queue.ordered else ""
     owner = f", owned by {queue.owner[:8]}" if queue.owner else ""
-    line = f", ordered{owner}" if queue.ordered else owner
-    return f"{_state(queue)}{line}"
+    return f"{_state(queue)}{ordered}{owner}"
 
 
 def _state(queue: queues.QueueCounts) -> str:
@@ -88,12 +93,14 @@ def _count(queue: queues.QueueCounts, name: str) -> str:
 
 def _worker(worker: queues.Worker) -> tuple[object, ...]:
     state = "gone" if not worker.alive else "draining" if worker.draining else "alive"
+    if worker.unreadable:
+        state += f", unreadable {' and '.join(worker.unreadable)}"
     return (
         worker.id[:8],
         worker.host,
         worker.pid,
         state,
-        " ".join(worker.queues) or "all",
+        " ".join(worker.queues) or ("-" if "queues" in worker.unreadable else "all"),
         len(worker.running),
         worker.wakeup,
         f"{span(worker.silent)} ago",

@@ -7,13 +7,13 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.failures import one_line
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json
+from django_mq.policy.error_text import one_line
 
 
 class Command(OperatorCommand):
-    help = "Say exactly why a message does not run now, or what became of it."
+    help = "Explain why a message is not running now, or what became of it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

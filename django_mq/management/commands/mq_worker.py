@@ -1,4 +1,4 @@
-"""manage.py mq_worker: run messages until told to stop."""
+"""`mq_worker`: run messages until told to stop."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, InterfaceError, connections
 from django.utils.autoreload import run_with_reloader
 
-from django_mq.backoff import as_seconds
-from django_mq.conf import get_settings
+from django_mq.conf import Settings, get_settings
 from django_mq.exceptions import InvalidName
+from django_mq.executor.connections import plain_connection_as
+from django_mq.executor.scoreboard import Scoreboard
 from django_mq.management.base import chosen_database, must_be_migrated
-from django_mq.worker import Worker, places_needed
-from django_mq.worker.board import Board
-from django_mq.worker.database import plain_connection
-from django_mq.worker.health import Health
-from django_mq.worker.place import MEGABYTE, resident_bytes
-from django_mq.worker.supervisor import Supervisor
+from django_mq.policy.backoff import as_seconds
+from django_mq.supervisor.health import Health
+from django_mq.supervisor.process_slot import MEGABYTE, resident_bytes
+from django_mq.supervisor.supervisor import Supervisor
+from django_mq.worker import Worker, entries_needed
 from django_mq.worker.wakeup import Deadline
 
 logger = logging.getLogger("django_mq")
 
 
 class Command(BaseCommand):
-    help = "Runs queued messages. The first SIGTERM or Ctrl-C drains, the second leaves at once."
+    help = "Run queued messages. The first SIGTERM or Ctrl-C drains, the second exits at once."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -38,28 +38,28 @@ class Command(BaseCommand):
             action="append",
             default=[],
             metavar="NAME|PATTERN",
-            help="a queue, or a pattern such as mail.* or #; again for more, in strict preference"
-            " (default: all queues)",
+            help="a queue or a pattern such as mail.* or #; repeat it for more, in strict order of"
+            " preference (default: all queues)",
         )
         for name, read, what, text in (
             ("--processes", _positive, "N", "processes that run handlers"),
             ("--threads", _positive, "N", "threads that run handlers, in each process"),
-            ("--batch-size", _positive, "N", "messages of one claim, at most"),
-            ("--max-messages", _positive, "N", "end after so many messages"),
-            ("--max-seconds", _seconds, "S", "end after so many seconds"),
-            ("--max-rss", _positive, "MB", "replace a process that grew so large"),
-            ("--drain-seconds", _seconds, "S", "time for what runs, after the first signal"),
+            ("--batch-size", _positive, "N", "most messages in one claim"),
+            ("--max-messages", _positive, "N", "exit after N messages"),
+            ("--max-seconds", _seconds, "S", "exit after S seconds"),
+            ("--max-rss", _positive, "MB", "replace a process that grows to MB of memory"),
+            ("--drain-seconds", _seconds, "S", "time for running messages after the first signal"),
             ("--health-port", _port, "PORT", "answer /livez and /readyz on 127.0.0.1"),
         ):
             parser.add_argument(name, type=read, metavar=what, help=text)
-        parser.add_argument("--until-empty", action="store_true", help="end when nothing is due")
-        parser.add_argument("--database", metavar="ALIAS", help="the database to work on")
+        parser.add_argument("--until-empty", action="store_true", help="exit when nothing is due")
+        parser.add_argument("--database", metavar="ALIAS", help="database of the messages")
         parser.add_argument(
-            "--reload", action="store_true", help="start again when code changes; for development"
+            "--reload", action="store_true", help="restart when code changes; for development"
         )
 
     def handle(self, **options: Any) -> None:
-        _log_somewhere(options["verbosity"])
+        _configure_logging(options["verbosity"])
         try:
             settings = get_settings()
             options["database"] = chosen_database(options["database"])
@@ -68,29 +68,32 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         self._check_database(worker.alias)
         max_rss = options["max_rss"] or settings.max_rss
-        rss = resident_bytes(os.getpid()) // MEGABYTE
-        if max_rss is not None and rss >= max_rss:
-            raise CommandError(
-                f"--max-rss {max_rss}: this process has {rss} MB before it runs anything, so every"
-                " one would be replaced at once"
-            )
+        _check_max_rss(max_rss)
         if options["reload"]:
             _check_reloadable(options)
             run_with_reloader(_run_reloadable, worker)
             return
-        processes = options["processes"] or settings.processes
-        shares = _shares(options["max_messages"], processes)
+        supervisor = self._supervisor(options, settings, worker, max_rss)
+        _warn_of_surroundings()
+        if code := supervisor.run():
+            raise SystemExit(code)
+
+    def _supervisor(
+        self, options: dict[str, Any], settings: Settings, worker: Worker, max_rss: int | None
+    ) -> Supervisor:
+        """Return the supervisor of processes that each run a worker like `worker`."""
+        shares = _shares(options["max_messages"], options["processes"] or settings.processes)
         port = options["health_port"] or settings.health_port
         deadline = Deadline(options["max_seconds"])
-        supervisor = Supervisor(
-            lambda number, id, board: self._worker(
+        return Supervisor(
+            lambda number, id, scoreboard: self._worker(
                 {**options, "max_seconds": deadline.left()},
-                max_messages=_left(shares[number], board),
+                max_messages=_left(shares[number], scoreboard),
                 id=id,
-                board=board,
+                scoreboard=scoreboard,
             ),
             processes=len(shares),
-            places=places_needed(
+            entries=entries_needed(
                 threads=worker.threads,
                 async_slots=worker.async_slots,
                 batch_size=worker.batch_size or settings.batch_size,
@@ -100,9 +103,6 @@ class Command(BaseCommand):
             max_rss=max_rss,
             health=None if port is None else _health(port),
         )
-        _warn_of_surroundings()
-        if code := supervisor.run():
-            raise SystemExit(code)
 
     def _worker(
         self,
@@ -110,7 +110,7 @@ class Command(BaseCommand):
         *,
         max_messages: int | None,
         id: str | None = None,
-        board: Board | None = None,
+        scoreboard: Scoreboard | None = None,
     ) -> Worker:
         return Worker(
             options["queue"],
@@ -121,30 +121,30 @@ class Command(BaseCommand):
             drain_seconds=options["drain_seconds"],
             using=options["database"],
             id=id,
-            board=board,
+            scoreboard=scoreboard,
         )
 
     def _check_database(self, alias: str) -> None:
-        """Say what is missing before anything starts; the connection is closed again."""
-        connection = plain_connection(alias)  # no pool, whose threads a fork would leave behind
+        """Raise CommandError if the database is not usable; leave no connection or pool open."""
         try:
-            must_be_migrated(connection)
+            with plain_connection_as(alias) as connection:
+                must_be_migrated(connection)
         except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
             raise CommandError(f"database {alias!r} cannot be used: {error}") from error
         finally:
-            connection.close()
             connections.close_all()
 
 
 def _warn_of_surroundings() -> None:
     if django_settings.DEBUG:
-        logger.warning("DEBUG is on: not for production", extra={"event": "debug_on"})
+        logger.warning("DEBUG is on: turn it off in production", extra={"event": "debug_on"})
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        logger.warning("running as root: handlers need no such rights", extra={"event": "is_root"})
+        text = "running as root: start the worker as a user with fewer rights"
+        logger.warning(text, extra={"event": "is_root"})
 
 
-def _log_somewhere(verbosity: int) -> None:
-    """Where LOGGING says nothing of us, a worker would be silent: log to stderr."""
+def _configure_logging(verbosity: int) -> None:
+    """Log to stderr unless LOGGING configures this logger: a worker should not be silent."""
     logger = logging.getLogger("django_mq")
     if logger.hasHandlers():
         return
@@ -155,17 +155,26 @@ def _log_somewhere(verbosity: int) -> None:
         logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
 
 
+def _check_max_rss(max_rss: int | None) -> None:
+    rss = resident_bytes(os.getpid()) // MEGABYTE
+    if max_rss is not None and rss >= max_rss:
+        raise CommandError(
+            f"--max-rss {max_rss} is too low: this process already uses {rss} MB, so every worker"
+            " process would be replaced at once"
+        )
+
+
 def _check_reloadable(options: dict[str, Any]) -> None:
     for name in ("processes", "health_port", "max_rss", "until_empty"):
         if options[name]:
             raise CommandError(
-                f"--reload runs one process, for development, and does without"
+                "--reload runs one process without a supervisor and cannot be combined with"
                 f" --{name.replace('_', '-')}"
             )
 
 
 def _run_reloadable(worker: Worker) -> None:
-    """One process without a supervisor: the reloader ends it when code changes."""
+    """Run one process without a supervisor; the reloader ends it when code changes."""
     atexit.register(worker.stop, worker.drain_seconds)
     worker.run()
 
@@ -186,12 +195,12 @@ def _health(port: int) -> Health:
     try:
         return Health(port)
     except (OSError, OverflowError) as error:
-        raise CommandError(f"health port {port} cannot be had: {error}") from error
+        raise CommandError(f"health port {port} cannot be opened: {error}") from error
 
 
-def _left(share: int | None, board: Board) -> int | None:
-    """Return what is left of a share when earlier processes took some of it."""
-    return None if share is None else max(0, share - board.taken)
+def _left(share: int | None, scoreboard: Scoreboard) -> int | None:
+    """Return the rest of a share after earlier processes claimed some of it."""
+    return None if share is None else max(0, share - scoreboard.taken)
 
 
 def _positive(text: str) -> int:
@@ -208,7 +217,7 @@ def _whole(text: str, least: int, most: int) -> int:
     except ValueError:
         number = least - 1
     if not least <= number <= most:
-        raise ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        raise ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
     return number
 
 
@@ -218,5 +227,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = None
     if seconds is None:
-        raise ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds

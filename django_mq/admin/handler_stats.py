@@ -1,0 +1,75 @@
+"""The table of handler counts and durations on the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from django.utils.translation import gettext
+
+from django_mq import handlers, queues
+from django_mq.admin.texts import excerpt
+from django_mq.conf import get_settings
+from django_mq.policy.histogram import Durations, brief
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Durations as text: the median, the 99th percentile, and a summary."""
+
+    p50: str
+    p99: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimingRow:
+    """One handler."""
+
+    handler: str
+    counts: tuple[str, ...]
+    spreads: tuple[Shown | None, ...]
+
+
+def timing_rows(
+    found: Iterable[queues.HandlerTimings], allowed: Collection[str] | None
+) -> list[TimingRow]:
+    """Return a row for each handler that takes from one of the `allowed` queues (None: any)."""
+    known = None if allowed is None else handlers_of(allowed)
+    return [
+        TimingRow(
+            excerpt(each.handler),
+            tuple(
+                f"{count:,}"
+                for count in (each.acked, each.failed, each.retried, each.snoozed, each.dead)
+            ),
+            (_shown(each.waited), _shown(each.ran)),
+        )
+        for each in found
+        if known is None or each.handler in known
+    ]
+
+
+def handlers_of(names: Collection[str]) -> set[str]:
+    """Return the handlers registered in this process that take from one of these queues."""
+    settings = get_settings()
+    return {
+        each.name
+        for each in handlers.all_handlers()
+        if not set(names).isdisjoint(handlers.allowed_queues(each, settings))
+    }
+
+
+def _shown(spread: Durations | None) -> Shown | None:
+    if spread is None:
+        return None
+    text = gettext(
+        "last %(last)s, from %(min)s to %(max)s, mean %(mean)s, deviation %(deviation)s,"
+        " 90th percentile %(p90)s"
+    )
+    names = ("last", "min", "max", "mean", "deviation", "p90")
+    return Shown(
+        brief(spread.p50),
+        brief(spread.p99),
+        text % {name: brief(getattr(spread, name)) for name in names},
+    )

@@ -1,0 +1,117 @@
+"""The page of one message: its explanation, payload, fields and failed attempts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin.utils import unquote
+from django.db.models import TextField
+from django.db.models.functions import Cast
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext_lazy as _
+
+from django_mq import queues
+from django_mq.admin.actions import MessageActionsAdmin
+from django_mq.admin.fields import MessageFieldsAdmin
+from django_mq.admin.heads import Offered
+from django_mq.admin.texts import badge, excerpt, full, plain, pretty, took
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.queues.stalled import standings
+
+#: Failed attempts on the page; the list of attempts has all.
+RECENT = 25
+
+
+class MessagePageAdmin(MessageFieldsAdmin, MessageActionsAdmin):
+    """The page of one message."""
+
+    change_form_template = "admin/django_mq/message.html"
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show the message with its explanation, documents and attempts."""
+        message = self.get_object(request, unquote(object_id))
+        context: dict[str, Any] = {}
+        if message is not None and self.has_view_permission(request, message):
+            context = self._message_context(request, message)
+        return super().change_view(
+            request, object_id, form_url, {**context, **(extra_context or {})}
+        )
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the message with its position in its line."""
+        found = super().get_object(request, object_id, from_field)
+        if found is not None:
+            found.standing = standings([found.pk], using=self.alias).get(found.pk)
+        return found
+
+    def _message_context(self, request: HttpRequest, message: QueuedMessage) -> dict[str, Any]:
+        private = self.may_see_payloads(request)
+        why = queues.why(message.pk, using=self.alias)
+        attempts = self._attempts(message, private)
+        return {
+            "title": _("Message %(id)s: %(type)s") % {"id": message.pk, "type": message.type},
+            "subtitle": None,
+            "why": why,
+            "badge": badge(message.state),
+            "why_error": plain(why.error) if private else "",
+            "operations": self._offers(request, message),
+            "head": self._head(request, why.behind),
+            "private": private,
+            "documents": self._documents(message) if private else (),
+            "attempts": attempts[:RECENT],
+            "attempts_url": self.url(FailedAttempt, "changelist", message_id=message.pk)
+            if len(attempts) > RECENT and self._has_right(request, "view_failedattempt")
+            else "",
+        }
+
+    def _offers(self, request: HttpRequest, message: QueuedMessage) -> Offered:
+        in_flight = message.leased_until is not None
+        return [] if in_flight else self.offered(request, message.state)
+
+    def _head(self, request: HttpRequest, id: int | None) -> dict[str, Any] | None:
+        """Return the message that this one waits for, with the operations offered on it."""
+        found = None if id is None else self.get_queryset(request).filter(pk=id).first()
+        if found is None:
+            return None
+        return {
+            "row": found,
+            "badge": badge(found.state),
+            "url": self.url(QueuedMessage, "change", found.pk),
+            "operations": self._offers(request, found),
+        }
+
+    def _documents(self, message: QueuedMessage) -> list[tuple[Any, str]]:
+        """Return payload and metadata as text: the driver cannot decode every stored document."""
+        columns = {"payload": _("Payload"), "metadata": _("Metadata")}
+        found = (
+            QueuedMessage.objects.using(self.alias)
+            .filter(pk=message.pk)
+            .values_list(*(Cast(column, TextField()) for column in columns))
+            .first()
+        )
+        if found is None:  # acked in the meantime
+            return []
+        shown = zip(columns.values(), map(pretty, found), strict=True)
+        return [(title, text) for title, text in shown if text != "{}"]
+
+    def _attempts(self, message: QueuedMessage, private: bool) -> list[dict[str, Any]]:
+        found = FailedAttempt.objects.using(self.alias).filter(message_id=message.pk)
+        if not private:
+            found = found.defer("error_text", "traceback")
+        return [
+            {
+                "row": attempt,
+                "ended": full(attempt.ended_at, message.now),  # type: ignore[attr-defined]
+                "took": took(attempt.started_at, attempt.ended_at),
+                "error": excerpt(attempt.error_class),
+                "text": plain(attempt.error_text) if private else "",
+                "traceback": plain(attempt.traceback) if private else "",
+            }
+            for attempt in found.order_by("-attempt", "-pk")[: RECENT + 1]
+        ]

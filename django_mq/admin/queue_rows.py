@@ -1,0 +1,191 @@
+"""One queue as a row, for its own page and for the list of queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from django_mq import queues
+from django_mq.admin.filters import IN_FLIGHT
+from django_mq.admin.heads import HeadsAdmin
+from django_mq.admin.texts import badge, moment, span
+from django_mq.models import QueuedMessage, QueueState
+from django_mq.states import MessageState
+
+#: The columns of counts, in the order of a message's life.
+COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("processable", _("processable")),
+    (IN_FLIGHT, _("in flight")),
+    ("delayed", _("delayed")),
+    ("retrying", _("retrying")),
+    ("blocked", _("blocked")),
+    ("held", _("held")),
+    ("expired", _("expired")),
+    ("dead", _("dead")),
+)
+#: Messages in these states show as paused themselves while their queue is paused or backs off.
+_PAUSED_INSTEAD = ("processable", "delayed", "retrying")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One count, linked to the list of its messages unless it is "0"."""
+
+    name: str
+    label: Any
+    text: str
+    url: str
+    #: The limit of the count; empty for none.
+    most: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One queue as both pages show it."""
+
+    counts: queues.QueueCounts
+    url: str
+    cells: Sequence[Cell]
+    workers: Sequence[queues.Worker]
+    #: The page of the message that the oldest blocked one waits behind.
+    head_url: str = ""
+    #: The blocking message that an operator should know of, and its page.
+    first: int | None = None
+    first_url: str = ""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether all waiting messages of the queue are behind a blocking message."""
+        counts = self.counts
+        return self.first is not None and (counts.ordered or counts.depth == counts.blocked)
+
+    @property
+    def needs_operator(self) -> bool:
+        """Return whether messages wait behind a dead one: they proceed only when it is settled."""
+        return self.first is not None and self.first == self.counts.dead_head
+
+    @property
+    def badge(self) -> Any:
+        """Return the queue's state, or what keeps its messages from running."""
+        if self.counts.paused:
+            return badge(MessageState.PAUSED)
+        if self.counts.backoff_level:
+            return badge(MessageState.RETRYING, gettext("backing off"))
+        if self.counts.max_in_flight == 0:
+            return badge(MessageState.PAUSED, gettext("held back"))
+        if self.is_blocked:
+            colour = MessageState.DEAD if self.needs_operator else MessageState.BLOCKED
+            return badge(colour, MessageState.BLOCKED.label)
+        if not self.counts.depth:
+            return badge("idle", gettext("empty"))
+        if not self.workers:
+            return badge(MessageState.HELD, gettext("no worker"))
+        if self.needs_operator:
+            return badge(MessageState.DEAD, gettext("partly blocked"))
+        return badge(MessageState.PROCESSABLE, gettext("active"))
+
+    @property
+    def note(self) -> str:
+        """Return when the state ends, the blocking message, or the number of workers."""
+        counts = self.counts
+        if counts.paused:
+            until = counts.paused_until
+            return gettext("until %s") % _clock(until) if until else gettext("until resumed")
+        if counts.backoff_level:
+            if counts.backoff_until is None:
+                probes, due = gettext("level %d, probing"), gettext("level %d, probe due")
+                return (probes if counts.probe_by else due) % counts.backoff_level
+            note = gettext("until %(at)s, level %(level)d")
+            return note % {"at": _clock(counts.backoff_until), "level": counts.backoff_level}
+        if counts.max_in_flight == 0:
+            return gettext("its limit is 0")
+        if self.names_first:
+            dead, other = gettext("behind dead #%d"), gettext("behind #%d")
+            return (dead if self.needs_operator else other) % self.first
+        count = len(self.workers)
+        return ngettext("%(count)d worker", "%(count)d workers", count) % {"count": count}
+
+    @property
+    def names_first(self) -> bool:
+        """Return whether the note is about the `first` message."""
+        return self.is_blocked or (self.needs_operator and bool(self.workers))
+
+    @property
+    def owner(self) -> str:
+        """Return the worker that owns this ordered queue: host and process, or its id."""
+        return self._named(self.counts.owner)
+
+    @property
+    def probe(self) -> str:
+        """Return the worker that runs the probe of this queue."""
+        return self._named(self.counts.probe_by)
+
+    def _named(self, claimer: str | None) -> str:
+        id = (claimer or "").partition(":")[0]
+        for worker in self.workers:
+            if worker.id == id:
+                return gettext("%(host)s, process %(pid)d") % {
+                    "host": worker.host,
+                    "pid": worker.pid,
+                }
+        return id
+
+    @property
+    def oldest(self) -> str:
+        return "" if self.counts.oldest is None else span(self.counts.oldest)
+
+
+class QueueRowsAdmin(HeadsAdmin):
+    """Builds the rows, with links to the pages that the user may see."""
+
+    def rows(self, request: HttpRequest, found: Iterable[queues.QueueCounts]) -> list[QueueRow]:
+        alive = [each for each in queues.workers(using=self.alias) if each.alive]
+        linked = self.may_see_messages(request)
+        rows = []
+        for counts in found:
+            first = _first(counts)
+            rows.append(
+                QueueRow(
+                    counts,
+                    self.url(QueueState, "change", counts.queue),
+                    [self._cell(counts, name, label, linked) for name, label in COLUMNS],
+                    [worker for worker in alive if worker.serves(counts.queue)],
+                    self.message_url(request, counts.head) if counts.head is not None else "",
+                    first,
+                    self.message_url(request, first) if first is not None else "",
+                )
+            )
+        return rows
+
+    def _cell(self, counts: queues.QueueCounts, name: str, label: Any, linked: bool) -> Cell:
+        text = counts.shown(name)
+        stopped = counts.paused or counts.backoff_until is not None
+        state = MessageState.PAUSED.value if stopped and name in _PAUSED_INSTEAD else name
+        url = ""
+        if linked and text != "0":
+            url = self.url(QueuedMessage, "changelist", queue=counts.queue, state=state)
+        most = counts.max_in_flight if name == IN_FLIGHT else None
+        return Cell(name, label, text, url, "" if most is None else f"{most:,}")
+
+
+def _first(counts: queues.QueueCounts) -> int | None:
+    """Return the blocking message to show, unless a pause, backoff or limit stops the queue.
+
+    It is the head of an ordered queue, else a dead head: other heads proceed by themselves.
+    """
+    if counts.paused or counts.backoff_level or counts.max_in_flight == 0:
+        return None
+    return counts.head if counts.ordered else counts.dead_head
+
+
+def _clock(at: datetime) -> str:
+    """Return the time of day if it is today, else date and time."""
+    local = timezone.localtime(at) if timezone.is_aware(at) else at
+    return f"{local:%H:%M:%S}" if local.date() == timezone.localdate() else moment(at)

@@ -1,0 +1,108 @@
+"""Unique ids: the message that holds each, its quiet time, and the message put aside for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Q, QuerySet, TextField
+from django.db.models.functions import Cast, Now
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+from django_mq.admin.base import ReadOnlyAdmin, id_of
+from django_mq.admin.filters import QueueFilter
+from django_mq.admin.texts import badge, breakable, full, link, pretty, span, when
+from django_mq.exceptions import InvalidName
+from django_mq.models import QueuedMessage, UniqueKey
+from django_mq.policy.routing import check_name
+
+
+class UniqueKeyAdmin(ReadOnlyAdmin):
+    """Unique ids, the newest first. Cancel or discard a message to free its id."""
+
+    exact_lookups = ("id", "queue", "type", "handler", "unique_id", "message_id")
+    list_display: Any = ("unique_id", "what", "queue", "condition")
+    list_filter = (QueueFilter,)
+    search_fields = ("pk",)
+    search_help_text = _("Exact unique id or type, or the id of a message.")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows without the messages put aside, which hold payloads."""
+        found: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
+        found = found.annotate(is_aside=Q(put_aside__isnull=False))
+        return found.defer("put_aside")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find rows by exact unique id, type or message id."""
+        term = search_term.strip().removeprefix("#")
+        if not term:
+            return queryset, False
+        try:
+            check_name(term, "name")
+        except InvalidName:
+            return queryset.none(), False
+        wanted = Q(unique_id=term) | Q(type=term)
+        if (id := id_of(term)) is not None:
+            wanted |= Q(message_id=id)
+        return queryset.filter(wanted), False
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = ["unique_id", "type", "queue", "handler", "condition_full", "quiet_time"]
+        if obj is not None and obj.is_aside and self.may_see_payloads(request):
+            fields.append("whole_aside")
+        return [(None, {"fields": fields})]
+
+    @admin.display(description=_("type"))
+    def what(self, row: UniqueKey) -> Any:
+        return format_html(
+            '<span class="mq-type">{}<span class="mq-under">{}</span></span>',
+            breakable(row.type),
+            breakable(row.handler),
+        )
+
+    @admin.display(description=_("state"))
+    def condition(self, row: UniqueKey) -> Any:
+        """Show whether the id is free, and which message holds it."""
+        if row.is_aside:  # type: ignore[attr-defined]  # annotated, as is `now`
+            return badge("delayed", _("put aside"))
+        if row.message_id is not None:
+            message = link(self.url(QueuedMessage, "change", row.message_id), f"#{row.message_id}")
+            return format_html("{} {}", badge("running", _("taken")), message)
+        if row.quiet_until is not None:
+            now = row.now  # type: ignore[attr-defined]
+            return format_html(
+                '{}<span class="mq-under">{}</span>',
+                badge("paused", _("quiet")) if row.quiet_until > now else badge("idle", _("free")),
+                when(row.quiet_until, now),
+            )
+        return badge("idle", _("free"))
+
+    @admin.display(description=_("state"))
+    def condition_full(self, row: UniqueKey) -> Any:
+        """Show the same in words."""
+        if row.is_aside:  # type: ignore[attr-defined]
+            return _("put aside: it becomes a message when the one that holds this id ends")
+        if row.message_id is not None:
+            message = link(self.url(QueuedMessage, "change", row.message_id), f"#{row.message_id}")
+            return format_html("{} {}", _("taken by message"), message)
+        if row.quiet_until is None:
+            return _("free")
+        now = row.now  # type: ignore[attr-defined]
+        text = _("quiet until") if row.quiet_until > now else _("free since")
+        return format_html("{} {}", text, full(row.quiet_until, now))
+
+    @admin.display(description=_("quiet time"))
+    def quiet_time(self, row: UniqueKey) -> Any:
+        """Show how long the id stays taken after its message succeeds."""
+        return span(row.unique_for) if row.unique_for else None
+
+    @admin.display(description=_("put aside"))
+    def whole_aside(self, row: UniqueKey) -> Any:
+        """Show the message put aside, with secrets hidden."""
+        found = UniqueKey.objects.using(self.alias).filter(pk=row.pk)
+        text = found.values_list(Cast("put_aside", TextField()), flat=True).first()
+        return format_html('<pre class="mq-text">{}</pre>', pretty(text or "null"))

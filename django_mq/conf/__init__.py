@@ -1,0 +1,205 @@
+"""Read settings.DJANGO_MQ into frozen, checked `Settings`. docs/reference.md explains each setting.
+
+A setting is one line: its reader and its default. Readers turn durations into seconds.
+"""
+# ruff: noqa: RUF009  (`_setting` is `dataclasses.field`)
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from functools import cache
+from json import JSONEncoder
+from types import MappingProxyType
+from typing import Any, Literal
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from django_mq.conf import readers
+from django_mq.conf.readers import (
+    Reader,
+    SettingError,
+    duration,
+    flag,
+    one_of,
+    optional,
+    read_fields,
+    whole,
+    wrong,
+)
+from django_mq.policy.backoff import RetryPolicy
+
+DAY = 86400.0
+#: Deeper JSON comes close to the recursion limit of Python's own encoder.
+DEEPEST = 500
+#: Options that a queue inherits from the settings for all queues.
+INHERITED = ("retry", "lease", "batch_size", "batch_bytes", "dead_retention")
+
+
+def _setting(read: Reader, default: Any = MISSING, *, make: Any = MISSING) -> Any:
+    return field(default=default, default_factory=make, metadata={"read": read})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueBackoff:
+    """How the fleet eases off a failing queue.
+
+    A queue waits min(multiplier * 2**level, maximum) seconds, give or take the share `jitter`.
+    """
+
+    multiplier: float = _setting(duration(), 1.0)
+    maximum: float = _setting(duration(zero=True), 120.0)
+    jitter: float = _setting(readers.share, 0.1)
+
+
+def _queue_backoff(value: object) -> QueueBackoff:
+    errors: list[SettingError] = []
+    values = read_fields(QueueBackoff, readers.mapping(value), str.lower, "backoff", errors)
+    if errors:
+        raise ValueError("; ".join(map(str, errors)))
+    return QueueBackoff(**values)
+
+
+def _hidden_settings() -> re.Pattern[str]:
+    from django.views.debug import SafeExceptionReporterFilter  # it imports the template engine
+
+    return SafeExceptionReporterFilter.hidden_settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """The options of one queue, including the inherited ones."""
+
+    retry: RetryPolicy = _setting(readers.retry_policy)
+    lease: float = _setting(duration())
+    batch_size: int = _setting(whole(1))
+    batch_bytes: int = _setting(whole(1))
+    dead_retention: float | None = _setting(optional(duration()))
+    ordered: bool = _setting(flag, False)
+    key_order: Literal["commit"] | None = _setting(optional(one_of("commit")), None)
+    on_dead_head: Literal["block", "skip"] = _setting(one_of("block", "skip"), "block")
+    backoff: QueueBackoff | None = _setting(optional(_queue_backoff), None)
+    max_in_flight: int | None = _setting(optional(whole(0)), None)
+    max_backlog: int | None = _setting(optional(whole(1)), None)
+    warn_depth: int = _setting(whole(0), 1000)
+    warn_every: float = _setting(duration(), 6 * 3600.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`DJANGO_MQ`, checked: each setting in lower case, durations in seconds."""
+
+    database: str | None = _setting(optional(readers.text), None)
+    default_queue: str = _setting(readers.name, "default")
+    require_atomic: bool = _setting(flag, True)
+    wakeup: str = _setting(readers.text, "notify")
+    poll_interval: float = _setting(duration(), 1.0)
+    lease: float = _setting(duration(), 30.0)
+    batch_size: int = _setting(whole(1), 100)
+    batch_bytes: int = _setting(whole(1), 4 * 1024 * 1024)
+    slice_seconds: float = _setting(duration(), 0.1)
+    processes: int = _setting(whole(1), 1)
+    threads: int = _setting(whole(1), 1)
+    async_slots: int = _setting(whole(1), 100)
+    timeout: float = _setting(duration(), 300.0)
+    retry: RetryPolicy = _setting(readers.retry_policy, make=RetryPolicy)
+    drain_seconds: float = _setting(duration(zero=True), 30.0)
+    max_rss: int | None = _setting(optional(whole(1)), None)
+    health_port: int | None = _setting(optional(whole(1, 65535)), None)
+    max_payload_bytes: int = _setting(whole(2), 1024 * 1024)
+    max_metadata_bytes: int = _setting(whole(2), 16 * 1024)
+    max_depth: int = _setting(whole(1, DEEPEST), 64)
+    max_delay: float = _setting(duration(), 366 * DAY)
+    max_hops: int = _setting(whole(1), 100)
+    hold_for: float = _setting(duration(zero=True), DAY)
+    result_retention: float | None = _setting(optional(duration()), DAY)
+    attempt_retention: float | None = _setting(optional(duration()), 30 * DAY)
+    dead_retention: float | None = _setting(optional(duration()), None)
+    encoder: str = _setting(readers.text, "django.core.serializers.json.DjangoJSONEncoder")
+    redact: re.Pattern[str] | None = _setting(optional(readers.pattern), make=_hidden_settings)
+    admin: bool = _setting(flag, True)
+    queues: Mapping[str, QueueOptions] = _setting(readers.mapping, make=dict)
+    #: The options of a queue that `queues` does not list.
+    unlisted: QueueOptions
+
+    def queue(self, name: str) -> QueueOptions:
+        """Return the options of a queue, listed or not."""
+        return self.queues.get(name, self.unlisted)
+
+    @property
+    def encoder_class(self) -> type[JSONEncoder]:
+        """The class that `encoder` names, imported on access.
+
+        Raises ImproperlyConfigured if it cannot be imported, or is not a JSONEncoder.
+        """
+        try:
+            found = import_string(self.encoder)
+        except Exception as error:  # importing the module may raise anything
+            raise ImproperlyConfigured(
+                f"DJANGO_MQ['ENCODER'] is {self.encoder!r}: {error}"
+            ) from error
+        if not (isinstance(found, type) and issubclass(found, JSONEncoder)):
+            raise ImproperlyConfigured(
+                f"DJANGO_MQ['ENCODER'] is {self.encoder!r}: it must subclass json.JSONEncoder."
+            )
+        return found
+
+
+@cache
+def get_settings() -> Settings:
+    """Return `settings.DJANGO_MQ` as `Settings`; cached until `override_settings` changes it.
+
+    Raises ImproperlyConfigured, which lists every error.
+    """
+    settings, errors = _read_settings(getattr(django_settings, "DJANGO_MQ", {}))
+    if settings is None:
+        raise ImproperlyConfigured("\n".join(map(str, errors)))
+    return settings
+
+
+def find_errors(raw: object) -> list[SettingError]:
+    """Return every error in a value of `DJANGO_MQ`.
+
+    >>> [str(error) for error in find_errors({"BATCHSIZE": 5})]
+    ["DJANGO_MQ['BATCHSIZE'] is unknown. Did you mean 'BATCH_SIZE'?"]
+    """
+    return _read_settings(raw)[1]
+
+
+def _read_settings(raw: object) -> tuple[Settings | None, list[SettingError]]:
+    if not isinstance(raw, Mapping):
+        return None, [SettingError("DJANGO_MQ", f"is {reprlib.repr(raw)}: must be a dict.")]
+    errors: list[SettingError] = []
+    values = read_fields(Settings, raw, str.upper, "DJANGO_MQ", errors)
+    inherited = {each: values[each] for each in INHERITED}
+    queues = {}
+    for name, options in values.pop("queues").items():
+        where = f"DJANGO_MQ['QUEUES'][{name!r}]"
+        try:
+            readers.name(name)
+        except ValueError as error:
+            errors.append(SettingError(where, f"has a bad name: it {error}."))
+        try:
+            given = readers.mapping(options)
+        except ValueError as error:
+            errors.append(wrong(where, options, error))
+            continue
+        listed = read_fields(QueueOptions, given, str.lower, where, errors, inherited)
+        queues[name] = QueueOptions(**listed)
+    if errors:
+        return None, errors
+    unlisted = QueueOptions(**inherited)
+    return Settings(**values, queues=MappingProxyType(queues), unlisted=unlisted), []
+
+
+def _forget(*, setting: str, **_: object) -> None:
+    if setting == "DJANGO_MQ":
+        get_settings.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_mq.conf")

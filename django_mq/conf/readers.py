@@ -1,0 +1,186 @@
+"""Readers turn the raw value of a setting into the value that is used; one reader per kind.
+
+A reader raises ValueError with a text that says what the value must be. `read_fields` reads a dict
+into the fields of a dataclass, and collects all errors.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from django_mq.policy.backoff import RetryPolicy, as_seconds
+from django_mq.policy.routing import RULE, check_name
+
+Reader = Callable[[Any], Any]
+
+#: The longest duration, in seconds: now plus this is a date in both Python and PostgreSQL.
+LONGEST = 36525 * 86400.0
+#: The largest value of a PostgreSQL integer.
+LARGEST = 2**31 - 1
+
+
+def whole(low: int, high: int = LARGEST) -> Reader:
+    """Return a reader of whole numbers from `low` to `high`.
+
+    >>> whole(1)(100)
+    100
+    """
+
+    def read(value: object) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return value
+
+    return read
+
+
+def duration(*, zero: bool = False) -> Reader:
+    """Return a reader of seconds and timedeltas above zero; `zero=True` also allows zero.
+
+    >>> from datetime import timedelta
+    >>> duration()(timedelta(minutes=1))
+    60.0
+    """
+
+    def read(value: object) -> float:
+        seconds = as_seconds(value)
+        if seconds is None or seconds > LONGEST or (seconds == 0 and not zero):
+            least = "from zero" if zero else "more than zero"
+            raise ValueError(f"must be seconds or a timedelta, {least} and at most 100 years")
+        return seconds
+
+    return read
+
+
+def share(value: object) -> float:
+    """Read a number from 0 to 1."""
+    number = as_seconds(value) if isinstance(value, int | float) else None
+    if number is None or number > 1:
+        raise ValueError("must be a number from 0 to 1")
+    return number
+
+
+def flag(value: object) -> bool:
+    """Read True or False."""
+    if not isinstance(value, bool):
+        raise ValueError("must be True or False")
+    return value
+
+
+def one_of(*allowed: str) -> Reader:
+    """Return a reader that accepts only these texts."""
+
+    def read(value: object) -> object:
+        if value not in allowed:
+            raise ValueError(f"must be {' or '.join(map(repr, allowed))}")
+        return value
+
+    return read
+
+
+def optional(read: Reader) -> Reader:
+    """Return a reader that also accepts None."""
+
+    def read_optional(value: object) -> Any:
+        try:
+            return None if value is None else read(value)
+        except ValueError as error:
+            raise ValueError(f"{error}, or None") from None
+
+    return read_optional
+
+
+def text(value: object) -> str:
+    """Read a text; it must not be empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a text that is not empty")
+    return value
+
+
+def name(value: object) -> str:
+    """Read a name; see `check_name()`."""
+    try:
+        return check_name(value, "it")
+    except ValueError:
+        raise ValueError(f"must be a name: {RULE}") from None
+
+
+def mapping(value: object) -> Mapping[Any, Any]:
+    """Read a dict."""
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a dict")
+    return value
+
+
+def retry_policy(value: object) -> RetryPolicy:
+    """Read a retry policy."""
+    if not isinstance(value, RetryPolicy):
+        raise ValueError("must be a django_mq.RetryPolicy")
+    return value
+
+
+def pattern(value: object) -> re.Pattern[str]:
+    """Read a regular expression: compiled, or a text, which is compiled to ignore case."""
+    if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
+        return value
+    try:
+        return re.compile(text(value), re.IGNORECASE)
+    except (ValueError, re.error):
+        raise ValueError("must be a regular expression of text") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingError:
+    """One error in the settings: where, what, and perhaps a suggestion."""
+
+    where: str
+    problem: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.problem}" + (f" {self.hint}" if self.hint else "")
+
+
+def wrong(where: str, value: object, error: ValueError) -> SettingError:
+    """Return an error that names the setting and its value, and says what the value must be."""
+    return SettingError(where, f"is {reprlib.repr(value)}: {error}.")
+
+
+def read_fields(
+    kind: type[Any],
+    raw: Mapping[Any, Any],
+    spell: Callable[[str], str],
+    where: str,
+    errors: list[SettingError],
+    inherited: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return a value for each field of the dataclass `kind` that has a reader.
+
+    The keys of `raw` are field names passed through `spell`. A field that is missing or bad takes
+    the inherited value, else its default. Errors are appended to `errors`; in them, `where` names
+    `raw`.
+    """
+    known = {spell(each.name): each for each in fields(kind) if "read" in each.metadata}
+    values = dict(inherited)
+    for each in known.values():
+        if each.default is not MISSING:
+            values[each.name] = each.default
+        elif each.default_factory is not MISSING:
+            values[each.name] = each.default_factory()
+    for key, value in raw.items():
+        if key in known:
+            try:
+                values[known[key].name] = known[key].metadata["read"](value)
+            except ValueError as error:
+                errors.append(wrong(f"{where}[{key!r}]", value, error))
+        else:
+            near = get_close_matches(spell(str(key)), known, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else None
+            errors.append(SettingError(f"{where}[{key!r}]", "is unknown.", hint))
+    return values

@@ -1,0 +1,223 @@
+"""`async def` handlers: many at once on one loop, outside any transaction, under leases."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+from django.db import close_old_connections, connections
+
+from django_mq.executor import replies as answers
+from django_mq.executor import reports as reporting
+from django_mq.executor.async_settler import AsyncSettler
+from django_mq.executor.connections import Outage
+from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.leased_delivery import LeasedDelivery
+from django_mq.executor.nonatomic import ended_nonatomic
+from django_mq.messages import current_delivery
+from django_mq.policy.outcomes import TimedOut
+from django_mq.signals import message_started, wanted
+
+if TYPE_CHECKING:
+    from django_mq.executor.local_queue import LocalQueue
+    from django_mq.executor.scoreboard import Scoreboard
+    from django_mq.executor.tasks import Task
+    from django_mq.messages import ClaimedRow
+    from django_mq.policy.backoff import RetryPolicy
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds that a cancelled handler has to end before its process is killed.
+GRACE = 5.0
+
+
+class AsyncRunner(threading.Thread):
+    """Runs async handlers, at most `slots` at once; an AsyncSettler settles them in batches."""
+
+    def __init__(
+        self,
+        *,
+        alias: str,
+        local_queue: LocalQueue,
+        scoreboard: Scoreboard,
+        first_entry: int,
+        slots: int,
+        lease: Callable[[str], float],
+        shortest_lease: float,
+        outage: Outage,
+        policy: Callable[[ClaimedRow], RetryPolicy],
+        settled: Callable[[Sequence[Ended]], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        super().__init__(name="mq-async", daemon=True)
+        self._alias = alias
+        self._local_queue = local_queue
+        self._scoreboard = scoreboard
+        self._lease = lease
+        self._policy = policy
+        self._on_room = on_room
+        self._slots = slots
+        self._free = list(range(first_entry, first_entry + slots))
+        self._lock = threading.Lock()
+        self._busy = 0
+        #: The drain ran out of time and cancelled handlers.
+        self.cut_off = False
+        self._cancelling = False
+        self._loop = asyncio.new_event_loop()
+        self._running: set[asyncio.Task[None]] = set()
+        self._settler = AsyncSettler(
+            alias=alias,
+            lease=lease,
+            outage=outage,
+            policy=policy,
+            shortest_lease=shortest_lease,
+            settled=settled,
+        )
+
+    def room(self) -> int:
+        """How many more handlers may start now."""
+        with self._lock:
+            return self._slots - self._busy
+
+    def submit(self, tasks: list[Task]) -> None:
+        """Start `tasks`, for which there is room. Called by the thread that claims."""
+        with self._lock:
+            self._busy += len(tasks)
+        for _ in tasks:
+            self._local_queue.enter()
+        self._loop.call_soon_threadsafe(self._start, tasks)
+
+    def end(self, seconds: float | None) -> None:
+        """Wait up to `seconds` for running handlers, then cancel them. Callable from any thread."""
+        if self.is_alive():
+            self._loop.call_soon_threadsafe(self._halt, seconds)
+
+    def run(self) -> None:
+        self._settler.start()
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(sync_to_async(connections.close_all)())
+        finally:
+            self._settler.end()
+            self._settler.join()
+            self._loop.close()
+
+    # ---- on the loop
+
+    def _start(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            running = self._loop.create_task(self._run(task), context=copy_context())
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+
+    async def _run(self, task: Task) -> None:
+        entry = self._free.pop()
+        try:
+            started = await self._ask("start", task)
+            if started is None:
+                reporting.lease_lost(task.delivery)
+                self._settler.settled([Ended(task.delivery, Settled.LOST)])
+            elif started:
+                await self._ask("settle", Ended(task.delivery, Settled.BURIED, reason="expired"))
+            else:
+                await self._ask("settle", await self._call(task, entry))
+        except asyncio.CancelledError:
+            return  # cancelled by the drain: it stays on the scoreboard, and the attempt counts
+        except Exception:  # ours, not a handler's: the lease lapses
+            logger.exception("async runner failed", extra={"event": "executor_failed"})
+            self._settler.settled([Ended(task.delivery, Settled.LOST)])
+            self._scoreboard.clear(entry)
+        else:
+            self._scoreboard.clear(entry)
+        finally:
+            self._free.append(entry)
+            with self._lock:
+                self._busy -= 1
+            self._local_queue.leave(task.line)
+            self._on_room()
+
+    async def _call(self, task: Task, entry: int) -> Ended:
+        result: Any = None
+        error: BaseException | None = None
+        limit = asyncio.timeout(task.timeout)
+        clock = _LimitClock(self._loop, limit, self._scoreboard, entry, task)
+        delivery = LeasedDelivery(
+            task.delivery._row,
+            alias=self._alias,
+            lease=self._lease(task.delivery.queue),
+            clock=clock,
+        )
+        if wanted(message_started):
+            reporting.started(delivery)
+        clock.show(task.timeout)
+        current_delivery.set(delivery)
+        began = perf_counter()
+        try:
+            async with limit:
+                result = await task.handler.function(delivery)
+                if delivery._row.wants_result:
+                    result = answers.encoded(result, delivery)
+        except BaseException as raised:
+            if isinstance(raised, asyncio.CancelledError) and self._cancelling:
+                raise  # cancelled by the drain, not by the handler itself
+            late = isinstance(raised, TimeoutError) and limit.expired()
+            error = TimedOut("the handler ran past its timeout") if late else raised
+        seconds = perf_counter() - began
+        await sync_to_async(close_old_connections)()
+        return ended_nonatomic(delivery, self._policy(task.delivery._row), result, error, seconds)
+
+    async def _ask(self, what: str, subject: Any) -> Any:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._settler.put(what, subject, self._loop, answer)
+        return await answer
+
+    def _halt(self, seconds: float | None) -> None:
+        self._loop.create_task(self._drain(seconds))
+
+    async def _drain(self, seconds: float | None) -> None:
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=seconds)
+        self._cancelling = True
+        for running in list(self._running):
+            self.cut_off = True
+            running.cancel()
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=GRACE)
+        self._loop.stop()
+
+
+class _LimitClock:
+    """Moves the timeout of a handler on its loop, and the deadline its supervisor sees."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limit: asyncio.Timeout,
+        scoreboard: Scoreboard,
+        entry: int,
+        task: Task,
+    ) -> None:
+        self._loop = loop
+        self._limit = limit
+        self._scoreboard = scoreboard
+        self._entry = entry
+        self._fence = task.delivery.fence
+
+    def show(self, seconds: float) -> None:
+        self._scoreboard.write(self._entry, self._fence, monotonic() + seconds + GRACE, False)
+
+    def extend(self, seconds: float) -> None:
+        self.show(seconds)
+        self._loop.call_soon_threadsafe(self._reschedule, seconds)
+
+    def _reschedule(self, seconds: float) -> None:
+        with contextlib.suppress(RuntimeError):  # it has just ended
+            self._limit.reschedule(self._loop.time() + seconds)

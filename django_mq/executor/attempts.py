@@ -1,0 +1,189 @@
+"""Run one message, or a batch, behind a savepoint, and note how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any
+
+from django_mq.exceptions import HandlerBrokeTransaction
+from django_mq.executor import reports as reporting
+from django_mq.executor.calls import argument_of, call
+from django_mq.executor.ended import ACKED, Ended, end
+from django_mq.executor.savepoint import LazySavepoint, TransactionEnded
+from django_mq.executor.session import DATABASE_ERRORS, Session
+from django_mq.executor.slice_state import Conflicts, NotLocked, Ran, SliceAborted, SliceState
+from django_mq.messages import fence_of
+from django_mq.policy.queue_backoff import Step, step_of
+
+if TYPE_CHECKING:
+    from django_mq.executor.scoreboard import ExecutorEntries
+    from django_mq.executor.tasks import Task
+    from django_mq.messages import ClaimedRow
+    from django_mq.policy.backoff import RetryPolicy
+
+
+class Attempts:
+    """Runs handlers inside the atomic block of a slice.
+
+    `policy` returns the retry policy of a row. `nested` says that the transaction is a test's.
+    `backoff_queues` are the queues with queue backoff: a failure in one of them keeps the rest of
+    that queue in the slice from starting.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        entries: ExecutorEntries,
+        conflicts: Conflicts,
+        policy: Callable[[ClaimedRow], RetryPolicy],
+        nested: bool,
+        backoff_queues: Collection[str],
+    ) -> None:
+        self._session = session
+        self._entries = entries
+        self._conflicts = conflicts
+        self._policy = policy
+        self._nested = nested
+        self._backoff_queues = backoff_queues
+
+    def run(
+        self, tasks: list[Task], state: SliceState, *, locked: bool, until: float = 0.0
+    ) -> None:
+        """Run one message, or a batch, and add its end to `state`.
+
+        `locked`: its row was locked before it started. If it ends before `until`, another
+        delivery of the slice follows. Raises SliceAborted if it ended the transaction.
+        """
+        savepoint, wrapper = self._session.savepoint, self._session.wrapper
+        hooks, wrappers = len(wrapper.run_on_commit), len(wrapper.execute_wrappers)
+        result, error, seconds = None, None, 0.0
+        self._show(tasks, state)
+        try:
+            if state.announcing:
+                locked |= self._announce(tasks, state)
+            began = perf_counter()
+            if savepoint.refused is None:
+                savepoint.arm()
+                function, delivery = tasks[0].handler.function, tasks[0].delivery
+                result, error = call(function, argument_of(tasks), delivery)
+            seconds = perf_counter() - began
+            if error is None:
+                error = _keep(savepoint, more=monotonic() < until)
+            state.savepoints += savepoint.opened
+            if error is not None:
+                savepoint.undo()
+                del wrapper.run_on_commit[hooks:]
+        except (TransactionEnded, *DATABASE_ERRORS) as raised:
+            self._blame(tasks, error or _told(raised), seconds, state)
+            raise SliceAborted from raised
+        finally:
+            self._entries.end(len(tasks))
+            del wrapper.execute_wrappers[wrappers:]
+        part = state.users if locked or savepoint.opened else state.others
+        if savepoint.refused is not None:
+            self._refused(tasks, savepoint.refused, seconds, state)
+        elif error is not None:
+            self._failed(tasks, error, seconds, state, part)
+        else:
+            self._succeeded(tasks, result, seconds, part, hooks < len(wrapper.run_on_commit))
+
+    def end(self, task: Task, error: BaseException, seconds: float) -> Ended:
+        """Decide what becomes of `task`, which failed with `error` after `seconds`."""
+        return end(task.delivery, self._policy(task.delivery._row), error, seconds=seconds)
+
+    def _show(self, tasks: list[Task], state: SliceState) -> None:
+        state.attempted = True
+        state.deadline = deadline = monotonic() + tasks[0].timeout
+        if tasks[0].handler.batch:
+            self._entries.start([task.delivery.fence for task in tasks], deadline, True)
+        else:
+            self._entries.start_one(fence_of(tasks[0].delivery._row), deadline, True)
+
+    def _announce(self, tasks: list[Task], state: SliceState) -> bool:
+        """Send `message_started`; return whether a receiver used the connection.
+
+        What a receiver does runs behind a savepoint of its own: its errors are not the handler's.
+        """
+        savepoint = self._session.savepoint
+        savepoint.arm()
+        for task in tasks:
+            reporting.started(task.delivery)
+        if _keep(savepoint) is not None:
+            savepoint.undo()
+        state.savepoints += savepoint.opened
+        return savepoint.opened
+
+    def _succeeded(
+        self, tasks: list[Task], result: Any, seconds: float, part: Ran, has_hooks: bool
+    ) -> None:
+        if has_hooks and not self._nested:
+            part.hooks[tasks[0].delivery.id] = self._session.take_hooks()
+        part.tasks += tasks
+        part.ended += [Ended(task.delivery, ACKED, result, seconds) for task in tasks]
+
+    def _failed(
+        self,
+        tasks: list[Task],
+        error: BaseException,
+        seconds: float,
+        state: SliceState,
+        part: Ran,
+    ) -> None:
+        state.broken_lines.update(task.line for task in tasks)
+        if self._conflicts.may_repeat(tasks, error):
+            state.again.extend(tasks)
+            state.stopped = True
+        elif len(tasks) > 1:
+            state.again.extend(tasks)  # the messages of a failed batch run one by one
+        else:
+            ended = self.end(tasks[0], error, seconds)
+            part.tasks.append(tasks[0])
+            part.ended.append(ended)
+            queue = ended.delivery.queue
+            if queue in self._backoff_queues and step_of(ended.outcome, error) is Step.UP:
+                state.backing_off.add(queue)
+
+    def _refused(
+        self, tasks: list[Task], error: BaseException, seconds: float, state: SliceState
+    ) -> None:
+        """The handler could not use its connection: discard the run and repeat it."""
+        state.stopped = True
+        state.broken_lines.update(task.line for task in tasks)
+        if isinstance(error, NotLocked):
+            return
+        if self._conflicts.count(tasks):
+            state.again.extend(tasks)
+        else:
+            self._failed(tasks, error, seconds, state, state.others)
+
+    def _blame(
+        self, tasks: list[Task], error: BaseException, seconds: float, state: SliceState
+    ) -> None:
+        state.aborted = True
+        if len(tasks) > 1:
+            state.again.extend(tasks)
+        else:
+            state.culprit = self.end(tasks[0], error, seconds)
+
+
+def _told(raised: Exception) -> Exception:
+    """Return `raised` as the row of its message reports it."""
+    if isinstance(raised, TransactionEnded):
+        return HandlerBrokeTransaction(f"the handler ended its transaction: {raised}")
+    return raised
+
+
+def _keep(savepoint: LazySavepoint, *, more: bool = False) -> BaseException | None:
+    """Keep the handler's writes; return the error of a handler that spoiled its transaction.
+
+    Raises TransactionEnded for a handler that ended it.
+    """
+    try:
+        savepoint.keep(more=more)
+    except TransactionEnded:
+        raise
+    except Exception as error:
+        return error
+    return None

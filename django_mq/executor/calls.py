@@ -1,0 +1,79 @@
+"""Run one handler, cleanly: it inherits nothing from its neighbours and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from django.db import close_old_connections, connections, reset_queries
+
+from django_mq.exceptions import Reject, Retry, Snooze
+from django_mq.executor import replies as answers
+from django_mq.messages import Delivery, current_delivery
+
+if TYPE_CHECKING:
+    from django_mq.executor.tasks import Task
+
+#: The SQLSTATEs of conflicts with other transactions: the same attempt runs again.
+_CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+
+
+def call(
+    function: Callable[[Any], Any], argument: Any, delivery: Delivery
+) -> tuple[Any, BaseException | None]:
+    """Return the result and the error of `function(argument)`.
+
+    A result that was asked for is encoded; if it cannot be encoded, that is the handler's error.
+    The call runs in a copy of this thread's context: translation, time zone and context variables
+    that it sets end with it, and the messages that it broadcasts name `delivery` as their cause.
+    """
+    return copy_context().run(_call, function, argument, delivery)
+
+
+def _call(
+    function: Callable[[Any], Any], argument: Any, delivery: Delivery
+) -> tuple[Any, BaseException | None]:
+    current_delivery.set(delivery)
+    try:
+        result = function(argument)
+        if type(result) is CoroutineType:
+            result.close()
+            raise TypeError(
+                "the handler returned a coroutine: put @handler on the async function itself,"
+                " or write the function that wraps it as async def"
+            )
+        if argument is not delivery or delivery._row.wants_result:
+            result = answers.encoded(result, argument)
+        return result, None
+    except BaseException as error:  # SystemExit too: a handler does not end the worker
+        return None, error
+
+
+def tidy_up() -> None:
+    """Close connections that are old or broken, and empty query logs, between deliveries."""
+    if len(connections.settings) > 1:
+        close_old_connections()
+    reset_queries()
+
+
+def argument_of(tasks: Sequence[Task]) -> Any:
+    """Return the argument of the handler of `tasks`: a delivery, or a list of them."""
+    if tasks[0].handler.batch:
+        return [task.delivery for task in tasks]
+    return tasks[0].delivery
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Say whether a deadlock, a serialization failure or a lock timeout caused `error`.
+
+    Not if the handler caught it and decides itself, by raising Retry, Snooze or Reject.
+    """
+    for _ in range(10):
+        if error is None or isinstance(error, Retry | Snooze | Reject):
+            return False
+        if getattr(error, "sqlstate", None) in _CONFLICTS:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,161 @@
+"""A thread that takes slices from the local queue and runs them on its own connection."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from django.db import connections
+
+from django_mq.executor.connections import Outage, plain_connection
+from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.nonatomic import NonAtomic
+from django_mq.executor.session import Session
+from django_mq.executor.settlement import Settlement
+from django_mq.executor.slices import Slices
+from django_mq.executor.tasks import Line, Slice, Task
+
+if TYPE_CHECKING:
+    from django_mq.executor.ended import Ended
+    from django_mq.executor.scoreboard import ExecutorEntries
+    from django_mq.messages import ClaimedRow
+    from django_mq.policy.backoff import RetryPolicy
+
+logger = logging.getLogger("django_mq")
+
+
+class Executor(threading.Thread):
+    """Runs deliveries until the local queue is closed, and ends the slice it has begun."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        alias: str,
+        local_queue: LocalQueue,
+        entries: ExecutorEntries,
+        outage: Outage,
+        policy: Callable[[ClaimedRow], RetryPolicy],
+        settled: Callable[[Sequence[Ended]], None],
+        slice_seconds: float,
+        lease: Callable[[str], float],
+        shortest_lease: float,
+        most: int,
+        backoff_queues: Collection[str],
+    ) -> None:
+        super().__init__(name=f"mq-executor-{number}", daemon=True)
+        self._alias = alias
+        self._local_queue = local_queue
+        self._entries = entries
+        self._outage = outage
+        self._policy = policy
+        self._settled = settled
+        self._slice_seconds = slice_seconds
+        self._lease = lease
+        self._shortest_lease = shortest_lease
+        self._most = most
+        self._backoff_queues = backoff_queues
+
+    def _connect(self) -> None:
+        wrapper = connections[self._alias] = plain_connection(self._alias)
+        self._session = session = Session(wrapper)
+        settlement = Settlement(
+            session, outage=self._outage, policy=self._policy, lease=self._shortest_lease
+        )
+        self._slices = Slices(
+            session,
+            entries=self._entries,
+            outage=self._outage,
+            policy=self._policy,
+            settlement=settlement,
+            settled=self._settled,
+            slice_seconds=self._slice_seconds,
+            lease=self._shortest_lease,
+            stopped=self._local_queue.stopped_queues,
+            backoff_queues=self._backoff_queues,
+        )
+        self._nonatomic = NonAtomic(
+            session,
+            entries=self._entries,
+            outage=self._outage,
+            policy=self._policy,
+            settlement=settlement,
+            settled=self._settled,
+            lease=self._lease,
+        )
+
+    def run(self) -> None:
+        self._connect()
+        try:
+            while (slice_ := self._local_queue.take()) is not None:
+                try:
+                    self._perform(slice_)
+                except Exception as error:  # a bug of ours, not of a handler: the leases lapse
+                    logger.exception("executor failed", extra={"event": "executor_failed"})
+                    for line in slice_.lines:
+                        self._local_queue.break_line(line)
+                    self._local_queue.settled(task.delivery.id for task in slice_.tasks)
+                    self._outage.wait(error)
+                finally:
+                    self._local_queue.done(slice_)
+        finally:
+            connections.close_all()
+
+    def _perform(self, slice_: Slice) -> None:
+        tasks = slice_.tasks
+        if not tasks[0].handler.atomic:
+            self._session.stand_down()
+            if not self._nonatomic.run(tasks[0]):
+                self._local_queue.put_back(tasks)
+            return
+        began = monotonic()
+        remainder = self._slices.run(tasks)
+        unstarted = len(remainder.left) + len(remainder.locked)
+        self._set_pace(tasks, unstarted, remainder.again, monotonic() - began)
+        left, locked = remainder.left, remainder.locked
+        again = deque(_in_order(remainder.again, tasks))
+        broken_lines: set[Line] = set()
+        while again and not self._outage.stopped():
+            task = again.popleft()
+            if task.line in broken_lines or self._local_queue.is_unwanted(task):
+                left.insert(0, task)  # a message before it failed, or has not ended
+                continue
+            remainder = self._slices.run([task])
+            left = remainder.left + left
+            locked = locked + remainder.locked
+            if task.line is None:
+                again.extend(remainder.again)
+                continue
+            again.extendleft(remainder.again)  # before the others of its line
+            if remainder.left or remainder.locked:
+                broken_lines.add(task.line)
+        lined = [task for task in locked if task.line is not None]
+        if back := [*again, *left, *lined]:
+            self._local_queue.put_back(_in_order(back, tasks))
+        if others := [task for task in locked if task.line is None]:
+            self._local_queue.put(others)
+        self._slices.get_ready()
+
+    def _set_pace(self, tasks: list[Task], left: int, again: list[Task], seconds: float) -> None:
+        for task in again:
+            self._local_queue.pace(task.handler).conflict()
+        if again:
+            return
+        ran = Counter(task.handler for task in tasks[: len(tasks) - left])
+        for handler, count in ran.items():
+            if seconds > self._slice_seconds:
+                self._local_queue.pace(handler).overran()
+            else:
+                self._local_queue.pace(handler).kept_time(count, self._most)
+
+
+def _in_order(some: Sequence[Task], tasks: Sequence[Task]) -> list[Task]:
+    """Return `some`, which are among `tasks`, in the order of `tasks`."""
+    if len(some) < 2:
+        return list(some)
+    index = {task.delivery.id: n for n, task in enumerate(tasks)}
+    return sorted(some, key=lambda task: index[task.delivery.id])

@@ -1,0 +1,112 @@
+"""A delivery outside a transaction: its handler may extend its lease and finish it itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, connections, transaction
+
+from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
+from django_mq.executor import replies as answers
+from django_mq.executor import settle_effects
+from django_mq.messages import Delivery
+from django_mq.policy.backoff import MAX_WAIT, as_seconds
+from django_mq.store import leases, open_transaction, settle
+from django_mq.store.results import Reply
+
+if TYPE_CHECKING:
+    from django_mq.messages import ClaimedRow
+    from django_mq.store import Cursor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Ends the handler at its timeout; `extend()` moves the timeout."""
+
+    def extend(self, seconds: float) -> None: ...
+
+
+class LeasedDelivery(Delivery):
+    """The delivery that a handler with `atomic=False` gets."""
+
+    __slots__ = ("_alias", "_clock", "_lease", "finished")
+
+    def __init__(self, row: ClaimedRow, *, alias: str, lease: float, clock: Clock) -> None:
+        super().__init__(row)
+        self._alias = alias
+        self._lease = lease
+        self._clock = clock
+        self.finished = False
+
+    def extend(self, seconds: float) -> None:
+        wanted = as_seconds(seconds)
+        if wanted is None or not 0 < wanted <= MAX_WAIT:
+            raise ValueError(f"extend({seconds!r}): give seconds, more than zero")
+        with connections[self._alias].cursor() as cursor:
+            if not leases.start(cursor, [self.fence], lease=max(wanted, self._lease)):
+                raise self._lost()
+        self._clock.extend(wanted)
+
+    def finish(self, result: Any = None) -> AbstractContextManager[None]:
+        return self._finishing(lambda: result)
+
+    @contextmanager
+    def _finishing(self, result: Callable[[], Any]) -> Iterator[None]:
+        if self.finished:
+            raise self._lost()
+        with transaction.atomic(using=self._alias, durable=True):
+            with connections[self._alias].cursor() as cursor:
+                if not self._ack(cursor):
+                    raise self._lost()
+                xid = open_transaction.current_transaction(cursor)
+            yield
+            self._must_be_in(xid)
+            if self._row.wants_result:
+                self._answer(answers.text(result()))
+            if self._row.key is not None:
+                with connections[self._alias].cursor() as cursor:
+                    settle_effects.free_keys(cursor, [self._row])
+            if self._row.unique_id is not None:
+                with connections[self._alias].cursor() as cursor:
+                    settle_effects.free_unique_id(cursor, self._row)
+        self.finished = True
+
+    def _must_be_in(self, xid: str) -> None:
+        """Raise if the ack was rolled back: Django does so silently after a swallowed error."""
+        try:
+            with connections[self._alias].cursor() as cursor:
+                here = open_transaction.current_transaction(cursor)
+        except DatabaseError as error:
+            raise HandlerBrokeTransaction(
+                "a database error was swallowed inside finish(), or its connection closed: let it"
+                " raise, or wrap the statement in transaction.atomic()"
+            ) from error
+        if here != xid:
+            raise HandlerBrokeTransaction("the block of finish() ended its own transaction")
+
+    def _ack(self, cursor: Cursor) -> bool:
+        return bool(settle.ack(cursor, [self.fence]))
+
+    def _answer(self, value: str) -> None:
+        with connections[self._alias].cursor() as cursor:
+            answers.store(cursor, [Reply(self.id, self.handler, value)])
+
+    async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await sync_to_async(self._call_and_finish)(function, *args, **kwargs)
+
+    def _call_and_finish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        returned: list[T] = []
+        with self._finishing(lambda: returned[0]):
+            returned.append(function(*args, **kwargs))
+        return returned[0]
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(
+            f"message {self.id} in queue {self.queue}, attempt {self.attempt}: the lease is lost;"
+            " another worker may have the message, or it is done"
+        )

@@ -1,0 +1,253 @@
+"""The local queue: deliveries between claim and settle, from which executors take slices.
+
+Of one line (an order key or an ordered queue) only one slice, or one coroutine, is out at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from django_mq.executor.pace import Pace
+from django_mq.executor.slice_cut import next_slice
+from django_mq.executor.tasks import Line, Slice, Task
+from django_mq.executor.waiting_tasks import WaitingTasks
+
+if TYPE_CHECKING:
+    from django_mq.handlers import Handler
+    from django_mq.messages import Delivery
+
+#: Seconds that a suspect waits for a moment when nothing else runs; after that nothing else starts.
+SUSPECT_PATIENCE = 10.0
+#: Seconds without a new slice after which the waiting tasks are given back.
+STUCK_AFTER = 1.0
+
+
+class LocalQueue:
+    """Holds deliveries between claim and settle. Thread-safe.
+
+    A slice has up to `most` messages, a batch handler gets up to `batch`. `on_room` is called when
+    few tasks wait to be taken, and when nothing is left at all.
+    """
+
+    def __init__(self, *, batch: int, most: int, on_room: Callable[[], None]) -> None:
+        self._batch = batch
+        self._most = most
+        self._on_room = on_room
+        self._tell_below = -1
+        self._lock = threading.Condition()
+        self._waiting = WaitingTasks(on_room)
+        self._running = 0
+        self._free = 0
+        self._taken_at = monotonic()
+        self._tell_when_free = False
+        self._alone = False
+        self._closed = False
+        self._paces: dict[str, Pace] = {}
+        self._held: dict[int, Delivery] = {}
+        #: Queues of which nothing may start.
+        self.stopped_queues = self._waiting.stopped_queues
+
+    def put(self, tasks: Iterable[Task]) -> None:
+        """Add claimed tasks behind the others."""
+        with self._lock:
+            self._waiting.add(tasks)
+            self._lock.notify_all()
+
+    def put_back(self, tasks: list[Task]) -> None:
+        """Return unstarted tasks of a slice, before all others."""
+        with self._lock:
+            self._waiting.add_first(tasks)
+            self._lock.notify_all()
+
+    def take(self) -> Slice | None:
+        """Wait for the next slice; None after `close()`. Each slice ends with `done()`."""
+        with self._lock:
+            while not self._closed:
+                if (slice_ := self._next_slice()) is not None:
+                    return slice_
+                self._free += 1
+                if self._tell_when_free:
+                    self._tell_when_free = False
+                    self._on_room()
+                self._lock.wait(1.0 if self._waiting.suspects else None)
+                self._free -= 1
+            return None
+
+    def _next_slice(self) -> Slice | None:
+        waiting = self._waiting
+        waiting.clear_front()
+        if self._alone:
+            return None
+        if waiting.suspects and not self._running:
+            self._alone = True
+            self._running += 1
+            suspect = waiting.suspects.popleft()[1]
+            lines = {suspect.line} if suspect.line is not None else set()
+            return Slice([suspect], alone=True, lines=lines)
+        if not waiting.ready or monotonic() - waiting.suspect_waits_since() > SUSPECT_PATIENCE:
+            return None
+        self._running += 1
+        self._taken_at = monotonic()
+        slice_ = next_slice(
+            waiting.ready, waiting.ordering, self.pace, batch=self._batch, most=self._most
+        )
+        if len(waiting.ready) < self._tell_below:
+            self._tell_below = -1
+            self._on_room()
+        return slice_
+
+    def stuck(self) -> bool:
+        """Say whether every executor has been busy with what it has for STUCK_AFTER seconds.
+
+        If so, `on_room` is called when one becomes free.
+        """
+        with self._lock:
+            stuck = not self._free and monotonic() - self._taken_at > STUCK_AFTER
+            self._tell_when_free = stuck and bool(self._running)
+            return self._tell_when_free
+
+    def give_back(self) -> list[Task]:
+        """Remove and return everything that waits: the worker releases it to other workers."""
+        with self._lock:
+            return self._waiting.take_all()
+
+    def take_given_back(self) -> list[Task]:
+        """Remove and return tasks that must not run here any more: the worker releases them."""
+        with self._lock:
+            given_back, self._waiting.given_back = self._waiting.given_back, []
+            return given_back
+
+    def break_line(self, line: Line) -> None:
+        """A delivery of `line` was not acked: give back the tasks that wait behind it here."""
+        with self._lock:
+            self._waiting.ordering.breaks(line)
+            self._waiting.drop(lambda task: task.line == line)
+
+    def is_unwanted(self, task: Task) -> bool:
+        """Say whether `task` must not start: its line is broken, or its queue is stopped."""
+        return self._waiting.is_unwanted(task)
+
+    def stop_queue(self, queue: str, before: datetime | None = None) -> None:
+        """Start nothing of `queue` that was claimed before `before` (None: nothing at all).
+
+        Its waiting tasks are given back. The next call for the queue replaces this one.
+        """
+        with self._lock:
+            self.stopped_queues.queue(queue, before)
+            self._waiting.drop(lambda task: self.stopped_queues.has(task.delivery))
+
+    def drop(self, queues: Collection[str], *, keeping: Collection[str]) -> None:
+        """Give back the waiting tasks of `queues`, except those of the claims `keeping`."""
+        with self._lock:
+            self._waiting.drop(
+                lambda task: (
+                    task.delivery.queue in queues and task.delivery.fence.claimed_by not in keeping
+                )
+            )
+
+    def admit(self, task: Task) -> bool:
+        """Say whether a coroutine may start now; if not, it waits for its line or is given back."""
+        with self._lock:
+            admitted = self._waiting.admit(task)
+            if not admitted:  # it may be ready, behind a task that is no coroutine
+                self._lock.notify_all()
+            return admitted
+
+    def take_coroutines(self) -> list[Task]:
+        """Return coroutines that waited for their line and may start; none beside a suspect."""
+        with self._lock:
+            return [] if self._alone else self._waiting.ordering.take_coroutines()
+
+    def coroutines(self) -> int:
+        """How many coroutines wait for their line: each will need a slot."""
+        with self._lock:
+            return self._waiting.count_coroutines()
+
+    def done(self, slice_: Slice) -> None:
+        """The tasks of this slice have ended."""
+        with self._lock:
+            self._running -= 1
+            if slice_.alone:
+                self._alone = False
+            for line in slice_.lines:
+                self._waiting.free_line(line)
+            if self._alone or self._waiting.suspects or slice_.alone or slice_.lines:
+                self._lock.notify_all()
+        if slice_.alone:
+            self._on_room()  # async handlers may start again
+        self._tell_if_idle()
+
+    def enter(self) -> None:
+        """Count an async handler, which runs without `take()`."""
+        with self._lock:
+            self._running += 1
+
+    def leave(self, line: Line | None) -> None:
+        """The counterpart of `enter()`; `line` is that of the handler that ended."""
+        with self._lock:
+            self._running -= 1
+            self._waiting.free_line(line)
+            if self._waiting.suspects or line is not None:
+                self._lock.notify_all()
+        self._tell_if_idle()
+
+    def hold(self, deliveries: Iterable[Delivery]) -> None:
+        """Keep the leases of `deliveries` renewed until they are settled."""
+        with self._lock:
+            self._held.update([(delivery._row.id, delivery) for delivery in deliveries])
+
+    def settled(self, ids: Iterable[int]) -> None:
+        """Stop renewing the leases of the messages with these ids."""
+        with self._lock:
+            for id in ids:
+                self._held.pop(id, None)
+
+    def close(self) -> list[Task]:
+        """Start nothing any more; return the tasks that did not start."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+        return self.give_back()
+
+    def tell_below(self, count: int) -> None:
+        """Call `on_room` as soon as fewer than `count` tasks wait."""
+        self._tell_below = count
+
+    def waiting(self) -> int:
+        """How many tasks wait to be taken."""
+        return len(self._waiting)
+
+    def held(self) -> list[Delivery]:
+        """Everything that is claimed and not yet settled."""
+        with self._lock:
+            return list(self._held.values())
+
+    def holds(self, queue: str) -> bool:
+        """Say whether anything of `queue` is claimed here and not yet settled."""
+        with self._lock:
+            return any(delivery.queue == queue for delivery in self._held.values())
+
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        with self._lock:
+            waiting = self._waiting
+            return not (self._held or self._running or waiting.ready or waiting.suspects)
+
+    def exclusive(self) -> bool:
+        """Say whether a suspect runs, or waits for everything else to end."""
+        return self._alone or bool(self._waiting.suspects)
+
+    def pace(self, handler: Handler) -> Pace:
+        """The pace of this handler in this process."""
+        pace = self._paces.get(handler.name)
+        if pace is None:
+            pace = self._paces.setdefault(handler.name, Pace())
+        return pace
+
+    def _tell_if_idle(self) -> None:
+        if not (self._running or self._held):
+            self._on_room()

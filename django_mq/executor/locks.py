@@ -1,0 +1,93 @@
+"""Begin the transaction of a slice: BEGIN, its settings and its locks, in one query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from django_mq.executor.calls import is_conflict
+from django_mq.executor.connections import simple_query
+from django_mq.executor.savepoint import LazySavepoint
+from django_mq.store import open_transaction, row_locks
+
+if TYPE_CHECKING:
+    from django_mq.messages import PlainFence
+
+
+def begin(
+    driver: psycopg.Connection[Any],
+    fences: Sequence[PlainFence],
+    settings: Mapping[str, str],
+    *,
+    savepoint: bool = False,
+) -> row_locks.Locked:
+    """Begin a transaction on `driver` and lock the rows of `fences`, in one round trip.
+
+    Skips rows that another session has locked. `settings` of the server hold until the end of the
+    transaction; with `savepoint`, a handler's savepoint is open afterwards. Continues a transaction
+    that is already open (a test's). Raises psycopg's errors, after which no transaction is open.
+    """
+    within = driver.info.transaction_status == TransactionStatus.INTRANS
+    steps = "" if within else f"{begin_statement(driver)}; "
+    steps += open_transaction.set_local(settings) + row_locks.lock(fences)
+    if savepoint:
+        steps += f"; savepoint {LazySavepoint.NAME}"
+    rows = _query(driver, steps, within)
+    return row_locks.locked(rows[0] if rows else (), fences)
+
+
+def wait_for(
+    driver: psycopg.Connection[Any], fence: PlainFence, settings: Mapping[str, str]
+) -> bool:
+    """Lock one row in the transaction of `begin()`; say whether it is locked.
+
+    Waits up to `row_locks.PATIENCE` seconds for another session's lock on the row. If the row is
+    not locked then, the transaction is rolled back.
+    """
+    name, before = LazySavepoint.NAME, settings.get("lock_timeout", "default")
+    try:
+        rows = _query(
+            driver,
+            f"release savepoint {name}; {row_locks.lock_patiently(fence)}"
+            f" set local lock_timeout to {before}; savepoint {name}",
+            False,
+        )
+    except psycopg.Error as error:
+        if not is_conflict(error):
+            raise
+        return False
+    if not rows:
+        _roll_back(driver)
+    return bool(rows)
+
+
+def begin_statement(driver: psycopg.Connection[Any]) -> str:
+    """Return BEGIN as the driver would send it, with the options that the alias sets."""
+    words = ["begin"]
+    if driver.isolation_level is not None:
+        level = psycopg.IsolationLevel(driver.isolation_level)
+        words.append(f"isolation level {level.name.lower().replace('_', ' ')}")
+    if driver.read_only is not None:
+        words.append("read only" if driver.read_only else "read write")
+    if driver.deferrable is not None:
+        words.append("deferrable" if driver.deferrable else "not deferrable")
+    return " ".join(words)
+
+
+def _query(driver: psycopg.Connection[Any], steps: str, within: bool) -> list[list[bytes | None]]:
+    try:
+        return simple_query(driver, steps)
+    except BaseException:
+        if driver.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            driver.close()  # interrupted: the next query would read this one's answer
+        elif not within:
+            _roll_back(driver)
+        raise
+
+
+def _roll_back(driver: psycopg.Connection[Any]) -> None:
+    if driver.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+        simple_query(driver, "rollback")

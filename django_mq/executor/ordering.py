@@ -1,0 +1,107 @@
+"""Which lines are out, and the tasks that wait for them.
+
+A line is an order key of a handler, or an ordered queue. It is out while something of it runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django_mq.executor.tasks import is_coroutine
+
+if TYPE_CHECKING:
+    from django_mq.executor.tasks import Line, Task
+
+
+class Ordering:
+    """The lines that are out, or have a next task chosen, and the tasks that wait behind it.
+
+    `broken` are lines whose last task was not acked, until their slice is done. Not thread-safe:
+    LocalQueue holds its lock.
+    """
+
+    def __init__(self) -> None:
+        self._out: dict[Line, deque[Task]] = {}
+        self.broken: set[Line | None] = set()
+        self.coroutines: list[Task] = []
+        self.waiting = 0
+
+    def is_out(self, line: Line | None) -> bool:
+        """Say whether something of `line` runs."""
+        return line in self._out
+
+    def occupy(self, line: Line | None) -> None:
+        """Mark `line` as out: a task of it runs, or is chosen to run next."""
+        if line is not None:
+            self._out.setdefault(line, deque())
+
+    def wait(self, task: Task, line: Line) -> None:
+        """Let `task` wait for its line, behind those that wait."""
+        self._out[line].append(task)
+        self.waiting += 1
+
+    def wait_first(self, task: Task, line: Line) -> None:
+        """Let `task` wait for its line, before those that wait."""
+        self._out[line].appendleft(task)
+        self.waiting += 1
+
+    def breaks(self, line: Line) -> None:
+        """Start nothing more of `line` before it is free."""
+        if line in self._out:
+            self.broken.add(line)
+
+    def free(self, line: Line) -> list[Task]:
+        """What ran of `line` has ended: return the tasks that may run now.
+
+        If a coroutine is next, none: it joins `coroutines`, and the others wait behind it.
+        """
+        self.broken.discard(line)
+        tasks = self._out.pop(line, deque())
+        self.waiting -= len(tasks)
+        if tasks and is_coroutine(tasks[0]):
+            self.add_coroutine(tasks.popleft(), line)
+            self._out[line] = tasks
+            self.waiting += len(tasks)
+            return []
+        return list(tasks)
+
+    def add_coroutine(self, task: Task, line: Line) -> None:
+        """Let `task`, a coroutine that is the next of its line, start when it is taken."""
+        self.occupy(line)
+        self.coroutines.append(task)
+
+    def count_coroutines(self) -> int:
+        """How many coroutines wait for their line, or to be taken."""
+        if not self.waiting:
+            return len(self.coroutines)
+        waiting = sum(is_coroutine(task) for tasks in self._out.values() for task in tasks)
+        return waiting + len(self.coroutines)
+
+    def drop_coroutines(self, unwanted: Callable[[Task], bool]) -> list[Task]:
+        """Remove and return `unwanted` coroutines that may start; their lines stay out."""
+        dropped = [task for task in self.coroutines if unwanted(task)]
+        if dropped:
+            self.coroutines = [task for task in self.coroutines if not unwanted(task)]
+        return dropped
+
+    def take_coroutines(self) -> list[Task]:
+        """Remove and return the coroutines that may start now."""
+        coroutines, self.coroutines = self.coroutines, []
+        return coroutines
+
+    def take_waiting(self) -> list[Task]:
+        """Remove and return everything that waits for its line; the lines stay out."""
+        return self.drop(lambda task: True)
+
+    def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
+        """Remove and return `unwanted` waiting tasks."""
+        dropped: list[Task] = []
+        for line, tasks in self._out.items():
+            out = [task for task in tasks if unwanted(task)]
+            if out:
+                dropped += out
+                self._out[line] = deque(task for task in tasks if not unwanted(task))
+        self.waiting -= len(dropped)
+        return dropped

@@ -1,0 +1,34 @@
+"""How many messages of a handler a slice may have: slow start, fast retreat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Pace:
+    """A slice may have `limit` messages of one handler; doubles while slices end in time.
+
+    After a conflict (deadlock, serialization) the limit is 1 until `still` messages have run.
+    """
+
+    limit: int = 1
+    patience: int = 0
+    still: int = 0
+
+    def kept_time(self, ran: int, most: int) -> None:
+        """Note that a slice with `ran` messages of this handler ended in time."""
+        if self.still > 0:
+            self.still -= ran
+        elif ran >= self.limit:
+            self.limit = min(self.limit * 2, most)
+
+    def overran(self) -> None:
+        """Note that a slice did not end in time."""
+        self.limit = max(1, self.limit // 2)
+
+    def conflict(self) -> None:
+        """Note a conflict: run messages of this handler one by one for a long time."""
+        self.limit = 1
+        self.patience = min(max(500, self.patience * 4), 100_000)
+        self.still = self.patience

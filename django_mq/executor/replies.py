@@ -1,0 +1,64 @@
+"""Replies to requests: encoded after the handler ran, stored when its message is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from django_mq.conf import get_settings
+from django_mq.policy.encoding import encode
+from django_mq.store import results
+from django_mq.store.results import Reply
+
+if TYPE_CHECKING:
+    from django_mq.messages import Delivery
+    from django_mq.store import Cursor
+
+
+class Encoded(dict[int, str]):
+    """The results of a handler as JSON text, by message id."""
+
+
+def encoded(result: Any, argument: Delivery | list[Delivery]) -> Any:
+    """Return `result` as `Encoded` if it was asked for, else unchanged.
+
+    `argument` is the handler's argument. A list or tuple returned for a batch has one value per
+    message; any other value is the result of all of them. Raises InvalidPayload for a result that
+    cannot be stored, ValueError for a list of another length: the handler has failed, as if it had
+    raised the error.
+    """
+    deliveries = argument if isinstance(argument, list) else [argument]
+    asked = [each for each in deliveries if each._row.wants_result]
+    if not asked or getattr(asked[0], "finished", False):  # `finish()` has stored the result
+        return result
+    values: Iterable[Any] = repeat(result)
+    if isinstance(argument, list) and isinstance(result, list | tuple):
+        if len(result) != len(argument):
+            raise ValueError(
+                f"the handler of a batch returned {len(result)} results for {len(argument)}"
+                " messages: return a list with one per message, or one value that is no list"
+            )
+        values = result
+    return Encoded(
+        (delivery.id, text(value))
+        for delivery, value in zip(deliveries, values, strict=False)
+        if delivery._row.wants_result
+    )
+
+
+def text(value: Any) -> str:
+    """Return a handler's result as JSON text, within the limits of a payload."""
+    settings = get_settings()
+    return encode(
+        value,
+        what="result",
+        max_bytes=settings.max_payload_bytes,
+        max_depth=settings.max_depth,
+        encoder=settings.encoder_class,
+    )
+
+
+def store(cursor: Cursor, answers: Sequence[Reply]) -> None:
+    """Store answers in the transaction that settles, and notify those who wait for them."""
+    results.store(cursor, answers, ring=get_settings().wakeup != "poll")

@@ -1,0 +1,129 @@
+"""Report each delivery: a count, a signal and a log line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.dispatch import Signal
+
+from django_mq import signals
+from django_mq.executor import handler_counts as timings
+from django_mq.executor.ended import ACKED, DONE, Settled
+from django_mq.executor.handler_counts import queued_for
+from django_mq.policy.outcomes import DeadLettered, Retried, one_line
+
+if TYPE_CHECKING:
+    from django_mq.executor.ended import Ended
+    from django_mq.messages import Delivery
+
+logger = logging.getLogger("django_mq")
+
+
+def started(delivery: Delivery) -> None:
+    """Report that the handler of `delivery` is about to start."""
+    signals.announce(signals.message_started, delivery, "started", queued_for=queued_for(delivery))
+
+
+def all_ended(ended: Sequence[Ended]) -> None:
+    """Report deliveries after the commit that settled them; lost ones are reported elsewhere."""
+    ended = [each for each in ended if each.settled is not Settled.LOST]
+    timings.count(ended)
+    told = ended
+    if not signals.wanted(signals.message_acked):
+        told = [each for each in ended if each.settled is not ACKED]
+    for each in told:
+        _say(each)
+
+
+def one_ended(ended: Ended) -> None:
+    """Report a delivery after the commit that settled it."""
+    all_ended([ended])
+
+
+def _say(ended: Ended) -> None:
+    delivery, outcome = ended.delivery, ended.outcome
+    if ended.settled in DONE:
+        _announce(signals.message_acked, ended, f"acked after {ended.seconds:.3f} s")
+    elif isinstance(outcome, DeadLettered):
+        text = f"is dead: {outcome.reason} ({outcome.failure.summary})"
+        _announce(signals.message_dead, ended, text, reason=outcome.reason)
+    elif ended.settled is Settled.BURIED:
+        _announce(signals.message_dead, ended, f"is dead: {ended.reason}", reason=ended.reason)
+    elif isinstance(outcome, Retried):
+        if outcome.warning:
+            logger.warning(
+                "message %s: %s", delivery.id, outcome.warning, extra={"event": "bad_backoff"}
+            )
+        text = f"failed ({outcome.failure.summary}); again {_when(outcome.after)}"
+        _announce(signals.message_retried, ended, text, after=outcome.after)
+    elif ended.settled is Settled.HELD:
+        logger.warning(
+            "message %s (%s, queue %s) is held: %s",
+            delivery.id,
+            delivery.type,
+            delivery.queue,
+            ended.reason,
+            extra={"event": "message_held", "message_id": delivery.id, "queue": delivery.queue},
+        )
+
+
+def _announce(signal: Signal, ended: Ended, text: str, **more: Any) -> None:
+    if signal is not signals.message_acked or signals.wanted(signal):
+        signals.announce(
+            signal,
+            ended.delivery,
+            text,
+            duration=ended.seconds,
+            queued_for=queued_for(ended.delivery),
+            error=ended.error,
+            **more,
+        )
+
+
+def failed_after_finish(delivery: Delivery, error: BaseException) -> None:
+    """Report a handler that raised after `finish()`: the message is done, the error is a bug."""
+    logger.error(
+        "message %s (queue %s, handler %s) is finished, but its handler raised afterwards",
+        delivery.id,
+        delivery.queue,
+        delivery.handler,
+        exc_info=error,
+        extra={"event": "failed_after_finish", "message_id": delivery.id},
+    )
+
+
+def lease_lost(delivery: Delivery) -> None:
+    """Report a delivery whose lease was lost: its handler's writes are undone."""
+    logger.warning(
+        "message %s (queue %s, attempt %s): LeaseLost, it was taken over or removed meanwhile;"
+        " nothing of this attempt was kept",
+        delivery.id,
+        delivery.queue,
+        delivery.attempt,
+        extra={"event": "lease_lost", "message_id": delivery.id, "queue": delivery.queue},
+    )
+
+
+def refused(ended: Sequence[Ended], error: BaseException) -> None:
+    """Report deliveries that the database refuses to settle."""
+    for each in ended:
+        logger.error(
+            "message %s (queue %s, attempt %s): the database refuses to settle it (%s); its lease"
+            " lapses, and the attempt counts",
+            each.delivery.id,
+            each.delivery.queue,
+            each.delivery.attempt,
+            one_line(str(error)),
+            extra={
+                "event": "settle_refused",
+                "message_id": each.delivery.id,
+                "queue": each.delivery.queue,
+            },
+        )
+
+
+def _when(after: float | datetime) -> str:
+    return f"at {after.isoformat()}" if isinstance(after, datetime) else f"in {after:.3g} s"

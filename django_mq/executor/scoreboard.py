@@ -1,0 +1,110 @@
+"""The messages that a worker process runs now, in memory that its supervisor can read.
+
+Shared memory, not a pipe: a write costs a microsecond, and it survives the death of the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from django_mq.messages import Fence, PlainFence
+
+# id of the message, its attempt, the number of its claim, deadline (seconds of the system-wide
+# monotonic clock; 0: none), whether a transaction undoes its writes. The id is written last and
+# cleared first: an entry with an id is whole.
+_ENTRY = struct.Struct("=qiqd?")
+_ID = struct.Struct("=q")
+_REST = struct.Struct("=iqd?")
+_COUNT = struct.Struct("=q")
+_NOTHING = _ID.pack(0)
+
+
+class Entry(NamedTuple):
+    """A running message: its fence (with the worker's id), and its deadline."""
+
+    fence: Fence
+    deadline: float
+    atomic: bool
+
+
+class Scoreboard:
+    """A table of `entries` entries in memory that is shared with children made by a fork."""
+
+    def __init__(self, entries: int) -> None:
+        self._size = max(1, entries) * _ENTRY.size
+        self._memory = mmap.mmap(-1, self._size + _COUNT.size)
+        self._number = ("", 0)
+        self.entries = entries
+
+    @property
+    def taken(self) -> int:
+        """The number of messages claimed by all processes that wrote here."""
+        count: int = _COUNT.unpack_from(self._memory, self._size)[0]
+        return count
+
+    def add_taken(self, count: int) -> None:
+        """Add `count` claimed messages. Only one thread of one process may call this."""
+        _COUNT.pack_into(self._memory, self._size, self.taken + count)
+
+    def write(self, index: int, fence: PlainFence, deadline: float, atomic: bool) -> None:
+        """Enter the message of `fence`, which runs until `deadline`, at `index`."""
+        id, attempt, claimer = fence
+        claim = self._number
+        if claim[0] != claimer:  # neighbours are mostly of one claim
+            claim = self._number = (claimer, int(claimer.rpartition(":")[2] or 0))
+        at = index * _ENTRY.size
+        _REST.pack_into(self._memory, at + _ID.size, attempt, claim[1], deadline, atomic)
+        _ID.pack_into(self._memory, at, id)
+
+    def clear(self, index: int) -> None:
+        """Clear the id at `index`; the rest of the entry stays, for `used()`."""
+        at = index * _ENTRY.size
+        self._memory[at : at + _ID.size] = _NOTHING
+
+    def read(self, worker: str) -> Iterator[Entry]:
+        """Yield what runs, as fences of worker process `worker`."""
+        data = self._memory[: self._size]
+        for id, attempt, claim_number, deadline, atomic in _ENTRY.iter_unpack(data):
+            if id:
+                yield Entry(Fence(id, attempt, f"{worker}:{claim_number}"), deadline, atomic)
+
+    def running(self) -> list[int]:
+        """The ids of the messages that run."""
+        return [entry.fence.id for entry in self.read("")]
+
+    def used(self) -> bool:
+        """Say whether any message has started since `wipe()`, even if it has ended."""
+        return self._memory[: self._size] != bytes(self._size)
+
+    def wipe(self) -> None:
+        """Clear all entries for the next process that writes here, but keep `taken`."""
+        self._memory[: self._size] = bytes(self._size)
+
+
+class ExecutorEntries:
+    """The entries of one executor: `count` from `first` on, one per message of a batch."""
+
+    def __init__(self, scoreboard: Scoreboard, first: int, count: int) -> None:
+        self._scoreboard = scoreboard
+        self._first = first
+        self._count = count
+
+    def start(self, fences: Sequence[Fence], deadline: float, atomic: bool) -> None:
+        """Enter the messages of a batch."""
+        for offset, fence in enumerate(fences[: self._count]):
+            self._scoreboard.write(self._first + offset, fence, deadline, atomic)
+
+    def start_one(self, fence: PlainFence, deadline: float, atomic: bool) -> None:
+        """Enter one message."""
+        self._scoreboard.write(self._first, fence, deadline, atomic)
+
+    def end(self, count: int) -> None:
+        """Clear the `count` entries that were made last."""
+        if count == 1:
+            self._scoreboard.clear(self._first)
+            return
+        for offset in range(min(count, self._count)):
+            self._scoreboard.clear(self._first + offset)

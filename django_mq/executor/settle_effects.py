@@ -1,0 +1,144 @@
+"""The effects of settling on other rows, in the transaction that settles.
+
+The reply is stored, the next message of the key is unblocked, the unique id becomes free or quiet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from django_mq.executor import replies as answers
+from django_mq.executor.connections import LOST
+from django_mq.executor.ended import DONE, Settled
+from django_mq.executor.replies import Encoded
+from django_mq.policy.outcomes import DeadLettered
+from django_mq.store import free_unique_ids as freeing
+from django_mq.store import keys, results
+from django_mq.store.free_unique_ids import Done
+from django_mq.store.results import Reply
+from django_mq.store.unique_ids import UniqueId
+
+if TYPE_CHECKING:
+    from django_mq.executor.ended import Ended
+    from django_mq.messages import ClaimedRow
+    from django_mq.store import Cursor
+
+logger = logging.getLogger("django_mq")
+
+_more = attrgetter("key", "unique_id", "wants_result", "ordered")
+_NOTHING = (None, None, False, False)
+
+
+def having_any(ended: Sequence[Ended]) -> list[Ended]:
+    """Return the deliveries whose end changes other rows; most messages have none."""
+    return [each for each in ended if _more(each.delivery._row) != _NOTHING]
+
+
+def follow(cursor: Cursor, ended: Sequence[Ended]) -> None:
+    """Write the effects of deliveries whose rows were just settled, in the same transaction."""
+    if more := having_any(ended):
+        _answer(cursor, more)
+        free_keys(cursor, [each.delivery._row for each in more if _is_over(each)])
+        _free_unique_ids(cursor, more)
+
+
+def follow_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
+    """Write the effects of dead messages, and skip those that the database refuses.
+
+    A trigger or a changed table may refuse the effects of one message, and would at every attempt:
+    they are logged and skipped. The chores find what waits behind that message or was put aside.
+    Raises the errors of a lost database.
+    """
+    more = having_any(ended)
+    if not more:
+        return
+    try:
+        _follow_or_nothing(cursor, more)
+        return
+    except LOST:
+        raise
+    except psycopg.Error:
+        logger.debug(
+            "the database refuses the effects of several dead messages: one by one", exc_info=True
+        )
+    for each in more:
+        try:
+            _follow_or_nothing(cursor, [each])
+        except LOST:
+            raise
+        except psycopg.Error:
+            logger.exception(
+                "message %s (queue %s) is dead, but the database refuses the effects of that",
+                each.delivery.id,
+                each.delivery.queue,
+                extra={"event": "settle_refused", "message_id": each.delivery.id},
+            )
+
+
+def _follow_or_nothing(cursor: Cursor, ended: Sequence[Ended]) -> None:
+    with cursor.connection.transaction():
+        follow(cursor, ended)
+
+
+def free_keys(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:
+    """Unblock the messages that wait behind `rows`, which are done or dead, in their keys."""
+    keys.free_next(
+        cursor,
+        [keys.KeyLine(row.queue, row.handler, row.key) for row in rows if row.key is not None],
+    )
+
+
+def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
+    """Free the unique id of a message, in the transaction in which its handler finished it."""
+    if row.unique_id is not None:
+        freeing.end(cursor, [_done(row, success=True)])
+
+
+def _answer(cursor: Cursor, ended: Sequence[Ended]) -> None:
+    """Store the replies that were asked for: the value, or the error of the last attempt."""
+    found = [
+        answer for each in ended if each.delivery._row.wants_result and (answer := _answer_of(each))
+    ]
+    if found:
+        answers.store(cursor, found)
+
+
+def _answer_of(ended: Ended) -> Reply | None:
+    """Return the reply; None if the message runs again, or `finish()` has stored one."""
+    delivery, outcome = ended.delivery, ended.outcome
+    if isinstance(outcome, DeadLettered):
+        failure = outcome.failure
+        return Reply(delivery.id, delivery.handler, None, failure.error_class, failure.text)
+    if ended.settled is Settled.BURIED:
+        return Reply(delivery.id, delivery.handler, None, results.UNANSWERED, ended.reason)
+    if isinstance(ended.result, Encoded):
+        return Reply(delivery.id, delivery.handler, ended.result[delivery.id])
+    return None
+
+
+def _free_unique_ids(cursor: Cursor, ended: Sequence[Ended]) -> None:
+    """Free the unique ids of messages that are over; `finish()` has freed its own."""
+    done = [
+        _done(each.delivery._row, success=each.settled is Settled.ACKED)
+        for each in ended
+        if each.delivery._row.unique_id is not None
+        and each.settled is not Settled.FINISHED
+        and _is_over(each)
+    ]
+    if done:
+        freeing.end(cursor, done)
+
+
+def _is_over(ended: Ended) -> bool:
+    buried = ended.settled is Settled.BURIED or isinstance(ended.outcome, DeadLettered)
+    return buried or ended.settled in DONE
+
+
+def _done(row: ClaimedRow, *, success: bool) -> Done:
+    id = UniqueId(row.queue, row.handler, row.type, row.unique_id or "")
+    return Done(row.id, id, success)

@@ -1,0 +1,218 @@
+"""Settle deliveries: the statements, and the one loop that tries again.
+
+The loop handles four failures:
+
+- connection lost: wait for the database;
+- transaction committed after all: count it;
+- conflict, or one bad row among several: settle each by itself;
+- refused by the server: report it, and let the retry policy decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from django_mq.executor import reports as reporting
+from django_mq.executor import settle_effects
+from django_mq.executor.calls import is_conflict
+from django_mq.executor.connections import LOST, Outage, simple_query, within_transaction
+from django_mq.executor.ended import (
+    ACKED,
+    Ended,
+    Settled,
+    end,
+    ends_or_lost,
+    failed_row,
+    hold_delay,
+    when,
+)
+from django_mq.executor.lease_clock import lease_clock
+from django_mq.messages import fence_of
+from django_mq.policy.outcomes import Snoozed
+from django_mq.store import open_transaction, settle
+
+if TYPE_CHECKING:
+    from django_mq.messages import ClaimedRow
+    from django_mq.policy.backoff import RetryPolicy
+    from django_mq.store import Cursor
+
+#: Conflicts of one delivery with other transactions before they count as a refusal.
+MOST_CONFLICTS = 20
+
+
+class Connection(Protocol):
+    """A connection that settling uses alone meanwhile."""
+
+    def cursor(self) -> Cursor: ...
+
+    def transaction(self) -> AbstractContextManager[Any]: ...
+
+    def is_alive(self) -> bool:
+        """Say whether it survived the last error; if so, the server answered."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Try:
+    """One try to settle: its transaction, and the ids of the leases that it found lost."""
+
+    xid: str | None = None
+    lost: set[int] = field(default_factory=set)
+
+
+class Settlement:
+    """Settles deliveries by their fences, in transactions of their own.
+
+    `policy` returns the retry policy of a row. After a try whose outcome is unknown, a missing row
+    counts as acked by that try if its delivery was claimed or renewed less than `lease` seconds
+    ago: no other worker removes a leased row.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        outage: Outage,
+        policy: Callable[[ClaimedRow], RetryPolicy],
+        lease: float,
+    ) -> None:
+        self._connection = connection
+        self._outage = outage
+        self._policy = policy
+        self._lease = lease
+
+    def settle(self, ended: Sequence[Ended]) -> list[Ended]:
+        """Settle `ended`; return them, marked LOST where the lease is no longer ours.
+
+        Waits for a lost database. Returns an empty list if the worker stops meanwhile: the leases
+        lapse, and the attempts count.
+        """
+        conflicts = answers = 0
+        doubtful = False  # an earlier try may have been committed
+        while True:
+            attempt = Try()
+            try:
+                self._write(ended, attempt, doubtful=doubtful)
+                break
+            except Exception as error:  # of any kind: the delivery needs an end
+                alive = self._connection.is_alive()
+                if isinstance(error, LOST) and not is_conflict(error):
+                    self._connection.close()
+                    if not alive and self.was_committed(attempt.xid):
+                        break
+                    doubtful = doubtful or not alive
+                    answers += alive
+                    if answers <= MOST_CONFLICTS:
+                        self._outage.wait(error)
+                        if self._outage.stopped():
+                            return []
+                        continue
+                if len(ended) > 1:
+                    return [done for each in ended for done in self.settle([each])]
+                conflicts += 1
+                if not is_conflict(error) or conflicts > MOST_CONFLICTS:
+                    return self._refused(ended[0], error)
+        self._outage.over()
+        for each in ended:
+            if each.delivery.id in attempt.lost:
+                reporting.lease_lost(each.delivery)
+        return ends_or_lost(ended, attempt.lost)
+
+    def was_committed(self, xid: str | None) -> bool:
+        """Say whether transaction `xid` was committed; ask until the server knows."""
+        while xid is not None and not self._outage.stopped():
+            try:
+                status = open_transaction.transaction_status(self._connection.cursor(), xid)
+            except LOST as error:
+                self._connection.close()
+                self._outage.wait(error)
+                continue
+            if status != "in progress":
+                return status == "committed"
+            self._outage.wait_quietly()
+        return False
+
+    def _write(self, ended: Sequence[Ended], attempt: Try, *, doubtful: bool) -> None:
+        cursor = self._connection.cursor()
+        if all(each.settled is ACKED for each in ended) and not settle_effects.having_any(ended):
+            self._ack_alone(cursor, ended, attempt, doubtful=doubtful)
+            return
+        with self._connection.transaction():
+            attempt.xid = open_transaction.begin_patiently(cursor)
+            attempt.lost = settle_all(cursor, ended)
+
+    def _ack_alone(
+        self, cursor: Cursor, ended: Sequence[Ended], attempt: Try, *, doubtful: bool
+    ) -> None:
+        """Ack in a transaction that is one round trip."""
+        fences = [fence_of(each.delivery._row) for each in ended]
+        removed = simple_query(cursor.connection, settle.ack_alone(fences))
+        if len(removed) == len(fences):
+            return
+        attempt.lost = {fence[0] for fence in fences}.difference(
+            int(row[0] or 0) for row in removed
+        )
+        if doubtful:
+            there = settle.existing(cursor, attempt.lost)
+            fresh_since = lease_clock() - self._lease
+            attempt.lost -= {
+                each.delivery.id
+                for each in ended
+                if each.delivery.id not in there and each.delivery._sure_at > fresh_since
+            }
+
+    def _refused(self, ended: Ended, error: Exception) -> list[Ended]:
+        """The server refuses this end: fail an acked delivery, else let the lease lapse."""
+        reporting.refused([ended], error)
+        if ended.settled is ACKED and not is_conflict(error):
+            policy = self._policy(ended.delivery._row)
+            return self.settle([end(ended.delivery, policy, error, seconds=ended.seconds)])
+        return ends_or_lost([ended], {ended.delivery.id})
+
+
+def settle_all(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
+    """Settle deliveries by their fences; return the ids of those that are no longer ours.
+
+    Also writes the effects of settling (`settle_effects`), in the same transaction; opens one if
+    none is open.
+    """
+    more = settle_effects.having_any(ended)
+    if not more:
+        return _settle_rows(cursor, ended)
+    with within_transaction(cursor):
+        lost = _settle_rows(cursor, ended)
+        settle_effects.follow(cursor, [each for each in more if each.delivery.id not in lost])
+    return lost
+
+
+def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
+    lost: set[int] = set()
+    acked = [fence_of(each.delivery._row) for each in ended if each.settled is ACKED]
+    if acked:
+        removed = settle.ack(cursor, acked)
+        if len(removed) != len(acked):
+            lost.update({fence[0] for fence in acked} - removed)
+    if len(acked) == len(ended):
+        return lost
+    failed = list(filter(None, map(failed_row, ended)))
+    if failed:
+        lost.update({row.fence.id for row in failed} - settle.fail(cursor, failed))
+    for each in ended:
+        fence = each.delivery.fence
+        if isinstance(each.outcome, Snoozed):
+            at, delay = when(each.outcome.after)
+            changed = settle.snooze(cursor, fence, at=at, delay=delay)
+        elif each.settled is Settled.HELD:
+            delay = hold_delay(each.delivery._row.held_for)
+            changed = settle.hold(cursor, fence, reason=each.reason, delay=delay)
+        elif each.settled is Settled.BURIED:
+            changed = settle.bury(cursor, fence, reason=each.reason)
+        else:
+            continue
+        if not changed:
+            lost.add(fence.id)
+    return lost

@@ -1,0 +1,165 @@
+"""Inside the atomic block of a slice: which deliveries start, and which rows are locked first."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from django_mq.executor import locks
+from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.slice_state import NotLocked
+from django_mq.messages import Delivery, fence_of
+
+if TYPE_CHECKING:
+    from django_mq.executor.attempts import Attempts
+    from django_mq.executor.scoreboard import ExecutorEntries
+    from django_mq.executor.session import Session
+    from django_mq.executor.slice_state import SliceState
+    from django_mq.executor.tasks import Task
+    from django_mq.store import row_locks
+
+#: PostgreSQL keeps 64 open subtransactions in shared memory; more of them spill over in the
+#: snapshot of every other backend.
+MOST_SAVEPOINTS = 50
+
+
+class SliceBody:
+    """Runs the deliveries of a slice in order, until its time is over.
+
+    A delivery starts without a lock for `sure_for` seconds after its claim or renewal was asked
+    for: until then no other worker can have taken its message. `nested`: the transaction is a
+    test's, and each row is locked first.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        entries: ExecutorEntries,
+        attempts: Attempts,
+        nested: bool,
+        sure_for: float,
+    ) -> None:
+        self._session = session
+        self._entries = entries
+        self._attempts = attempts
+        self._nested = nested
+        self._sure_for = sure_for
+
+    def run(self, state: SliceState) -> None:
+        """Run the deliveries of `state`. Raises SliceAborted if one ended the transaction."""
+        savepoint, batch = self._session.savepoint, state.tasks[0].handler.batch
+        savepoint.start(
+            state.settings,
+            own_session=not self._session.borrowed,
+            begin=lambda: self._begin_for_handler(state),
+        )
+        if batch:
+            self._run_batch(state)
+        else:
+            always = self._nested or self._session.is_stale()
+            self._run_each(state, float("inf") if always else lease_clock() - self._sure_for)
+        savepoint.leave()
+
+    def _run_each(self, state: SliceState, sure_since: float) -> None:
+        tasks, until = state.tasks, state.until
+        last = len(tasks) - 1
+        for index, task in enumerate(tasks):
+            if index and (
+                state.stopped or state.savepoints >= MOST_SAVEPOINTS or monotonic() >= until
+            ):
+                state.left += tasks[index:]
+                return
+            state.current = index
+            if not self._may_start(task, state):
+                state.left.append(task)
+                continue
+            row = task.delivery._row
+            lock = task.line is not None or row.suspect or task.delivery._sure_at < sure_since
+            if lock and not state.begun:
+                self._begin(state)
+            if (state.missing or state.expired or row.expires_in is not None) and (
+                self._is_barred(task, state)
+            ):
+                continue
+            ends = index == last or state.savepoints + 1 >= MOST_SAVEPOINTS
+            self._attempts.run([task], state, locked=lock, until=0.0 if ends else until)
+            state.stopped = state.stopped or row.wants_result
+
+    def _run_batch(self, state: SliceState) -> None:
+        self._begin(state)
+        free: list[Task] = []
+        for task in state.tasks:
+            if not self._may_start(task, state):
+                state.left.append(task)
+            elif not self._is_barred(task, state):
+                free.append(task)
+        if free:
+            self._attempts.run(free, state, locked=True)
+
+    def _may_start(self, task: Task, state: SliceState) -> bool:
+        """Say whether nothing before it in its line failed, and its queue does not back off."""
+        if task.line is not None and task.line in state.broken_lines:
+            return False
+        if not (state.backing_off or state.stopped_queues):
+            return True
+        stopped, delivery = state.stopped_queues, task.delivery
+        return not (delivery.queue in state.backing_off or (stopped and stopped.has(delivery)))
+
+    def _is_barred(self, task: Task, state: SliceState) -> bool:
+        """Say whether no attempt may start: its row could not be locked, or it has expired."""
+        delivery = task.delivery
+        if delivery.id in state.missing:
+            state.skipped.append(task)
+        elif delivery.id in state.expired or _has_expired(delivery):
+            part = state.users if delivery.id in state.expired else state.others
+            part.tasks.append(task)
+            part.ended.append(Ended(delivery, Settled.BURIED, reason="expired"))
+        else:
+            return False
+        state.broken_lines.add(task.line)
+        return True
+
+    def _begin(self, state: SliceState) -> None:
+        """Begin the transaction before a handler starts; lock the rows that have not started."""
+        _locked(state, locks.begin(state.driver, _fences(state), state.settings))
+        self._session.savepoint.begun()
+
+    def _begin_for_handler(self, state: SliceState) -> None:
+        """Begin the transaction because a handler uses its connection; stop its timeout meanwhile.
+
+        The message stays on the scoreboard: if the process ends now, this message is charged.
+        """
+        task, began = state.tasks[state.current], monotonic()
+        fences = _fences(state)
+        self._entries.start_one(fences[0], float("inf"), True)
+        try:
+            locked = locks.begin(state.driver, fences, state.settings, savepoint=True)
+            if task.delivery.id in locked.missing:
+                if not locks.wait_for(state.driver, fences[0], state.settings):
+                    state.skipped.append(task)
+                    raise NotLocked(
+                        "another session has locked the row of this message: it runs again later"
+                    )
+                locked.missing.discard(task.delivery.id)
+            _locked(state, locked)
+        finally:
+            state.deadline += monotonic() - began
+            self._entries.start_one(fences[0], state.deadline, True)
+
+
+def _locked(state: SliceState, locked: row_locks.Locked) -> None:
+    state.begun = True
+    state.missing, state.expired, state.xid = locked
+
+
+def _fences(state: SliceState) -> list[tuple[int, int, str]]:
+    """Return the fences of the current delivery and of those after it."""
+    return [fence_of(task.delivery._row) for task in state.tasks[state.current :]]
+
+
+def _has_expired(delivery: Delivery) -> bool:
+    """Say whether `delivery` has expired, by its claim: early by a round trip, never late."""
+    asked_at, expires_in = delivery._asked_at, delivery._row.expires_in
+    return expires_in is not None and 0 < asked_at <= lease_clock() - expires_in

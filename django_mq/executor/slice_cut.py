@@ -1,0 +1,63 @@
+"""Cut the next slice out of the tasks that are ready."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django_mq.executor.tasks import Slice
+
+if TYPE_CHECKING:
+    from django_mq.executor.ordering import Ordering
+    from django_mq.executor.pace import Pace
+    from django_mq.executor.tasks import Task
+    from django_mq.handlers import Handler
+
+
+def next_slice(
+    ready: deque[Task],
+    ordering: Ordering,
+    pace: Callable[[Handler], Pace],
+    *,
+    batch: int,
+    most: int,
+) -> Slice:
+    """Take the next slice from the front of `ready`, and occupy its lines in `ordering`.
+
+    It has up to `most` messages, and of each handler as many as its pace allows; or one that runs
+    outside any transaction; or up to `batch` messages of one batch handler.
+    """
+    slice_ = Slice([ready.popleft()])
+    _occupy(slice_, ordering, slice_.tasks[0])
+    first = slice_.tasks[0].handler
+    limits = {first: batch if first.batch else pace(first).limit}
+    if not first.atomic or limits[first] == 1:
+        return slice_
+    taken = {first: 1}
+    while ready and len(slice_.tasks) < most:
+        task = ready[0]
+        line, handler = task.line, task.handler
+        if line is not None:
+            if line not in slice_.lines and ordering.is_out(line):
+                ordering.wait(ready.popleft(), line)
+                continue
+            if task.delivery._row.suspect:
+                break
+        if not (handler is first if first.batch else handler.atomic and not handler.batch):
+            break
+        if handler not in limits:
+            limits[handler] = pace(handler).limit
+        count = taken.get(handler, 0)
+        if count >= limits[handler] or limits[handler] == 1:
+            break  # a handler that may take long, for all that is known, runs alone
+        taken[handler] = count + 1
+        slice_.tasks.append(ready.popleft())
+        _occupy(slice_, ordering, task)
+    return slice_
+
+
+def _occupy(slice_: Slice, ordering: Ordering, task: Task) -> None:
+    if task.line is not None:
+        ordering.occupy(task.line)
+        slice_.lines.add(task.line)

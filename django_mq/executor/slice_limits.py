@@ -1,0 +1,35 @@
+"""The limits that the server enforces on the transaction of a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+#: Seconds beyond the handler's timeout after which the server ends an idle transaction.
+IDLE_MARGIN = 30.0
+#: Seconds between the server's checks that the client is still connected.
+CHECK_INTERVAL = 0.5
+#: The largest value of a server setting, in milliseconds.
+LONGEST = 2**31 - 1
+
+
+def limits(timeouts: Sequence[float], *, slice_seconds: float) -> dict[str, str]:
+    """Return settings for handlers with these `timeouts` in seconds, in milliseconds.
+
+    A slice of several messages holds the locks of its earlier ones, so a later one must not wait
+    long for a lock: it would keep other sessions waiting, or deadlock, which takes the server a
+    second to detect. It gives up instead and runs again alone, with the session's own lock timeout.
+
+    >>> limits([60.0], slice_seconds=0.5)
+    {'idle_in_transaction_session_timeout': '90000', 'client_connection_check_interval': '500'}
+    >>> limits([60.0, 5.0], slice_seconds=0.5)["lock_timeout"]
+    '250'
+    >>> limits([1e9], slice_seconds=0.5)["idle_in_transaction_session_timeout"]
+    '2147483647'
+    """
+    seconds = {
+        "idle_in_transaction_session_timeout": IDLE_MARGIN + max(timeouts),
+        "client_connection_check_interval": CHECK_INTERVAL,
+    }
+    if len(timeouts) > 1:
+        seconds["lock_timeout"] = slice_seconds / 2
+    return {name: str(min(max(1, round(value * 1000)), LONGEST)) for name, value in seconds.items()}

@@ -1,0 +1,124 @@
+"""Recover a slice whose transaction failed as a whole: charge nothing twice, lose nothing.
+
+Users of the connection that had run, run again; if the transaction turns out to be committed, they
+are settled. Deliveries that used nothing are settled afterwards, as after any slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django_mq.executor import reports as reporting
+from django_mq.executor.calls import is_conflict
+from django_mq.executor.connections import LOST, Outage
+from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.slice_state import Conflicts, LeasesLost, Ran
+
+if TYPE_CHECKING:
+    from django_mq.executor.session import Session
+    from django_mq.executor.settlement import Settlement
+    from django_mq.executor.slice_state import SliceState
+    from django_mq.executor.tasks import Task
+
+
+class SliceRecovery:
+    """Recovers slices on one session.
+
+    `end` decides what becomes of a failure; `finish` is called with settled deliveries.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        outage: Outage,
+        conflicts: Conflicts,
+        settlement: Settlement,
+        end: Callable[[Task, BaseException, float], Ended],
+        finish: Callable[[Ran], None],
+    ) -> None:
+        self._session = session
+        self._outage = outage
+        self._conflicts = conflicts
+        self._settlement = settlement
+        self._end = end
+        self._finish = finish
+
+    def recover(self, state: SliceState, error: Exception) -> None:
+        """Decide what becomes of the users of a slice whose transaction ended with `error`."""
+        state.left = state.unstarted()
+        if state.aborted:
+            self._transaction_ended(state)
+        elif isinstance(error, LeasesLost):
+            self._leases_lost(state)
+        else:
+            self._statement_failed(state, error)
+
+    def _leases_lost(self, state: SliceState) -> None:
+        """A lease was lost before its row was settled: each user runs again alone."""
+        users = state.users
+        if len(users.tasks) == 1 and not state.again:
+            reporting.lease_lost(users.tasks[0].delivery)
+            users.ended = [Ended(users.tasks[0].delivery, Settled.LOST)]
+            self._finish(users)
+        else:
+            state.again.extend(users.tasks)
+            users.clear()
+
+    def _transaction_ended(self, state: SliceState) -> None:
+        """A handler ended the transaction, or its connection was lost."""
+        self._session.close()
+        if state.users.ended and self._settlement.was_committed(state.xid):
+            self._settle(state.users)
+        else:
+            state.left[:0] = state.users.tasks
+            state.users.clear()
+        if state.culprit is not None:
+            self._settle(Ran(ended=[state.culprit]))
+
+    def _statement_failed(self, state: SliceState, error: Exception) -> None:
+        """The server refused our own statement or the COMMIT, or did not answer."""
+        answered = state.driver is not None and not state.driver.closed
+        if state.committing and not answered:
+            self._session.close()
+            if self._settlement.was_committed(state.xid):
+                self._finish(state.users)
+            else:
+                self._run_again_or_fail(state, None)
+        elif not answered or (isinstance(error, LOST) and not is_conflict(error)):
+            self._session.close()
+            self._outage.wait(error)
+            self._connection_lost(state, error)
+        elif state.users.tasks or state.again or is_conflict(error):
+            self._run_again_or_fail(state, error)
+        else:  # nothing can begin: our permissions or the tables are wrong
+            self._session.close()
+            self._outage.wait(error)
+
+    def _connection_lost(self, state: SliceState, error: Exception) -> None:
+        """Run each user again alone; one that lost its connection too often has failed."""
+        failed = Ran()
+        for task, each in zip(state.users.tasks, state.users.ended, strict=True):
+            if self._conflicts.count_loss(task):
+                failed.ended.append(self._end(task, error, each.seconds))
+            else:
+                state.again.append(task)
+        state.users.clear()
+        if failed.ended:
+            self._settle(failed)
+
+    def _run_again_or_fail(self, state: SliceState, error: Exception | None) -> None:
+        users = state.users
+        alone = len(users.tasks) == 1 and not state.again
+        if error is not None and alone and not self._conflicts.may_repeat(users.tasks, error):
+            seconds = users.ended[0].seconds
+            self._settle(Ran(ended=[self._end(users.tasks[0], error, seconds)]))
+        else:
+            state.again.extend(users.tasks)
+            users.clear()
+
+    def _settle(self, ran: Ran) -> None:
+        """Settle by fence, in a new transaction, deliveries whose transaction has ended."""
+        ran.ended = self._settlement.settle(ran.ended)
+        self._finish(ran)

@@ -1,0 +1,151 @@
+"""The progress of a slice, and the deliveries that run again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from django_mq.executor.calls import is_conflict
+from django_mq.executor.settlement import MOST_CONFLICTS
+
+if TYPE_CHECKING:
+    from django_mq.executor.ended import Ended
+    from django_mq.executor.stopped_queues import StoppedQueues
+    from django_mq.executor.tasks import Line, Task
+
+#: How often the connection may be lost after a delivery ran, before the delivery is charged: a
+#: handler that outlasts a server's or a pooler's limit would otherwise run for ever.
+MOST_LOSSES = 3
+
+
+class SliceAborted(Exception):
+    """A handler ended the transaction of its slice, or its connection was lost."""
+
+
+class NotLocked(Exception):
+    """A handler used its connection while another session had locked its message's row."""
+
+
+class LeasesLost(Exception):
+    """Settling changed fewer rows than it was given: some leases are no longer ours."""
+
+
+@dataclass(slots=True)
+class Ran:
+    """Deliveries that ran: `ended[i]` is how the delivery of `tasks[i]` ended.
+
+    `hooks[id]` are the on_commit hooks that the message with that id registered.
+    """
+
+    tasks: list[Task] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    hooks: dict[int, list[Any]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Discard what ran: it runs again."""
+        self.tasks, self.ended, self.hooks = [], [], {}
+
+
+@dataclass(slots=True)
+class SliceState:
+    """How far one slice came.
+
+    `users` used the connection, or were locked before they started: they commit or roll back with
+    the transaction. `others` used nothing: they are settled after it, whatever became of it.
+
+    `current` is the index in `tasks` of the delivery that runs, or runs next; it has time until
+    `deadline`, and no delivery starts after `until` (both on the monotonic clock). `begun` says
+    that BEGIN was sent, and `xid` is the transaction's id; `missing` and `expired` are then the ids
+    of the messages that it could not lock, and of those that have expired.
+
+    `aborted` says that the transaction ended under a handler: the `culprit`, unless a batch ran.
+    `broken_lines` are the keys and ordered queues in which a delivery did not end well: nothing
+    behind it starts. Nothing starts of the queues in `backing_off`, which a failure slowed down in
+    this slice, nor anything that `stopped_queues` has.
+    """
+
+    tasks: Sequence[Task]
+    settings: dict[str, str]
+    until: float
+    stopped_queues: StoppedQueues | None = None
+    announcing: bool = False
+    users: Ran = field(default_factory=Ran)
+    others: Ran = field(default_factory=Ran)
+    left: list[Task] = field(default_factory=list)
+    again: list[Task] = field(default_factory=list)
+    skipped: list[Task] = field(default_factory=list)
+    broken_lines: set[Line | None] = field(default_factory=set)
+    backing_off: set[str] = field(default_factory=set)
+    current: int = 0
+    deadline: float = 0.0
+    begun: bool = False
+    xid: str | None = None
+    missing: set[int] = field(default_factory=set)
+    expired: set[int] = field(default_factory=set)
+    driver: Any = None
+    committing: bool = False
+    aborted: bool = False
+    culprit: Ended | None = None
+    savepoints: int = 0
+    stopped: bool = False
+    attempted: bool = False
+
+    def unstarted(self) -> list[Task]:
+        """Return the tasks that did not start."""
+        ids = {task.delivery.id for task in self._known()}
+        if self.culprit is not None:
+            ids.add(self.culprit.delivery.id)
+        return [task for task in self.tasks if task.delivery.id not in ids]
+
+    def _known(self) -> Iterable[Task]:
+        yield from self.users.tasks
+        yield from self.others.tasks
+        yield from self.again
+        yield from self.skipped
+
+
+@dataclass(slots=True)
+class Remainder:
+    """The tasks that a slice did not settle.
+
+    `left` did not start. `again` run again, each alone. `locked` are still ours, but another
+    session had locked their rows: they run later, after the others.
+    """
+
+    left: list[Task] = field(default_factory=list)
+    again: list[Task] = field(default_factory=list)
+    locked: list[Task] = field(default_factory=list)
+
+
+class Conflicts:
+    """Counts how often other transactions, or a lost connection, undid each delivery.
+
+    The first few times are not charged.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._losses: Counter[int] = Counter()
+
+    def may_repeat(self, tasks: Sequence[Task], error: BaseException) -> bool:
+        """Say whether `error` is a conflict after which `tasks` run again uncharged; count it."""
+        return is_conflict(error) and self.count(tasks)
+
+    def count(self, tasks: Sequence[Task]) -> bool:
+        """Count a conflict of `tasks`; say whether they run again uncharged."""
+        self._counts.update(task.delivery.id for task in tasks)
+        return all(self._counts[task.delivery.id] <= MOST_CONFLICTS for task in tasks)
+
+    def count_loss(self, task: Task) -> bool:
+        """Count a connection lost after `task` ran; say whether that was once too often."""
+        self._losses[task.delivery.id] += 1
+        return self._losses[task.delivery.id] > MOST_LOSSES
+
+    def forget(self, ended: Sequence[Ended]) -> None:
+        """Forget settled deliveries: their next attempts start from zero."""
+        if self._counts or self._losses:
+            for each in ended:
+                self._counts.pop(each.delivery.id, None)
+                self._losses.pop(each.delivery.id, None)

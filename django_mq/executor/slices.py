@@ -1,0 +1,175 @@
+"""A slice: several deliveries that run in order, inside one transaction that is opened lazily.
+
+Django's atomic block is entered before the first handler. The server hears of it when somebody
+uses the connection: that first use begins the transaction, locks that message and those that have
+not started, and opens a savepoint. Messages whose handlers used the connection are settled in the
+transaction; the others are settled by their fences after it, and never run again for a neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from django_mq.executor import reports as reporting
+from django_mq.executor.attempts import Attempts
+from django_mq.executor.calls import tidy_up
+from django_mq.executor.connections import Outage
+from django_mq.executor.ended import ACKED, Ended, Settled
+from django_mq.executor.session import DATABASE_ERRORS, Session, run_hooks
+from django_mq.executor.settlement import Settlement, settle_all
+from django_mq.executor.slice_body import SliceBody
+from django_mq.executor.slice_limits import limits
+from django_mq.executor.slice_recovery import SliceRecovery
+from django_mq.executor.slice_state import (
+    Conflicts,
+    LeasesLost,
+    Ran,
+    Remainder,
+    SliceAborted,
+    SliceState,
+)
+from django_mq.signals import message_started, wanted
+from django_mq.store import settle
+
+if TYPE_CHECKING:
+    from django_mq.executor.scoreboard import ExecutorEntries
+    from django_mq.executor.stopped_queues import StoppedQueues
+    from django_mq.executor.tasks import Task
+    from django_mq.messages import ClaimedRow
+    from django_mq.policy.backoff import RetryPolicy
+
+
+class Slices:
+    """Runs slices on one connection, in the thread that owns it.
+
+    `policy` returns the retry policy of a row; `settled` is called with the deliveries that are no
+    longer held here. After a failure in one of `backoff_queues`, the rest of that queue in the
+    slice does not start; nor does anything that `stopped` has. A delivery starts without a lock
+    for `lease` / 2 seconds after its claim or renewal was asked for.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        entries: ExecutorEntries,
+        outage: Outage,
+        policy: Callable[[ClaimedRow], RetryPolicy],
+        settlement: Settlement,
+        settled: Callable[[Sequence[Ended]], None],
+        slice_seconds: float,
+        lease: float = 0.0,
+        stopped: StoppedQueues | None = None,
+        backoff_queues: Collection[str] = (),
+    ) -> None:
+        self._session = session
+        self._outage = outage
+        self._settlement = settlement
+        self._settled = settled
+        self._slice_seconds = slice_seconds
+        self._stopped = stopped
+        self._conflicts = conflicts = Conflicts()
+        self._nested = nested = session.is_within()
+        attempts = Attempts(
+            session,
+            entries=entries,
+            conflicts=conflicts,
+            policy=policy,
+            nested=nested,
+            backoff_queues=backoff_queues,
+        )
+        self._body = SliceBody(
+            session, entries=entries, attempts=attempts, nested=nested, sure_for=lease / 2
+        )
+        self._recovery = SliceRecovery(
+            session,
+            outage=outage,
+            conflicts=conflicts,
+            settlement=settlement,
+            end=attempts.end,
+            finish=self._finish,
+        )
+
+    def get_ready(self) -> None:
+        """Prepare the next slice while no message waits for it."""
+        if not self._nested:
+            self._session.get_ready()
+
+    def run(self, tasks: Sequence[Task]) -> Remainder:
+        """Run as many of `tasks` in one transaction as there is time for; return the rest."""
+        started = monotonic()
+        state = SliceState(
+            tasks,
+            limits([task.timeout for task in tasks], slice_seconds=self._slice_seconds),
+            until=started + self._slice_seconds,
+            stopped_queues=self._stopped,
+            announcing=wanted(message_started),
+        )
+        if not self._nested:
+            self._session.make_clean()
+        try:
+            state.driver = self._session.connect()
+            with self._session.block():
+                self._body.run(state)
+                self._settle_users(state)
+        except (SliceAborted, LeasesLost, *DATABASE_ERRORS) as error:
+            if self._nested:  # a test's transaction cannot be recovered
+                if state.culprit is not None:
+                    self._settled([state.culprit])
+                raise
+            self._recovery.recover(state, error)
+        else:
+            if state.begun:
+                self._outage.over()
+            self._finish(state.users)
+        if state.others.ended:
+            state.others.ended = self._settlement.settle(state.others.ended)
+            self._finish(state.others)
+        self._session.used()
+        return self._remainder(state)
+
+    def _remainder(self, state: SliceState) -> Remainder:
+        locked = self._still_ours(state.skipped)
+        if locked and not state.attempted:
+            self._outage.wait_quietly()  # nothing else to do, and the lock may last
+        for task in (*state.again, *locked):
+            task.delivery._sure_at = 0.0  # from now on it is locked before it starts
+        return Remainder(state.left, state.again, locked)
+
+    def _still_ours(self, skipped: list[Task]) -> list[Task]:
+        """Return those whose lease we still hold; report the others as lost."""
+        if not skipped:
+            return []
+        try:
+            fences = [task.delivery.fence for task in skipped]
+            ours = settle.still_ours(self._session.cursor(), fences)
+        except DATABASE_ERRORS:
+            if self._nested:
+                raise
+            self._session.close()
+            return skipped  # a later slice finds out
+        for task in skipped:
+            if task.delivery.id not in ours:
+                reporting.lease_lost(task.delivery)
+                self._settled([Ended(task.delivery, Settled.LOST)])
+        return [task for task in skipped if task.delivery.id in ours]
+
+    def _settle_users(self, state: SliceState) -> None:
+        if state.users.ended and settle_all(self._session.cursor(), state.users.ended):
+            raise LeasesLost
+        state.committing = state.begun
+
+    def _finish(self, ran: Ran) -> None:
+        """Run the hooks of settled deliveries, and report these."""
+        if ran.ended:
+            with self._session.taken_back():
+                for each in ran.ended if ran.hooks else ():
+                    if each.settled is ACKED:
+                        run_hooks(ran.hooks.get(each.delivery.id, []))
+                self._settled(ran.ended)
+                reporting.all_ended(ran.ended)
+            self._conflicts.forget(ran.ended)
+        if not self._session.borrowed:
+            tidy_up()

@@ -1,0 +1,38 @@
+"""Queues from which nothing may start here, because a message of them failed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_mq.messages import Delivery
+
+
+class StoppedQueues:
+    """Queues that back off, as the threads of one process see them between two messages.
+
+    A delivery that was claimed before the last change of its queue's backoff level never starts:
+    later claims are the probe, or came at full rate again. False while no queue is stopped.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, datetime | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._before)
+
+    def queue(self, name: str, before: datetime | None = None) -> None:
+        """Start nothing of queue `name` that was claimed before `before` (None: nothing at all)."""
+        self._before[name] = before
+
+    def whole(self, name: str) -> bool:
+        """Say whether nothing at all of queue `name` may start."""
+        return name in self._before and self._before[name] is None
+
+    def has(self, delivery: Delivery) -> bool:
+        """Say whether `delivery` must not start."""
+        if delivery.queue not in self._before:
+            return False
+        before = self._before[delivery.queue]
+        return before is None or delivery._row.claimed_at < before

@@ -1,0 +1,143 @@
+"""The tasks of a local queue that have not started."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from django_mq.executor.ordering import Ordering
+from django_mq.executor.stopped_queues import StoppedQueues
+from django_mq.executor.tasks import Line, Task, is_coroutine
+
+
+class WaitingTasks:
+    """`ready` tasks; those that wait for their line; suspects, each of which runs alone.
+
+    `suspects` has a suspect with the time since when it waits. `given_back` has tasks that must not
+    start here, until the worker releases them. `on_room` is called when some are given back or a
+    coroutine may start. Not thread-safe: LocalQueue holds its lock.
+    """
+
+    def __init__(self, on_room: Callable[[], None]) -> None:
+        self._on_room = on_room
+        self.ready: deque[Task] = deque()
+        self.suspects: deque[tuple[float, Task]] = deque()
+        self.given_back: list[Task] = []
+        self.ordering = Ordering()
+        self.stopped_queues = StoppedQueues()
+
+    def __len__(self) -> int:
+        return len(self.ready) + len(self.suspects) + self.ordering.waiting
+
+    def add(self, tasks: Iterable[Task]) -> None:
+        """Add claimed tasks behind the others."""
+        wary = self.ordering.broken or self.stopped_queues
+        for task in tasks:
+            if wary and self.is_unwanted(task):
+                self.given_back.append(task)
+            elif task.delivery._row.suspect and task.line is None:
+                self.suspects.append((monotonic(), task))
+            else:
+                self.ready.append(task)
+
+    def add_first(self, tasks: list[Task]) -> None:
+        """Return unstarted tasks of a slice, before all others."""
+        for task in reversed(tasks):
+            if self.is_unwanted(task):
+                self.given_back.append(task)
+            elif task.delivery._row.suspect and task.line is None:
+                self.suspects.appendleft((monotonic(), task))
+            elif task.line is not None and self.ordering.is_out(task.line):
+                self.ordering.wait_first(task, task.line)  # until its slice is done
+            else:
+                self.ready.appendleft(task)
+        if self.given_back:
+            self._on_room()
+
+    def is_unwanted(self, task: Task) -> bool:
+        """Say whether `task` must not start: its line is broken, or its queue is stopped."""
+        stopped = self.stopped_queues
+        return task.line in self.ordering.broken or (bool(stopped) and stopped.has(task.delivery))
+
+    def take_all(self) -> list[Task]:
+        """Remove and return everything."""
+        # Each of these is the next of its line, of which nothing runs yet.
+        next_ = [task for _, task in self.suspects] + self.ordering.take_coroutines()
+        waiting = [*self.given_back, *self.ready, *next_, *self.ordering.take_waiting()]
+        self.given_back.clear()
+        self.ready.clear()
+        self.suspects.clear()
+        for task in next_:
+            self.free_line(task.line)
+        return waiting
+
+    def drop(self, unwanted: Callable[[Task], bool]) -> None:
+        """Give back the tasks that are `unwanted`."""
+        dropped = [task for task in self.ready if unwanted(task)]
+        if dropped:
+            self.ready = deque(task for task in self.ready if not unwanted(task))
+        dropped += self.ordering.drop(unwanted)
+        next_ = [task for _, task in self.suspects if unwanted(task)]
+        if next_:
+            self.suspects = deque(entry for entry in self.suspects if not unwanted(entry[1]))
+        next_ += self.ordering.drop_coroutines(unwanted)
+        for task in next_:
+            self.free_line(task.line)
+        dropped += next_
+        if dropped:
+            self.given_back += dropped
+            self._on_room()
+
+    def admit(self, task: Task) -> bool:
+        """Say whether a coroutine may start now; if not, it waits for its line or is given back."""
+        if self.is_unwanted(task):
+            self.given_back.append(task)
+            return False
+        if task.line is None:
+            return True
+        if any(waiting.line == task.line for waiting in self.ready):
+            self.ready.append(task)  # behind a task that is no coroutine
+        elif self.ordering.is_out(task.line):
+            self.ordering.wait(task, task.line)
+        else:
+            self.ordering.occupy(task.line)
+            return True
+        return False
+
+    def count_coroutines(self) -> int:
+        """How many coroutines wait for their line."""
+        ready = sum(task.line is not None and is_coroutine(task) for task in self.ready)
+        return ready + self.ordering.count_coroutines()
+
+    def free_line(self, line: Line | None) -> None:
+        """What ran of `line` has ended: the tasks that waited for it come first."""
+        if line is None:
+            return
+        for task in reversed(self.ordering.free(line)):
+            self.ready.appendleft(task)
+        if self.ordering.coroutines:
+            self._on_room()
+
+    def clear_front(self) -> None:
+        """Take tasks that cannot start now from the front of `ready`.
+
+        A task waits while its line is out. A suspect or a coroutine that is the next of its line
+        occupies it, and waits among its kind.
+        """
+        ready = self.ready
+        while ready and (line := ready[0].line) is not None:
+            if self.ordering.is_out(line):
+                self.ordering.wait(ready.popleft(), line)
+            elif ready[0].delivery._row.suspect:
+                self.ordering.occupy(line)
+                self.suspects.append((monotonic(), ready.popleft()))
+            elif is_coroutine(ready[0]):
+                self.ordering.add_coroutine(ready.popleft(), line)
+                self._on_room()
+            else:
+                break
+
+    def suspect_waits_since(self) -> float:
+        """Return the time since when the first suspect waits; infinity if there is none."""
+        return self.suspects[0][0] if self.suspects else float("inf")

@@ -1,0 +1,80 @@
+"""Notice the first use of a connection, whichever way it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+class WatchedConnection:
+    """Calls `on_use` before anybody uses the connection of `wrapper`, while it is `armed`.
+
+    A driver connection that was made since `take_driver()` is watched only through the wrapper.
+    """
+
+    def __init__(self, wrapper: BaseDatabaseWrapper, on_use: Callable[[], None]) -> None:
+        if "mq_watched" in wrapper.__dict__:
+            raise RuntimeError("drain() cannot be called by a handler or hook that drain() runs")
+        self.armed = False
+        self.on_use = on_use
+        #: The psycopg connection that `take_driver()` found.
+        self.driver: Any = None
+        self._wrapper = wrapper
+        self._plain_class = type(wrapper)
+        wrapper.__class__ = _watched(self._plain_class)
+        wrapper.__dict__["mq_watched"] = self
+
+    def unwatch(self) -> None:
+        """Give the connection back as it was."""
+        self.armed = False
+        if self.driver is not None:
+            self.driver.__dict__.pop("wait", None)
+        self._wrapper.__class__ = self._plain_class
+        del self._wrapper.__dict__["mq_watched"]
+
+    def take_driver(self) -> bool:
+        """Watch the driver connection that the wrapper has now; say whether it is a new one.
+
+        Everything that a psycopg connection sends passes its `wait()`, also from a cursor that was
+        made before `armed` was set.
+        """
+        driver = self._wrapper.__dict__["connection"]
+        if driver is self.driver:
+            return False
+        self.driver = driver
+        plain_wait = driver.wait
+
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            if self.armed and driver is self.driver:
+                self.on_use()
+            return plain_wait(*args, **kwargs)
+
+        driver.wait = wait
+        return True
+
+    def was_replaced(self) -> bool:
+        """Say whether the wrapper has another driver connection since `take_driver()`."""
+        return self._wrapper.__dict__["connection"] is not self.driver
+
+
+def _watched(base: type[BaseDatabaseWrapper]) -> type[BaseDatabaseWrapper]:
+    """Return a subclass of `base` whose driver connection cannot be reached unnoticed.
+
+    Every cursor, and everybody who asks for the driver's connection, passes this property.
+    """
+
+    def get(self: BaseDatabaseWrapper) -> Any:
+        watched: WatchedConnection | None = self.__dict__.get("mq_watched")
+        if watched is not None and watched.armed:
+            with self.wrap_database_errors:
+                watched.on_use()
+        return self.__dict__["connection"]
+
+    def set_(self: BaseDatabaseWrapper, value: Any) -> None:
+        self.__dict__["connection"] = value
+
+    return type(
+        base.__name__, (base,), {"connection": property(get, set_), "__module__": base.__module__}
+    )

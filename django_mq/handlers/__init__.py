@@ -1,0 +1,122 @@
+"""`@handler` subscribes a function to messages, and adds it to the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from django_mq.handlers.callables import check_function, name_of
+from django_mq.handlers.defaults import allowed_queues, queue_of, retry_of, timeout_of
+from django_mq.handlers.options import (
+    check_flags,
+    check_mode,
+    check_patterns,
+    check_retry,
+    check_version,
+    check_where,
+    name_tuple,
+    optional_name,
+    timeout_seconds,
+)
+from django_mq.handlers.registry import (
+    Handler,
+    Match,
+    Registry,
+    add,
+    all_handlers,
+    get,
+    isolated,
+    table,
+)
+from django_mq.policy.backoff import RetryPolicy
+
+__all__ = [
+    "Handler",
+    "Match",
+    "Registry",
+    "all_handlers",
+    "allowed_queues",
+    "get",
+    "handler",
+    "isolated",
+    "queue_of",
+    "retry_of",
+    "table",
+    "timeout_of",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def handler(
+    *patterns: str,
+    queue: str | None = None,
+    queues: Iterable[str] = (),
+    where: Mapping[str, Any] | None = None,
+    match: Match = "all",
+    name: str | None = None,
+    aliases: Iterable[str] = (),
+    schema_version: int = 1,
+    retry: RetryPolicy | None = None,
+    atomic: bool | None = None,
+    batch: bool = False,
+    timeout: float | timedelta | None = None,
+) -> Callable[[F], F]:
+    """Subscribe a function to the messages whose type matches one of `patterns`.
+
+    A pattern is a dotted type; `*` stands for one word, `#` for any number of words. Each
+    subscriber gets a copy of the message in its own `queue` (default: DEFAULT_QUEUE); that copy
+    fails, retries and dies on its own. The function gets one `Delivery`. The decorator returns the
+    function unchanged, so you can also call it directly.
+
+    By default a plain function is atomic: its writes to the message's database and the removal of
+    the message commit together, once. Effects that this transaction cannot undo - a mail, a
+    payment, a call to another service - belong in a handler with `atomic=False`, which may run more
+    than once for one message. An `async def` is never atomic: Django has no async transactions.
+
+    - `queues`: further queues that `broadcast(queue=...)` may choose for its messages.
+    - `where`: JSON values that the metadata must have, `match="all"` of them or `"any"`.
+    - `name`: stored in rows; default `module.qualname`. `aliases`: the handler's former names.
+    - `schema_version`: the newest version that the handler understands; newer messages are held.
+    - `retry`: default the queue's. `timeout`: seconds or a timedelta; default the TIMEOUT setting.
+    - `batch`: the function gets a list of deliveries, which succeed or fail together.
+
+    Raises InvalidHandler if the decorated object, or an option, cannot make a handler.
+    """
+    patterns = check_patterns(patterns)
+    queue = optional_name(queue, "queue")
+    checked_queues = name_tuple(queues, "queues")
+    checked_aliases = name_tuple(aliases, "aliases")
+    name = optional_name(name, "handler name")
+    check_where(where, match)
+    check_version(schema_version)
+    check_retry(retry)
+    seconds = timeout_seconds(timeout)
+    check_flags(atomic, batch)
+
+    def register(function: F) -> F:
+        is_async = check_function(function)
+        check_mode(function, is_async=is_async, atomic=atomic, batch=batch)
+        own_name = name_of(function) if name is None else name
+        add(
+            Handler(
+                function=function,
+                name=own_name,
+                patterns=patterns,
+                queue=queue,
+                queues=checked_queues,
+                where=dict(where) if where else None,
+                match=match,
+                aliases=tuple(each for each in checked_aliases if each != own_name),
+                schema_version=schema_version,
+                retry=retry,
+                atomic=not is_async if atomic is None else atomic,
+                batch=batch,
+                timeout=seconds,
+                is_async=is_async,
+            )
+        )
+        return function
+
+    return register

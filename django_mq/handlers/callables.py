@@ -1,0 +1,91 @@
+"""Check that an object can be a handler; find its name, its wrapped layers and its source."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from django_mq.exceptions import InvalidHandler, InvalidName
+from django_mq.policy.routing import check_name
+
+
+def check_function(function: object) -> bool:
+    """Return whether `function` is async; raise InvalidHandler if it cannot take a delivery."""
+    if inspect.isclass(function):
+        raise InvalidHandler(
+            f"{shown(function)} is a class: put @handler on a function, which may make an instance"
+        )
+    # Compared by name: Django 5.2 has no django.tasks, and django_tasks may not be installed.
+    if any(
+        base.__name__ == "Task" and base.__module__.startswith(("django.tasks", "django_tasks"))
+        for base in type(function).__mro__
+    ):
+        raise InvalidHandler(
+            f"{shown(function)} is a Django task: put @handler on a plain function that calls"
+            " its enqueue(), or on the function without @task"
+        )
+    if not callable(function):
+        raise InvalidHandler(f"put @handler on a function, not on a {type(function).__name__}")
+    # The code that a call runs: a partial's function, an instance's __call__. Not the wrapped
+    # function: a plain wrapper may run an async one to its end.
+    called: Any = function
+    while isinstance(called, functools.partial):
+        called = called.func
+    if not inspect.isroutine(called):
+        called = type(called).__call__
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise InvalidHandler(
+            f"{shown(function)} is a generator: calling it runs nothing; remove the yield"
+        )
+    try:
+        inspect.signature(function).bind(object())
+    except TypeError:
+        raise InvalidHandler(
+            f"{shown(function)} must take one positional argument, the delivery:"
+            " def send_confirmation(delivery): ..."
+        ) from None
+    except ValueError:  # written in C, without a signature
+        pass
+    return inspect.iscoroutinefunction(called)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return `module.qualname` without `<locals>`; raise InvalidHandler if that is not a name."""
+    qualname = getattr(function, "__qualname__", None)
+    if qualname is None:
+        raise InvalidHandler(
+            f"a {type(function).__name__} has no name of its own: give @handler(..., name=...)"
+        )
+    try:
+        return check_name(
+            f"{function.__module__}.{qualname}".replace("<locals>.", ""), "handler name"
+        )
+    except InvalidName as error:
+        raise InvalidHandler(f"{error}; give @handler(..., name=...)") from error
+
+
+def layers_of(function: Callable[..., Any]) -> list[object]:
+    """Return the function and the functions that it wraps, outermost first."""
+    layers: list[object] = [function]
+    while (inner := getattr(layers[-1], "__wrapped__", None)) is not None and inner not in layers:
+        layers.append(inner)
+    return layers
+
+
+def source_of(function: Callable[..., Any]) -> tuple[str, str, str, int] | None:
+    """Return module, name, file and line of the innermost function; None if it is not Python.
+
+    They stay the same when the module is reloaded.
+    """
+    inner: Any = layers_of(function)[-1]
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return None
+    return inner.__module__, inner.__qualname__, code.co_filename, code.co_firstlineno
+
+
+def shown(function: object) -> str:
+    """Return how an error text names the decorated object."""
+    return getattr(function, "__qualname__", None) or f"a {type(function).__name__}"

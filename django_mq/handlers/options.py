@@ -1,0 +1,124 @@
+"""The options of `@handler`, checked; each error says what to give instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+
+from django_mq.exceptions import InvalidHandler, InvalidName
+from django_mq.handlers.callables import shown
+from django_mq.policy.backoff import RetryPolicy, as_seconds
+from django_mq.policy.routing import check_name, check_pattern
+
+
+def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the patterns, each once; raises InvalidHandler."""
+    if not patterns:
+        raise InvalidHandler('say what the handler subscribes to: @handler("shop.orders.placed")')
+    if len(patterns) == 1 and callable(patterns[0]):
+        raise InvalidHandler(
+            f"say what {shown(patterns[0])} subscribes to, in brackets after @handler:"
+            ' @handler("shop.orders.placed")'
+        )
+    try:
+        return tuple(dict.fromkeys(check_pattern(each) for each in patterns))
+    except InvalidName as error:
+        raise InvalidHandler(str(error)) from error
+
+
+def optional_name(value: str | None, what: str) -> str | None:
+    """Return `value` if it is None or a name; raises InvalidHandler."""
+    try:
+        return None if value is None else check_name(value, what)
+    except InvalidName as error:
+        raise InvalidHandler(str(error)) from error
+
+
+def name_tuple(values: Iterable[str], what: str) -> tuple[str, ...]:
+    """Return the names, each once; raises InvalidHandler."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InvalidHandler(f'{what}= must be a tuple of names, as in {what}=("mail",)')
+    try:
+        return tuple(dict.fromkeys(check_name(each, what) for each in values))
+    except InvalidName as error:
+        raise InvalidHandler(str(error)) from error
+
+
+def check_where(where: object, match: object) -> None:
+    """Raise InvalidHandler if no metadata could match."""
+    if match not in ("all", "any"):
+        raise InvalidHandler(f'match= must be "all" or "any" of where, not {match!r}')
+    if match == "any" and not where:
+        raise InvalidHandler('match="any" needs where= with values, one of which is enough')
+    if where is None:
+        return
+    if not (isinstance(where, Mapping) and all(isinstance(key, str) for key in where)):
+        raise InvalidHandler('where= must be a dict of metadata, as in where={"tier": "gold"}')
+    for key, value in where.items():
+        if not _is_json(value):
+            raise InvalidHandler(
+                f"where= has {key}={value!r}, which never equals metadata: metadata is read back"
+                " from JSON, so give text, a number, True, False, None, or a list or dict of these"
+            )
+
+
+def _is_json(value: object) -> bool:
+    """Return whether `value` equals itself once stored as JSON and read back."""
+    try:
+        return bool(json.loads(json.dumps(value, cls=DjangoJSONEncoder)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def check_version(schema_version: object) -> None:
+    """Raise InvalidHandler unless it is a whole number from 1."""
+    if type(schema_version) is not int or schema_version < 1:
+        raise InvalidHandler(
+            f"schema_version= must be a whole number from 1, not {schema_version!r}"
+        )
+
+
+def check_retry(retry: object) -> None:
+    """Raise InvalidHandler unless it is None or a RetryPolicy."""
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise InvalidHandler(f"retry= must be a RetryPolicy(...), not {retry!r}")
+
+
+def timeout_seconds(timeout: float | timedelta | None) -> float | None:
+    """Return `timeout` in seconds; raises InvalidHandler unless it is above zero."""
+    seconds = None if timeout is None else as_seconds(timeout)
+    if timeout is not None and not seconds:
+        raise InvalidHandler(f"timeout= must be seconds above zero or a timedelta, not {timeout!r}")
+    return seconds
+
+
+def check_flags(atomic: object, batch: object) -> None:
+    """Raise InvalidHandler unless both are booleans; `atomic` may be None."""
+    if atomic is not None and type(atomic) is not bool:
+        raise InvalidHandler(f"atomic= must be True or False, not {atomic!r}")
+    if type(batch) is not bool:
+        raise InvalidHandler(
+            f"batch= must be True or False, not {batch!r}:"
+            " DJANGO_MQ['QUEUES'][queue]['batch_size'] limits the messages of a batch"
+        )
+
+
+def check_mode(
+    function: Callable[..., Any], *, is_async: bool, atomic: bool | None, batch: bool
+) -> None:
+    """Raise InvalidHandler if a function of this kind cannot have these options."""
+    if batch and (is_async or atomic is False):
+        raise InvalidHandler(
+            f"{shown(function)}: a batch=True handler runs in one transaction, so it must be a"
+            " plain def with atomic=True; without batch=True it gets one delivery at a time"
+        )
+    if is_async and atomic:
+        raise InvalidHandler(
+            f"{shown(function)} is async and atomic=True, but Django has no async"
+            " transactions: make it a plain def, or leave out atomic= and commit its last"
+            " writes together with the ack by `await delivery.afinish(function, ...)`"
+        )

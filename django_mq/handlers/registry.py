@@ -1,0 +1,125 @@
+"""The process-wide registry of handlers. A row names a registered handler, never code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from django_mq.exceptions import InvalidHandler
+from django_mq.handlers.callables import layers_of, shown, source_of
+from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.routing import RoutingTable
+
+Match = Literal["all", "any"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handler:
+    """One subscription. If `queue`, `retry` or `timeout` (seconds) is None, the settings apply."""
+
+    function: Callable[..., Any]
+    name: str
+    patterns: tuple[str, ...]
+    queue: str | None
+    queues: tuple[str, ...]
+    where: Mapping[str, Any] | None
+    match: Match
+    aliases: tuple[str, ...]
+    schema_version: int
+    retry: RetryPolicy | None
+    atomic: bool
+    batch: bool
+    timeout: float | None
+    is_async: bool
+
+
+class Registry:
+    """Handlers by name and alias, in the order of registration."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self._by_name: dict[str, Handler] = {}
+        self._table: RoutingTable[Handler] | None = None
+
+    def add(self, new: Handler) -> None:
+        """Register `new`; raise InvalidHandler if its function or one of its names is taken.
+
+        A handler from a reloaded module replaces the one from the same source line.
+        """
+        layers = layers_of(new.function)
+        for known in self._handlers.values():
+            if any(known.function is layer for layer in layers):
+                raise InvalidHandler(
+                    f"{new.name} is already a handler: give all its patterns to one @handler(...),"
+                    " or write a second function for a second subscription"
+                )
+        old = self._handlers.get(new.name)
+        source = source_of(new.function)
+        replaced = old if old and source and source == source_of(old.function) else None
+        for name in (new.name, *new.aliases):
+            holder = self._by_name.get(name)
+            if holder is not None and holder is not replaced:
+                raise InvalidHandler(
+                    f"the name {name} of {shown(new.function)} already belongs to the handler"
+                    f" {shown(holder.function)}: give one of them name=..., and list its old name"
+                    " in aliases=(...) if stored messages may still carry it"
+                )
+        if replaced:
+            self._by_name = {k: v for k, v in self._by_name.items() if v is not replaced}
+        self._handlers[new.name] = new
+        self._by_name.update(dict.fromkeys((new.name, *new.aliases), new))
+        self._table = None
+
+    def get(self, name: str) -> Handler | None:
+        return self._by_name.get(name)
+
+    def all(self) -> tuple[Handler, ...]:
+        return tuple(self._handlers.values())
+
+    def table(self) -> RoutingTable[Handler]:
+        table = self._table
+        if table is None:
+            table = self._table = RoutingTable(self.all())
+        return table
+
+
+_registry = Registry()
+
+
+def get(name: str) -> Handler | None:
+    """Return the handler that has this name or alias, or None."""
+    return _registry.get(name)
+
+
+def all_handlers() -> tuple[Handler, ...]:
+    """Return all handlers, in the order of registration."""
+    return _registry.all()
+
+
+def table() -> RoutingTable[Handler]:
+    """Return the routing table of all handlers; the same object until a handler is added."""
+    return _registry.table()
+
+
+def add(new: Handler) -> None:
+    """Register `new`; raises InvalidHandler as `Registry.add()` does."""
+    _registry.add(new)
+
+
+@contextmanager
+def isolated(handlers: Iterable[Handler] = ()) -> Iterator[Registry]:
+    """For tests: in the block only `handlers`, and handlers registered in the block, exist.
+
+    `isolated(all_handlers())` starts with the current handlers. The registry is restored at the
+    end. Not thread-safe: a process has one registry.
+    """
+    global _registry
+    before, _registry = _registry, Registry()
+    try:
+        for each in handlers:
+            _registry.add(each)
+        yield _registry
+    finally:
+        _registry = before

@@ -1,0 +1,29 @@
+"""Message (what is broadcast), its receipts, and Delivery (one message claimed for an attempt)."""
+
+from django_mq.messages.delivery import (
+    ClaimedRow,
+    Delivery,
+    Fence,
+    PlainFence,
+    current_delivery,
+    fence_of,
+)
+from django_mq.messages.message import Message
+from django_mq.messages.receipts import BulkReceipt, Cancelled, CopyReceipt, Receipt
+from django_mq.policy.uniqueness import CopyOutcome, OnDuplicate
+
+__all__ = [
+    "BulkReceipt",
+    "Cancelled",
+    "ClaimedRow",
+    "CopyOutcome",
+    "CopyReceipt",
+    "Delivery",
+    "Fence",
+    "Message",
+    "OnDuplicate",
+    "PlainFence",
+    "Receipt",
+    "current_delivery",
+    "fence_of",
+]

@@ -1,0 +1,228 @@
+"""A claimed message on its way through a handler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from operator import itemgetter
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from django_mq.exceptions import UnreadablePayload
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ClaimedRow(NamedTuple):
+    """The columns that a claim returns, in the order of the statement.
+
+    `payload` and `metadata` are JSON text, decoded when a handler reads them. `waited`: seconds
+    from the due time to the claim. `expires_in`: seconds from the claim until no attempt may start.
+    `created` and `claimed`: seconds since 1970, by the database's clock; the driver reads a number
+    in a tenth of the time of a datetime.
+    """
+
+    id: int
+    queue: str
+    type: str
+    handler: str
+    schema_version: int
+    payload: str
+    metadata: str
+    priority: int
+    key: str | None
+    attempts: int
+    max_attempts: int
+    retry: str | None
+    claimed_by: str
+    wants_result: bool
+    suspect: bool
+    held_for: float | None
+    created: float
+    claimed: float
+    unique_id: str | None = None
+    ordered: bool = False
+    waited: float = 0.0
+    expires_in: float | None = None
+
+    @property
+    def created_at(self) -> datetime:
+        """When the message was broadcast."""
+        return datetime.fromtimestamp(self.created, UTC)
+
+    @property
+    def claimed_at(self) -> datetime:
+        """When the message was claimed."""
+        return datetime.fromtimestamp(self.claimed, UTC)
+
+
+class Fence(NamedTuple):
+    """Names one claim; every settle of a delivery names its fence."""
+
+    id: int
+    attempt: int
+    claimed_by: str
+
+
+#: A Fence as a plain tuple.
+PlainFence = tuple[int, int, str]
+_fence_places = (ClaimedRow._fields.index(name) for name in ("id", "attempts", "claimed_by"))
+#: Returns the fence of a row as a plain tuple, at a tenth of the cost of a Fence.
+fence_of: Callable[[ClaimedRow], PlainFence] = itemgetter(*_fence_places)
+
+
+class Delivery:
+    """One message, claimed for one attempt; handlers get it as their argument. Read-only."""
+
+    __slots__ = ("__weakref__", "_asked_at", "_fence", "_metadata", "_payload", "_row", "_sure_at")
+
+    _row: ClaimedRow
+    _asked_at: float
+    _sure_at: float
+    _fence: Fence
+    _payload: Any
+    _metadata: Any
+
+    def __init__(self, row: ClaimedRow, asked_at: float = 0.0) -> None:
+        # `asked_at`: when the claim was sent, by the worker's lease clock; 0 if unknown. `_sure_at`
+        # moves with each renewal; it is 0 for a message that must be locked before it starts.
+        self._row = row
+        self._asked_at = self._sure_at = asked_at
+
+    @property
+    def id(self) -> int:
+        """The id of the message; the same in all attempts."""
+        return self._row[0]
+
+    @property
+    def queue(self) -> str:
+        return self._row[1]
+
+    @property
+    def type(self) -> str:
+        return self._row[2]
+
+    @property
+    def handler(self) -> str:
+        """The name of the handler whose copy this is."""
+        return self._row[3]
+
+    @property
+    def schema_version(self) -> int:
+        return self._row[4]
+
+    @property
+    def payload(self) -> Any:
+        """The payload, decoded on first access.
+
+        Raises UnreadablePayload if this interpreter cannot decode the stored JSON.
+        """
+        try:
+            return self._payload
+        except AttributeError:
+            self._payload = _decode(self._row[5], self)
+            return self._payload
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata, decoded on first access; raises as `payload` does."""
+        try:
+            return self._metadata  # type: ignore[no-any-return]
+        except AttributeError:
+            text = self._row[6]
+            self._metadata = {} if text == "{}" else _decode(text, self)
+            return self._metadata  # type: ignore[no-any-return]
+
+    @property
+    def priority(self) -> int:
+        return self._row[7]
+
+    @property
+    def key(self) -> str | None:
+        """The order key, if the message has one."""
+        return self._row[8]
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt; the first is 1."""
+        return self._row[9]
+
+    @property
+    def max_attempts(self) -> int:
+        """The number of the last attempt; if it fails, the message is dead."""
+        return self._row[10]
+
+    @property
+    def created_at(self) -> datetime:
+        return self._row.created_at
+
+    @property
+    def age(self) -> timedelta:
+        """The time from broadcast to claim, by the database's clock."""
+        return self._row.claimed_at - self._row.created_at
+
+    def extend(self, seconds: float) -> None:
+        """Move the handler's timeout to `seconds` from now.
+
+        The lease is extended to the same moment: if the whole host is lost, the message waits until
+        then. Raises LeaseLost if the lease is lost, ValueError unless `seconds` is above zero, and
+        TypeError in an atomic handler: only handlers with `atomic=False` and `async def` handlers
+        can extend.
+        """
+        raise self._atomic("extend()")
+
+    def finish(self, result: Any = None) -> AbstractContextManager[None]:
+        """Commit the writes of this `with` block and the ack together, or neither.
+
+        `result`, as it is at the end of the block, becomes the result of the message, if one was
+        asked for; the handler's return value is then ignored. Raises LeaseLost before the block
+        runs if the lease is lost: a worker that was frozen meanwhile writes nothing. Raises
+        TypeError in an atomic handler: only handlers with `atomic=False` and `async def` handlers
+        can finish early.
+        """
+        raise self._atomic("finish()")
+
+    async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `function` in a thread, inside `finish()`, and return its return value.
+
+        That value is also the result of the message, if one was asked for.
+        """
+        raise self._atomic("afinish()")
+
+    def _atomic(self, what: str) -> TypeError:
+        return TypeError(
+            f"{what} is for handlers with atomic=False: the writes of {self.handler} commit"
+            " together with the ack when it returns"
+        )
+
+    @property
+    def fence(self) -> Fence:
+        """Id, attempt and claimer, which a settle of this delivery names."""
+        try:
+            return self._fence
+        except AttributeError:
+            row = self._row
+            self._fence = Fence(row[0], row[9], row[12])
+            return self._fence
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.id} {self.type} queue={self.queue}"
+            f" attempt {self.attempt} of {self.max_attempts}>"
+        )
+
+
+#: The delivery that runs in this context; messages broadcast here name it as their cause.
+current_delivery: ContextVar[Delivery | None] = ContextVar("django_mq.delivery", default=None)
+
+
+def _decode(text: str, delivery: Delivery) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadablePayload(
+            f"message {delivery.id} in queue {delivery.queue} cannot be decoded: {error}"
+        ) from error

@@ -1,0 +1,19 @@
+"""Tables, constraints and indexes. `store/` reads and writes them in SQL; people query them here.
+
+The store names tables and columns itself; a test compares the two. The migration sets the tables'
+vacuum options, for which Django has none.
+"""
+
+from django_mq.models.fleet import QueueState, WorkerHeartbeat
+from django_mq.models.message import MessageQuerySet, QueuedMessage
+from django_mq.models.records import FailedAttempt, Result, UniqueKey
+
+__all__ = [
+    "FailedAttempt",
+    "MessageQuerySet",
+    "QueueState",
+    "QueuedMessage",
+    "Result",
+    "UniqueKey",
+    "WorkerHeartbeat",
+]

@@ -1,0 +1,121 @@
+"""Records kept beside messages: failed attempts, results, taken unique ids."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
+from django_mq.models.json_column import JSONColumn
+from django_mq.policy.column_bounds import NAME_LENGTH
+
+
+class FailedAttempt(models.Model):
+    """One failed attempt. The row outlives its message, so a late success keeps its history."""
+
+    id = models.BigAutoField(primary_key=True)
+    message_id = models.BigIntegerField(_("message"))
+    queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
+    type = models.CharField(_("type"), max_length=NAME_LENGTH)
+    handler = models.CharField(_("handler"), max_length=NAME_LENGTH, blank=True)
+    attempt = models.PositiveIntegerField(_("attempt"))
+    worker = models.CharField(_("worker"), max_length=64, blank=True)
+    started_at = models.DateTimeField(_("started at"), null=True, blank=True)
+    ended_at = models.DateTimeField(_("ended at"), db_default=Now())
+    error_class = models.TextField(_("error class"), blank=True)
+    error_text = models.TextField(_("error text"), blank=True)
+    traceback = models.TextField(_("traceback"), blank=True)
+
+    class Meta:
+        verbose_name = _("failed attempt")
+        verbose_name_plural = _("failed attempts")
+        db_table_comment = "One row is one failed attempt (django_mq)"
+        default_permissions = ("view",)
+        constraints = (times_are_times("mq_attempt_times", "started_at", "ended_at"),)
+        indexes = (
+            models.Index(fields=("message_id", "attempt"), name="mq_attempt_message"),
+            models.Index(fields=("ended_at",), name="mq_attempt_ended"),
+        )
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} of message {self.message_id}"
+
+
+class Result(models.Model):
+    """A handler's return value, or its final error, if the producer requested the result."""
+
+    message_id = models.BigIntegerField(_("message"), primary_key=True)
+    handler = models.CharField(_("handler"), max_length=NAME_LENGTH, blank=True)
+    value = JSONColumn(_("value"), null=True)
+    error_class = models.TextField(_("error class"), blank=True, db_default="")
+    error_text = models.TextField(_("error text"), blank=True, db_default="")
+    created_at = models.DateTimeField(_("created at"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("result")
+        verbose_name_plural = _("results")
+        db_table_comment = "What a handler returned, where somebody asked (django_mq)"
+        default_permissions = ("view",)
+        constraints = (times_are_times("mq_result_times", "created_at"),)
+        indexes = (models.Index(fields=("created_at",), name="mq_result_created"),)
+
+    def __str__(self) -> str:
+        return f"result of message {self.message_id}"
+
+
+class UniqueKey(models.Model):
+    """A taken unique id, with its message or the end of its quiet time; or a message put aside.
+
+    A message put aside has a row of its own, so a worker that ends a message never waits for a
+    transaction that puts another one aside. An id is taken only while its message's row exists:
+    deleting that row by hand frees the id.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
+    handler = models.CharField(_("handler"), max_length=NAME_LENGTH, blank=True, db_default="")
+    type = models.CharField(_("type"), max_length=NAME_LENGTH)
+    unique_id = models.CharField(_("unique id"), max_length=NAME_LENGTH)
+    message_id = models.BigIntegerField(_("message"), null=True, blank=True)
+    unique_for = models.DurationField(
+        _("unique for"),
+        null=True,
+        blank=True,
+        help_text=_("How long it stays taken once its message is handled."),
+    )
+    quiet_until = models.DateTimeField(_("quiet until"), null=True, blank=True)
+    put_aside = JSONColumn(_("put aside"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("unique id")
+        verbose_name_plural = _("unique ids")
+        db_table_comment = "One row is one unique id that is taken (django_mq)"
+        default_permissions = ("view",)
+        constraints = (
+            models.UniqueConstraint(
+                name="mq_unique",
+                fields=("queue", "handler", "type", "unique_id"),
+                condition=Q(put_aside__isnull=True),
+            ),
+            models.UniqueConstraint(
+                name="mq_unique_aside",
+                fields=("queue", "handler", "type", "unique_id"),
+                condition=Q(put_aside__isnull=False),
+            ),
+            # Few and short, as those of messages: readers of `put_aside` tolerate bad values.
+            times_are_times("mq_unique_times", "quiet_until"),
+            span_is_a_span("mq_unique_range", "unique_for"),
+            has_json_type("mq_unique_aside_shape", put_aside="object"),
+        )
+        indexes = (
+            models.Index(
+                fields=("quiet_until",),
+                name="mq_unique_quiet",
+                condition=Q(quiet_until__isnull=False),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.unique_id} of {self.type} in {self.queue}"

@@ -1,0 +1,179 @@
+"""The producer's functions: broadcast(), broadcast_many(), abroadcast(), cancel()."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, overload
+
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
+
+from django_mq.conf import get_settings
+from django_mq.exceptions import When
+from django_mq.messages import BulkReceipt, Cancelled, Message, Receipt
+from django_mq.outbox.options import check_whole
+from django_mq.outbox.send import queue_connection, send, send_durably, send_many
+from django_mq.outbox.stream import send_stream
+from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.routing import check_name
+from django_mq.policy.uniqueness import OnDuplicate
+from django_mq.store import free_unique_ids, operators
+from django_mq.store.cancel import cancel as cancel_waiting
+
+
+def broadcast(
+    type: str,
+    payload: Any = None,
+    *,
+    queue: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    schema_version: int = 1,
+    after: When | None = None,
+    expires: When | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    unique_id: str | None = None,
+    on_duplicate: OnDuplicate | None = None,
+    unique_for: float | timedelta | None = None,
+    retry: RetryPolicy | None = None,
+    using: str | None = None,
+) -> Receipt:
+    """Store a copy of a message for each of its handlers, inside your `transaction.atomic()` block.
+
+    The copies commit with your data, or roll back with it. `payload` is any JSON value; `None` is
+    stored as `{}`.
+
+    - `queue`: replaces the handlers' own queues; each handler must allow it.
+    - `metadata`: a dict that travels beside the payload; the `where=` of handlers matches it.
+    - `schema_version`: the version of the payload's format, from 1.
+    - `after`, `expires`: no attempt starts before `after`, or at `expires` or later. Give seconds,
+      a timedelta or an aware datetime. Seconds count from now, by the database's clock.
+    - `priority`: -100..100, higher first.
+    - `key`: the order key. Per queue and handler, messages with the same key run one at a time, in
+      order.
+    - `unique_id`: while a message with this id waits or runs, no second one is stored for the same
+      queue, handler and type. `on_duplicate` says what happens instead: "skip" (nothing; the
+      default), "raise" (DuplicateMessage), "update" (the waiting message gets this content and
+      these options), "debounce" (and this due time, too), "requeue" (this message runs after the
+      one in flight). The Receipt tells the outcome of each copy.
+    - `unique_for`: seconds or a timedelta for which the unique id stays taken after a success.
+    - `retry`: a RetryPolicy without a callable; this message uses it instead of the handler's.
+    - `using`: the database alias; by default the DATABASE setting, else the router's choice.
+
+    Raises NotInTransaction outside an `atomic()` block (unless REQUIRE_ATOMIC is off), and another
+    BroadcastError if the message cannot be stored: BroadcastBusy if the queue is full, or if
+    another transaction has held the unique id for 3 s. Raises TypeError for `on_duplicate` or
+    `unique_for` without a `unique_id`. Your transaction stays usable.
+    """
+    message = Message(
+        type,
+        payload,
+        queue=queue,
+        metadata=metadata,
+        schema_version=schema_version,
+        after=after,
+        expires=expires,
+        priority=priority,
+        key=key,
+        unique_id=unique_id,
+        on_duplicate=on_duplicate,
+        unique_for=unique_for,
+        retry=retry,
+    )
+    return send(message, using=using)
+
+
+@overload
+def broadcast_many(  # type: ignore[overload-overlap]  # a list has another result
+    messages: list[Message] | tuple[Message, ...], *, using: str | None = None
+) -> list[Receipt]: ...
+@overload
+def broadcast_many(messages: Iterable[Message], *, using: str | None = None) -> BulkReceipt: ...
+def broadcast_many(
+    messages: Iterable[Message], *, using: str | None = None
+) -> list[Receipt] | BulkReceipt:
+    """Store many messages, all or none; otherwise like `broadcast()`.
+
+    A list or tuple is checked as a whole before any SQL; returns one Receipt per message. Any other
+    iterable is read and stored in chunks, in constant memory, behind a savepoint; returns a
+    BulkReceipt with the number of rows stored or changed.
+    """
+    if isinstance(messages, list | tuple):
+        return send_many(messages, using=using)
+    return send_stream(messages, using=using)
+
+
+async def abroadcast(
+    type: str,
+    payload: Any = None,
+    *,
+    queue: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    schema_version: int = 1,
+    after: When | None = None,
+    expires: When | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    unique_id: str | None = None,
+    on_duplicate: OnDuplicate | None = None,
+    unique_for: float | timedelta | None = None,
+    retry: RetryPolicy | None = None,
+    using: str | None = None,
+) -> Receipt:
+    """Store a message in a transaction of its own; the options are those of `broadcast()`.
+
+    Django has no async `atomic()`: the message is committed when this returns, whatever becomes
+    of your other writes. To commit both together, write a plain function and call it with
+    `await sync_to_async(place_order)()`.
+
+    Raises RuntimeError if the thread that writes has an `atomic()` block open, and the errors of
+    `broadcast()`.
+    """
+    message = Message(
+        type,
+        payload,
+        queue=queue,
+        metadata=metadata,
+        schema_version=schema_version,
+        after=after,
+        expires=expires,
+        priority=priority,
+        key=key,
+        unique_id=unique_id,
+        on_duplicate=on_duplicate,
+        unique_for=unique_for,
+        retry=retry,
+    )
+    return await sync_to_async(send_durably, thread_sensitive=True)(message, using=using)
+
+
+def cancel(
+    *,
+    id: int | None = None,
+    type: str | None = None,
+    unique_id: str | None = None,
+    using: str | None = None,
+) -> Cancelled:
+    """Remove the waiting copies that match all given arguments: an id, a type, a unique id.
+
+    Copies that a worker holds are only counted (`in_flight`); dead letters stay. The unique ids of
+    removed copies are free again. Messages put aside by `on_duplicate="requeue"` have no id yet: a
+    matching type or unique id removes them, too, and counts them (`put_aside`). The removal is part
+    of your transaction, if one is open. Raises TypeError without arguments, and InvalidName or
+    InvalidOption for bad ones.
+    """
+    if id is None and type is None and unique_id is None:
+        raise TypeError("cancel() needs at least one of id=, type=, unique_id=")
+    id = None if id is None else check_whole(id, "id", 1, 2**63 - 1)
+    type = None if type is None else check_name(type, "type")
+    unique_id = None if unique_id is None else check_name(unique_id, "unique id")
+    alias = queue_connection(get_settings(), using).alias
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        put_aside = 0
+        if id is None:  # first, since freeing an id brings forward what is put aside
+            put_aside = free_unique_ids.drop_aside(cursor, type=type, unique_id=unique_id)
+        removed, in_flight = cancel_waiting(cursor, id=id, type=type, unique_id=unique_id)
+        operators.free_followers(cursor, removed)
+        free_unique_ids.end_removed(cursor, removed)
+    return Cancelled(tuple(each.id for each in removed), in_flight, put_aside)

@@ -1,0 +1,240 @@
+"""Turn a message into the rows to store, one per subscriber: checked, encoded and routed.
+
+Nothing here queries the database, so an error leaves the caller's transaction usable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_mq import handlers
+from django_mq.exceptions import InvalidOption, RoutingError
+from django_mq.messages import Message
+from django_mq.outbox.options import check_retry, check_unique, check_whole, moments
+from django_mq.outbox.origin import joined, origin_metadata
+from django_mq.policy.encoding import encode
+from django_mq.policy.routing import MAX_NAME, check_name
+from django_mq.store.rows import Kind, NewRow, Rows
+
+if TYPE_CHECKING:
+    from json import JSONEncoder
+
+    from django_mq.conf import Settings
+
+#: The prefix of metadata keys that only django_mq writes.
+RESERVED = "mq."
+LOWEST, HIGHEST = -100, 100
+_LARGEST = 2**31 - 1
+MAX_CACHED_ROUTES = 1024
+
+#: The type and the queue of a message that has no other options.
+Route = tuple[str, str | None]
+
+
+class _Cache(NamedTuple):
+    """What calls with the same settings and handlers share."""
+
+    settings: Settings
+    table: object
+    encoder: type[JSONEncoder]
+    #: For each route, the row of each subscriber without its payload.
+    kinds: dict[Route | None, list[Kind]]
+
+
+_cache: _Cache | None = None
+
+
+def _cache_for(settings: Settings, table: object) -> _Cache:
+    global _cache
+    found = _cache
+    if found is None or found.settings is not settings or found.table is not table:
+        found = _cache = _Cache(settings, table, settings.encoder_class, {})
+    return found
+
+
+class RowBuilder:
+    """Build the rows of one call; settings, routes and the current delivery are looked up once."""
+
+    def __init__(self, settings: Settings, *, wants_result: bool = False) -> None:
+        self._settings = settings
+        self._table = handlers.table()
+        cache = _cache_for(settings, self._table)
+        self._encoder = cache.encoder
+        self._origin = origin_metadata(settings.max_hops)
+        self._wants_result = wants_result
+        # Rows that depend on this call stay out of the cache that calls share.
+        private = wants_result or self._origin != "{}"
+        self._cached_kinds = {} if private else cache.kinds
+        #: `max_backlog` of the queues met so far that have one.
+        self.limits: dict[str, int] = {}
+        #: The queues met so far that have `key_order="commit"`; True if the queue is ordered, so
+        #: that all its rows share one line.
+        self.in_commit_order: dict[str, bool] = {}
+
+    def rows(self, message: Message) -> list[NewRow]:
+        """Return a row for each subscriber, or one without a handler if there is none.
+
+        Raises a BroadcastError that says what is wrong with the message.
+        """
+        route = _route_of(message)
+        kinds = self._cached_kinds.get(route)
+        if kinds is None:
+            return self._build(message, route)
+        payload = (self._encode_payload(message.payload),)
+        return [NewRow._make(before + payload + after) for before, after in kinds]
+
+    def add(self, rows: Rows, message: Message) -> int:
+        """Append the rows of `message` to `rows`; return how many. Raises as `rows()` does."""
+        route = _route_of(message)
+        kinds = self._cached_kinds.get(route)
+        if kinds is None:
+            found = self._build(message, route)
+            rows.extend(found)
+            return len(found)
+        payload = self._encode_payload(message.payload)
+        for kind in kinds:
+            rows.add(kind, payload)
+        return len(kinds)
+
+    def _build(self, message: Message, route: Route | None) -> list[NewRow]:
+        rows = self._checked_rows(message)
+        # Most messages of a bulk call differ only in their payload: the rest is checked and routed
+        # once. A queue with `limits` or `in_commit_order` must be met anew by each call.
+        if route is not None and not (self.limits or self.in_commit_order):
+            if len(self._cached_kinds) >= MAX_CACHED_ROUTES:
+                self._cached_kinds.clear()
+            self._cached_kinds[route] = [row.kind for row in rows]
+        return rows
+
+    def _checked_rows(self, message: Message) -> list[NewRow]:
+        max_delay = self._settings.max_delay
+        type = check_name(message.type, "type")
+        queue = None if message.queue is None else check_name(message.queue, "queue")
+        key = None if message.key is None else check_name(message.key, "key")
+        check_unique(message, max_delay)
+        priority = check_whole(message.priority, "priority", LOWEST, HIGHEST)
+        version = check_whole(message.schema_version, "schema_version", 1, _LARGEST)
+        due, delay, expires, lifetime = moments(message, max_delay)
+        policy = check_retry(message.retry)
+        payload = self._encode_payload(message.payload)
+        metadata = self._encode_metadata(message.metadata)
+        subscribers = self._subscribers(type, metadata)
+        shared = {
+            "type": type,
+            "payload": payload,
+            "schema_version": version,
+            "metadata": joined(metadata, self._origin),
+            "priority": priority,
+            "key": key,
+            "retry": policy,
+            "wants_result": self._wants_result,
+            "due": due,
+            "delay": delay,
+            "expires": expires,
+            "lifetime": lifetime,
+        }
+        return [
+            self._row(handler, _queue_for(handler, type, queue, self._settings), message, shared)
+            for handler in subscribers or (None,)
+        ]
+
+    def _subscribers(self, type: str, metadata: str) -> tuple[handlers.Handler, ...]:
+        # `where` matches the metadata that a worker will read, not the objects it was made from.
+        found = self._table.match(type, {} if metadata == "{}" else json.loads(metadata))
+        if self._wants_result and len(found) > 1:
+            raise RoutingError(
+                f"{type} has several handlers, but only one can answer:"
+                f" {', '.join(sorted(each.name for each in found))}; ask with a type that has one"
+                " handler, or broadcast the message"
+            )
+        return found
+
+    def _row(
+        self,
+        handler: handlers.Handler | None,
+        queue: str,
+        message: Message,
+        shared: Mapping[str, Any],
+    ) -> NewRow:
+        options = self._settings.queue(queue)
+        if options.max_backlog is not None:
+            self.limits[queue] = options.max_backlog
+        if options.key_order is not None:
+            self.in_commit_order[queue] = options.ordered
+        policy = message.retry or handlers.retry_of(handler, queue, self._settings)
+        return NewRow(
+            queue=queue,
+            max_attempts=policy.max_attempts,
+            handler="" if handler is None else handler.name,
+            ordered=options.ordered,
+            **shared,
+        )
+
+    def _encode_payload(self, payload: object) -> str:
+        return encode(
+            {} if payload is None else payload,
+            what="payload",
+            max_bytes=self._settings.max_payload_bytes,
+            max_depth=self._settings.max_depth,
+            encoder=self._encoder,
+        )
+
+    def _encode_metadata(self, metadata: object) -> str:
+        if metadata is None:
+            return "{}"
+        if not isinstance(metadata, Mapping):
+            raise InvalidOption(f"metadata must be a dict, not {type(metadata).__name__}")
+        for key in metadata:
+            if not isinstance(key, str):
+                raise InvalidOption(f"metadata has the key {key!r}: use only str keys")
+            if key.startswith(RESERVED):
+                raise InvalidOption(
+                    f"metadata has the key {key[:MAX_NAME]!r}: keys that begin with"
+                    f" {RESERVED} are reserved; omit them when you pass on a delivery's metadata"
+                )
+        return encode(
+            dict(metadata),
+            what="metadata",
+            max_bytes=self._settings.max_metadata_bytes,
+            max_depth=self._settings.max_depth,
+            encoder=self._encoder,
+        )
+
+
+def _route_of(message: Message) -> Route | None:
+    """Return the route of a message with no options but type, payload and queue, else None."""
+    plain = (
+        message.metadata is None
+        and message.after is None
+        and message.expires is None
+        and message.retry is None
+        and message.key is None
+        and message.unique_id is None
+        and message.unique_for is None
+        and message.on_duplicate is None
+        and type(message.priority) is int
+        and message.priority == 0
+        and type(message.schema_version) is int
+        and message.schema_version == 1
+        and type(message.type) is str
+        and (message.queue is None or type(message.queue) is str)
+    )
+    return (message.type, message.queue) if plain else None
+
+
+def _queue_for(
+    handler: handlers.Handler | None, type: str, queue: str | None, settings: Settings
+) -> str:
+    if handler is None:
+        return settings.default_queue if queue is None else queue
+    if queue is None:
+        return handlers.queue_of(handler, settings)
+    allowed = handlers.allowed_queues(handler, settings)
+    if queue not in allowed:
+        raise RoutingError(
+            f"{type} cannot go to queue {queue}: its handler {handler.name} allows only"
+            f" {', '.join(allowed)}; allow the queue with @handler(..., queues=({queue!r},))"
+        )
+    return queue

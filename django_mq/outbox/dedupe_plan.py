@@ -1,0 +1,143 @@
+"""Decide what a call with unique ids writes, given the state of each id. No database here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from django_mq.exceptions import DuplicateMessage
+from django_mq.messages import CopyReceipt, Message
+from django_mq.outbox.options import unique_seconds
+from django_mq.policy.routing import check_name
+from django_mq.policy.uniqueness import Action, OnDuplicate, Plan, UniqueState, plan, state_of
+from django_mq.store.rows import NewRow
+from django_mq.store.unique_ids import Seen, Unique, UniqueId
+
+
+class Candidate(NamedTuple):
+    """A row that a call would store, with the unique options of its message."""
+
+    row: NewRow
+    unique_id: str | None = None
+    unique_for: float | None = None
+    on_duplicate: OnDuplicate = "skip"
+
+
+def candidate_maker(message: Message) -> Callable[[NewRow], Candidate]:
+    """Return a function that makes a candidate of a row of `message`."""
+    if message.unique_id is None:
+        return Candidate
+    unique_id = check_name(message.unique_id, "unique id")
+    unique_for = unique_seconds(message)
+    on_duplicate = message.on_duplicate or "skip"
+    return lambda row: Candidate(row, unique_id, unique_for, on_duplicate)
+
+
+class Writes(NamedTuple):
+    """The writes of a call.
+
+    `adding`: rows to insert, each with the index of its candidate, in that order. `replacing`: new
+    contents of waiting rows, each with whether its due time changes too. `aside`: rows to put
+    aside.
+    """
+
+    adding: list[tuple[int, Unique]]
+    replacing: list[tuple[Unique, bool]]
+    aside: list[Unique]
+    plans: Mapping[UniqueId, Plan]
+    seen: Mapping[UniqueId, Seen]
+
+    def __bool__(self) -> bool:
+        return bool(self.adding or self.replacing or self.aside)
+
+
+class DedupeCall:
+    """The candidates of one call, by unique id."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self._candidates = candidates
+        self._indexes: dict[UniqueId, list[int]] = {}
+        for index, each in enumerate(candidates):
+            if each.unique_id is not None:
+                row = each.row
+                id = UniqueId(row.queue, row.handler, row.type, each.unique_id)
+                self._indexes.setdefault(id, []).append(index)
+        #: Sorted, so that all calls lock their ids in the same order.
+        self.ids = sorted(self._indexes)
+
+    def writes(self, seen: Mapping[UniqueId, Seen]) -> Writes:
+        """Return what to write, given the state of each id; raises DuplicateMessage."""
+        plans = {id: self._plan(id, seen[id]) for id in self.ids}
+        rows = {id: self._row(id, seen[id], found) for id, found in plans.items()}
+        adding = [
+            (index, Unique(0, each.row))
+            for index, each in enumerate(self._candidates)
+            if each.unique_id is None
+        ]
+        replacing, aside = [], []
+        for id, found in plans.items():
+            if found.action is Action.ADD:
+                adding.append((self._indexes[id][0], rows[id]))
+            elif found.action is Action.REPLACE:
+                replacing.append((rows[id], found.due is not None))
+            elif found.action is Action.PUT_ASIDE:
+                aside.append(rows[id])
+        return Writes(sorted(adding, key=_index), replacing, aside, plans, seen)
+
+    def copies(self, writes: Writes, ids: Mapping[int, int]) -> list[CopyReceipt]:
+        """Return what became of each candidate; `ids` has the id of each inserted row by index."""
+        receipts: dict[int, CopyReceipt] = {}
+        for id, found in writes.plans.items():
+            seen = writes.seen[id]
+            holder = ids.get(self._indexes[id][0], seen.message_id if seen.alive else None)
+            for index, verdict in zip(self._indexes[id], found.verdicts, strict=True):
+                no_row = found.action is Action.PUT_ASIDE and verdict.outcome == "requeued"
+                receipts[index] = CopyReceipt(
+                    id.handler,
+                    id.queue,
+                    None if no_row else holder,
+                    verdict.outcome,
+                    verdict.reason,
+                )
+        return [
+            receipts.get(index) or CopyReceipt(each.row.handler, each.row.queue, ids[index])
+            for index, each in enumerate(self._candidates)
+        ]
+
+    def _plan(self, id: UniqueId, seen: Seen) -> Plan:
+        state = state_of(alive=seen.alive, leased=seen.leased, aside=seen.aside, quiet=seen.quiet)
+        found = plan(state, [self._candidates[index].on_duplicate for index in self._indexes[id]])
+        for verdict in found.verdicts:
+            if verdict.refused:
+                raise DuplicateMessage(_refusal(id, seen, UniqueState(verdict.reason)))
+        return found
+
+    def _row(self, id: UniqueId, seen: Seen, found: Plan) -> Unique:
+        """Return the row that the candidates of one id merge into."""
+        indexes = self._indexes[id]
+        content = self._candidates[indexes[found.content]]
+        row = content.row
+        if found.due is not None and found.due != found.content:
+            due = self._candidates[indexes[found.due]].row
+            row = row._replace(due=due.due, delay=due.delay)
+        return Unique(seen.message_id or 0, row, id.unique_id, content.unique_for, seen)
+
+
+def named(ids: Sequence[UniqueId]) -> str:
+    """Name the first of the ids, with its type and queue, for an error text."""
+    first = ids[0]
+    others = f" (or one of {len(ids) - 1:,} others)" if len(ids) > 1 else ""
+    return f"unique id {first.unique_id}{others} of {first.type} in queue {first.queue}"
+
+
+def _refusal(id: UniqueId, seen: Seen, state: UniqueState) -> str:
+    holder = f"message {seen.message_id}" if seen.alive else "another message of this call"
+    why = {
+        UniqueState.WAITING: f"{holder} waits with it",
+        UniqueState.IN_FLIGHT: f"{holder} has it and is in flight",
+    }.get(state, f"its message was handled, and it stays taken until {seen.quiet_until}")
+    return f"{named([id])} is taken: {why}"
+
+
+def _index(each: tuple[int, Unique]) -> int:
+    return each[0]

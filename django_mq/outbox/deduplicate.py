@@ -1,0 +1,208 @@
+"""Store messages with unique ids: look, decide, write; repeat if another session was first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import NamedTuple
+
+from django.db import OperationalError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from django_mq.exceptions import BroadcastBusy
+from django_mq.messages import CopyReceipt
+from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, Writes, named
+from django_mq.store import free_unique_ids as freeing
+from django_mq.store import operators as operate
+from django_mq.store import unique_ids as unique
+from django_mq.store.insert import draw
+from django_mq.store.rows import NewRow
+from django_mq.store.unique_ids import Seen, Unique, UniqueId
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds that a broadcast waits in all for transactions that hold its unique ids.
+PATIENCE = 3.0
+#: Milliseconds that one statement waits, less than the server's deadlock_timeout. Then all locks
+#: are released and the attempt is repeated, so broadcasts that wait for each other do not deadlock.
+ONE_WAIT = 200
+#: Seconds between two attempts.
+PAUSE = 0.01
+#: Milliseconds that `bring_forward()` waits for a session that is ending the message.
+LAST_WAIT = 1000
+#: Characters of JSON per statement.
+MAX_SIZE = 4 * 1024 * 1024
+LOCK_NOT_AVAILABLE, DEADLOCK = "55P03", "40P01"
+
+
+class Stored(NamedTuple):
+    """What became of each candidate, and the rows that a worker may claim soon."""
+
+    copies: list[CopyReceipt]
+    rows: list[NewRow]
+
+
+class _Changed(Exception):
+    """Another session changed one of the ids after this one looked."""
+
+
+def store(
+    connection: BaseDatabaseWrapper,
+    candidates: Sequence[Candidate],
+    admit: Callable[[list[NewRow]], None],
+) -> Stored:
+    """Store new messages, and treat duplicates as their `on_duplicate` says: all or none.
+
+    `admit` may refuse the rows that would be added. Raises DuplicateMessage, and BroadcastBusy
+    when a transaction that holds one of the ids stays open for 3 s; the caller's transaction stays
+    usable.
+    """
+    call = DedupeCall(candidates)
+    deadline = monotonic() + PATIENCE
+    while True:
+        try:
+            return _attempt(connection, call, admit)
+        except _Changed:
+            pass
+        except OperationalError as error:
+            if getattr(error.__cause__, "sqlstate", None) not in (LOCK_NOT_AVAILABLE, DEADLOCK):
+                raise
+        if monotonic() >= deadline:
+            raise BroadcastBusy(
+                f"{named(call.ids)} is locked by another transaction, which is still open after"
+                f" {PATIENCE:g} s. Try again later, and broadcast near the end of a transaction"
+            )
+        sleep(PAUSE)
+
+
+def _attempt(
+    connection: BaseDatabaseWrapper, call: DedupeCall, admit: Callable[[list[NewRow]], None]
+) -> Stored:
+    """Look, decide and write. Raises _Changed when another session was first.
+
+    That rolls back to the savepoint: no id stays locked while the next attempt waits for another.
+    """
+    with connection.cursor() as cursor:
+        seen = _look(cursor, call)
+    left = _left_aside(seen)
+    if not left:
+        return _write(connection, call, seen, admit)
+    with _writing(connection) as cursor:
+        freeing.come_forward(cursor, left)
+        seen = _look(cursor, call)
+        if _left_aside(seen):
+            raise _Changed
+        return _write(connection, call, seen, admit)
+
+
+def _look(cursor: CursorWrapper, call: DedupeCall) -> dict[UniqueId, Seen]:
+    return dict(zip(call.ids, unique.look(cursor, call.ids), strict=True))
+
+
+def _left_aside(seen: Mapping[UniqueId, Seen]) -> list[UniqueId]:
+    """Return the ids without a living message for which a row is put aside."""
+    return [id for id, each in seen.items() if each.aside and not each.alive]
+
+
+@contextmanager
+def _writing(connection: BaseDatabaseWrapper) -> Iterator[CursorWrapper]:
+    """Yield a cursor in a savepoint, where no statement waits longer than ONE_WAIT for a lock."""
+    with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+        before = operate.limit_waits(cursor, most=ONE_WAIT)
+        yield cursor
+        operate.restore_waits(cursor, before)
+
+
+def _write(
+    connection: BaseDatabaseWrapper,
+    call: DedupeCall,
+    seen: Mapping[UniqueId, Seen],
+    admit: Callable[[list[NewRow]], None],
+) -> Stored:
+    writes = call.writes(seen)
+    ids: dict[int, int] = {}
+    if writes:
+        with _writing(connection) as cursor:
+            ids = _add(cursor, writes, admit)
+            _replace(cursor, writes)
+            _put_aside(connection, cursor, writes)
+    soon = [each.row for _, each in writes.adding]
+    soon += [each.row for each, sets_due in writes.replacing if sets_due]
+    return Stored(call.copies(writes, ids), soon)
+
+
+def _add(
+    cursor: CursorWrapper, writes: Writes, admit: Callable[[list[NewRow]], None]
+) -> dict[int, int]:
+    """Insert the rows; return their ids by index. Ids rise with the index."""
+    if not writes.adding:
+        return {}
+    admit([each.row for _, each in writes.adding])
+    _, drawn = draw(cursor, len(writes.adding))
+    rows = [each._replace(id=id) for (_, each), id in zip(writes.adding, drawn, strict=True)]
+    for chunk in _chunks(sorted(rows, key=_in_order)):
+        if len(unique.add(cursor, chunk)) < len(chunk):
+            raise _Changed
+    return {index: id for (index, _), id in zip(writes.adding, drawn, strict=True)}
+
+
+def _replace(cursor: CursorWrapper, writes: Writes) -> None:
+    if not writes.replacing:
+        return
+    replaced = unique.replace(cursor, writes.replacing)
+    if len(replaced) < len(writes.replacing):
+        raise _Changed
+    left = [
+        operate.Removed(each.id, each.queue, each.handler, each.left_key, "", None)
+        for each in replaced
+        if each.left_key is not None
+    ]
+    operate.free_followers(cursor, left)
+
+
+def _put_aside(connection: BaseDatabaseWrapper, cursor: CursorWrapper, writes: Writes) -> None:
+    if writes.aside:
+        unique.put_aside(cursor, writes.aside)
+        _bring_forward_after_commit(
+            connection.alias, [UniqueId(*_in_order(r)) for r in writes.aside]
+        )
+
+
+def _bring_forward_after_commit(alias: str, ids: list[UniqueId]) -> None:
+    """Look once more after the commit: whoever ended the message may not have seen the row.
+
+    An optimisation: the workers' chores and the next broadcast look, too.
+    """
+
+    def bring_forward() -> None:
+        try:
+            with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+                operate.limit_waits(cursor, most=LAST_WAIT)
+                freeing.lock(cursor, ids)
+                freeing.come_forward(cursor, ids)
+        except Exception:
+            logger.debug(
+                "could not bring forward what was put aside; the chores will", exc_info=True
+            )
+
+    transaction.on_commit(bring_forward, using=alias, robust=True)
+
+
+def _in_order(each: Unique) -> tuple[str, str, str, str]:
+    return each.row.queue, each.row.handler, each.row.type, each.unique_id or ""
+
+
+def _chunks(rows: list[Unique]) -> Iterator[list[Unique]]:
+    chunk: list[Unique] = []
+    size = 0
+    for each in rows:
+        chunk.append(each)
+        size += len(each.row.payload) + len(each.row.metadata)
+        if size >= MAX_SIZE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

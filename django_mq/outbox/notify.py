@@ -1,0 +1,66 @@
+"""Ring the doorbell after a transaction that stored messages commits: once, and not too often."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from time import monotonic
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_mq.outbox.prepared import fetch_prepared, own_cursor
+from django_mq.store import notify as doorbell
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds between two rings. A worker looks again 25 ms after a ring, so it also finds the rows
+#: of the rings that are skipped here.
+PAUSE = 0.02
+
+# By alias: when this process last began to ring. No lock: two rings at once do no harm. A forked
+# child may keep it: the clock is the machine's, and the parent's ring is on its way.
+_last: dict[str, float] = {}
+
+
+def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
+    """Ring when the open transaction commits; at once if there is none.
+
+    No error reaches the caller: a lost ring costs at most a poll interval.
+    """
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        return  # the caller commits by hand, where Django runs no hooks: the poll finds the rows
+    ring = _ringer(connection.alias)
+    # Once per transaction: a rollback that drops the hook also drops these messages. Comparing only
+    # the last hook keeps this cheap in a transaction with thousands of hooks.
+    if connection.run_on_commit and connection.run_on_commit[-1][1] is ring:
+        return
+    connection.on_commit(ring, robust=True)
+
+
+@cache
+def _ringer(alias: str) -> Callable[[], None]:
+    def ring() -> None:
+        now = monotonic()
+        if now - _last.get(alias, -PAUSE) < PAUSE:
+            return
+        _last[alias] = now
+        try:
+            connection = connections[alias]
+            # Prepared, since a sleeping worker waits for it: on a connection that was idle for
+            # 50 ms the ring arrives after 0.33 ms, and after 0.51 ms through a cursor.
+            with connection.wrap_database_errors:
+                rang = fetch_prepared(connection, doorbell.RING, ()) is not None
+            if not rang:
+                with own_cursor(connection) as cursor:
+                    doorbell.ring(cursor)
+        except Exception:
+            _last.pop(alias, None)
+            logger.debug(
+                "could not ring the workers of %s; the next poll finds the messages",
+                alias,
+                exc_info=True,
+            )
+
+    return ring

@@ -1,0 +1,111 @@
+"""The options of a message, checked before any SQL."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+from django_mq.exceptions import InvalidOption, When, moment
+from django_mq.messages import Message
+from django_mq.policy.backoff import RetryPolicy, as_seconds
+from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
+from django_mq.policy.routing import check_name
+
+_ON_DUPLICATE = ("skip", "raise", "update", "debounce", "requeue")
+
+
+def moments(
+    message: Message, max_delay: float
+) -> tuple[datetime | None, float, datetime | None, float | None]:
+    """Return (due, delay, expires, lifetime): moments as moments, seconds as seconds.
+
+    Seconds count by the database's clock. This process's clock decides only whether a moment is
+    absurdly far away, and whether `expires` comes after `after`.
+    """
+    if message.after is None and message.expires is None:
+        return None, 0.0, None, None
+    now = datetime.now(UTC)
+    due = delay = None
+    start = now
+    if message.after is not None:
+        due, delay, start = _moment(message.after, "after", now, max_delay)
+    if message.expires is None:
+        return due, delay or 0.0, None, None
+    expires, lifetime, end = _moment(message.expires, "expires", now, max_delay)
+    if end <= start:
+        later = "now" if message.after is None else f"after ({message.after})"
+        raise InvalidOption(
+            f"expires ({message.expires}) is not later than {later}: no attempt could ever start"
+        )
+    return due, delay or 0.0, expires, lifetime
+
+
+def _moment(
+    value: When, what: str, now: datetime, max_delay: float
+) -> tuple[datetime | None, float | None, datetime]:
+    """Return (moment, None) or (None, seconds), as `value` was given, and the moment it means."""
+    try:
+        found = moment(value)
+        if isinstance(found, datetime):
+            found = at = found.astimezone(UTC)
+        else:
+            at = now + timedelta(seconds=found)
+    except (ValueError, OverflowError) as error:
+        raise InvalidOption(f"{what}: {error}") from error
+    if at - now > timedelta(seconds=max_delay):
+        raise InvalidOption(f"{what} ({value}) is more than {max_delay:,.0f} s ahead (MAX_DELAY)")
+    if not FIRST_TIME <= at <= LAST_TIME:
+        raise InvalidOption(
+            f"{what} ({value}) cannot be stored: give a time from {FIRST_TIME:%Y} to {LAST_TIME:%Y}"
+        )
+    return (found, None, at) if isinstance(found, datetime) else (None, found, at)
+
+
+def check_whole(value: object, what: str, low: int, high: int) -> int:
+    """Return `value` as an int from `low` to `high`; raise InvalidOption for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidOption(f"{what} must be a whole number from {low} to {high}, not {value!r}")
+    return int(value)
+
+
+def check_retry(retry: object) -> str | None:
+    """Return the policy as JSON text; raise InvalidOption if its backoff is a callable."""
+    if retry is None:
+        return None
+    if not isinstance(retry, RetryPolicy):
+        raise InvalidOption(f"retry must be a RetryPolicy, not {type(retry).__name__}")
+    return json.dumps(retry.to_data(), allow_nan=False)
+
+
+def check_unique(message: Message, longest: float) -> None:
+    """Raise InvalidOption, or TypeError for options that do nothing without a unique id."""
+    if message.on_duplicate is not None and message.on_duplicate not in _ON_DUPLICATE:
+        raise InvalidOption(
+            f"on_duplicate must be one of {', '.join(_ON_DUPLICATE)}, not {message.on_duplicate!r}"
+        )
+    if message.unique_id is not None:
+        check_name(message.unique_id, "unique id")
+    elif message.unique_for is not None or message.on_duplicate is not None:
+        option = "on_duplicate" if message.unique_for is None else "unique_for"
+        raise TypeError(
+            f"{option} does nothing without a unique id, so every message would be stored:"
+            f" give unique_id=... as well, or leave out {option}"
+        )
+    seconds = unique_seconds(message)
+    if seconds is not None and not 0 < seconds <= longest:
+        raise InvalidOption(
+            f"unique_for ({message.unique_for}) must be more than zero and at most"
+            f" {longest:,.0f} s (MAX_DELAY)"
+        )
+
+
+def unique_seconds(message: Message) -> float | None:
+    """Return `unique_for` in seconds; raise InvalidOption if it is not a duration."""
+    if message.unique_for is None:
+        return None
+    seconds = as_seconds(message.unique_for)
+    if seconds is None:
+        raise InvalidOption(
+            f"unique_for must be seconds or a timedelta, not {message.unique_for!r}"
+        )
+    return seconds

@@ -1,0 +1,49 @@
+"""The metadata that django_mq adds to the messages that a handler broadcasts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django_mq.exceptions import TooManyHops, UnreadablePayload
+from django_mq.messages import current_delivery
+from django_mq.policy.routing import MAX_NAME
+
+
+def origin_metadata(max_hops: int) -> str:
+    """Return the `mq.` metadata of a message that is broadcast now, as JSON text.
+
+    Inside a handler: the id that the whole chain shares, the id of the current message, and the
+    length of the chain. Elsewhere `{}`. Raises TooManyHops when the chain is longer than
+    `max_hops`: handlers that broadcast to each other would go on for ever.
+    """
+    delivery = current_delivery.get()
+    if delivery is None:
+        return "{}"
+    found: Any
+    try:
+        found = delivery.metadata
+    except UnreadablePayload:
+        found = {}
+    if not isinstance(found, dict):  # django_mq did not write this row
+        found = {}
+    before = found.get("mq.hops")
+    hops = before + 1 if type(before) is int and before >= 0 else 1
+    if hops > max_hops:
+        raise TooManyHops(
+            f"message {delivery.id} in queue {delivery.queue} ends a chain of {max_hops}"
+            " broadcasts by handlers (MAX_HOPS): look for handlers that broadcast to each other"
+        )
+    chain = found.get("mq.correlation_id")
+    if not (isinstance(chain, str) and 0 < len(chain) <= MAX_NAME):
+        chain = str(delivery.id)
+    return json.dumps(
+        {"mq.correlation_id": chain, "mq.causation_id": str(delivery.id), "mq.hops": hops}
+    )
+
+
+def joined(metadata: str, origin: str) -> str:
+    """Return one JSON object with the keys of both; they share none."""
+    if origin == "{}":
+        return metadata
+    return origin if metadata == "{}" else f"{metadata[:-1]},{origin[1:]}"

@@ -1,0 +1,113 @@
+"""Write rows in the caller's transaction: check the backlog, take the lines, ring the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_mq.conf import Settings
+from django_mq.messages import CopyReceipt
+from django_mq.outbox import deduplicate
+from django_mq.outbox import notify as bell
+from django_mq.outbox.backlog import admit
+from django_mq.outbox.build import RowBuilder
+from django_mq.outbox.dedupe_plan import Candidate
+from django_mq.outbox.prepared import fetch_prepared, own_cursor
+from django_mq.store.backlog import lock_lines
+from django_mq.store.insert import FEW, insert, nobody, one_statement
+from django_mq.store.rows import NewRow
+
+
+class RowWriter:
+    """Write the rows of one call, by the options of the queues that `builder` met."""
+
+    def __init__(
+        self, connection: BaseDatabaseWrapper, settings: Settings, builder: RowBuilder
+    ) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._limits = builder.limits
+        self._in_commit_order = builder.in_commit_order
+
+    def insert(
+        self, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
+    ) -> list[int]:
+        """Insert rows without unique ids, all or none; return their ids, in order.
+
+        `sent` is called with the ids, for many rows in several parts as they become known.
+        """
+        if len(rows) <= FEW and not self._needs_block():
+            # A single statement is all or none by itself, and needs no savepoint: the rows were
+            # checked, so it refuses nothing.
+            return self.insert_chunk(rows, sent=sent)
+        with transaction.atomic(using=self._connection.alias):
+            return self.insert_chunk(rows, sent=sent)
+
+    def insert_chunk(
+        self, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
+    ) -> list[int]:
+        """Insert rows as `insert()` does, in the caller's savepoint."""
+        if not rows:
+            return []
+        if self._limits:
+            admit(self._connection, self._limits, rows)
+        if self._in_commit_order:
+            self._join_lines(rows)
+        with self._connection.wrap_database_errors:
+            ids = self._insert(rows, sent)
+        self._ring(rows)
+        return ids
+
+    def _insert(self, rows: Sequence[NewRow], sent: Callable[[Sequence[int]], None]) -> list[int]:
+        if len(rows) <= FEW:
+            found = fetch_prepared(self._connection, *one_statement(rows))
+            if found is not None:
+                ids = sorted(map(int, found))
+                sent(ids)
+                return ids
+        with own_cursor(self._connection) as cursor:
+            return insert(cursor, rows, sent=sent)
+
+    def dedupe(self, candidates: Sequence[Candidate]) -> list[CopyReceipt]:
+        """Store rows, some with unique ids, all or none; return what became of each."""
+        block = transaction.atomic(using=self._connection.alias)
+        with block if self._needs_block() else nullcontext():
+            if self._in_commit_order:
+                self._join_lines([each.row for each in candidates])
+            stored = deduplicate.store(
+                self._connection, candidates, partial(admit, self._connection, self._limits)
+            )
+            self._ring(stored.rows)
+        return stored.copies
+
+    def _needs_block(self) -> bool:
+        """Return whether rows join a line outside a transaction (REQUIRE_ATOMIC is off)."""
+        return bool(self._in_commit_order) and not self._connection.in_atomic_block
+
+    def _join_lines(self, rows: Sequence[NewRow]) -> None:
+        """Lock the lines whose ids must rise in commit order, before any id is drawn."""
+        names: set[str] = set()
+        for row in rows:
+            whole_queue = self._in_commit_order.get(row.queue)
+            if whole_queue:
+                names.add(row.queue)
+            elif whole_queue is not None and row.key is not None:
+                names.add(f"{row.queue} {row.handler} {row.key}")  # no name has a space in it
+        if names:
+            with self._connection.cursor() as cursor:
+                lock_lines(cursor, names)
+
+    def _ring(self, rows: Sequence[NewRow]) -> None:
+        # Workers look at least once per poll interval, so rows that are due later need no ring.
+        # Only the database knows how far away an absolute moment is: such a row has delay 0.
+        settings = self._settings
+        if settings.wakeup == "poll":
+            return
+        for row in rows:
+            if row.delay <= settings.poll_interval:
+                bell.ring_after_commit(self._connection)
+                return

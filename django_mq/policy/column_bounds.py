@@ -1,0 +1,18 @@
+"""The limits of the columns: CHECK constraints enforce them, and callers check before any SQL."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+# The rule for names, as a CHECK. The column's type limits the length: {1,128} in the expression
+# costs 8.6 us per name, this 0.2 us.
+NAME = r"^[A-Za-z0-9_.:/-]+$"
+NAME_OR_EMPTY = r"^[A-Za-z0-9_.:/-]*$"
+#: The rule for order keys; `store.free_unique_ids` uses it, too.
+KEY = NAME
+NAME_LENGTH = 128
+#: PostgreSQL has `infinity` and years up to 294,276, Python up to 9,999; the last one is left to
+#: time zones.
+FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
+#: The longest duration of the settings: now plus this is a time that the tables accept.
+LONGEST_SPAN = timedelta(days=36525)

@@ -1,0 +1,267 @@
+"""Turn an exception into plain text, to be kept with the failed attempt.
+
+Exceptions come from users' code and its input, so they are not trusted: describing one never
+raises, hangs or recurses endlessly, and the text can always be stored and shown. Tracebacks have
+source lines, never the values of variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os.path
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+
+#: The largest failure, and the largest class name and text in it, in bytes of UTF-8.
+MAX_FAILURE = 16 * 1024
+MAX_CLASS = 256
+MAX_TEXT = 4 * 1024
+#: How many exceptions of a chain or group are shown, and how many frames of each.
+MAX_EXCEPTIONS = 10
+MAX_FRAMES = 40
+#: Seconds that the `__str__()` methods of one failure may take in all.
+PATIENCE = 1.0
+
+# PostgreSQL refuses NUL, and UTF-8 refuses surrogates. Other control characters, and those that
+# change the direction of text, could forge the output of a terminal or a log.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_BREAKS = re.compile(r"\s+")
+
+# A class may override these names; the descriptors of the base class read the real values.
+_get_args = BaseException.__dict__["args"].__get__
+_get_cause = BaseException.__dict__["__cause__"].__get__
+_get_context = BaseException.__dict__["__context__"].__get__
+_get_suppressed = BaseException.__dict__["__suppress_context__"].__get__
+_get_traceback = BaseException.__dict__["__traceback__"].__get__
+_get_attributes = BaseException.__dict__["__dict__"].__get__
+_get_parts = BaseExceptionGroup.__dict__["exceptions"].__get__
+_get_qualname = type.__dict__["__qualname__"].__get__
+_get_mro = type.__dict__["__mro__"].__get__
+_get_namespace = type.__dict__["__dict__"].__get__
+
+# With these methods, and arguments of these types, str() runs only the interpreter's code.
+_TRUSTED_STR = (BaseException.__dict__["__str__"], KeyError.__dict__["__str__"])
+_TRUSTED_ARGUMENTS = frozenset({str, bytes, int, float, bool, type(None)})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The text of a failed attempt: the error class with its module, its text, the traceback."""
+
+    error_class: str
+    text: str
+    traceback: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The class and the text in one line of at most 500 bytes, for lists and logs."""
+        return one_line(f"{self.error_class}: {self.text}" if self.text else self.error_class)
+
+
+def describe(error: BaseException) -> Failure:
+    """Return the text of `error`, at most 16 KiB of UTF-8 in all; never raises.
+
+    The exceptions' own `__str__()` methods get one second in all.
+
+    >>> describe(ValueError("no\\x00such order")).text
+    'no\ufffdsuch order'
+    """
+    name = text = traceback = "(cannot be had)"
+    texts = _Texts()
+    # The attempt counts whatever its exception is like: keep as much as can be read.
+    with contextlib.suppress(Exception):
+        name = _class_name(error)
+        text = _cut(texts.of(error), MAX_TEXT)
+        room = MAX_FAILURE - len(name.encode()) - len(text.encode())
+        traceback = _cut_middle(_clean("".join(_lines(error, texts))), room)
+    return Failure(name, text, traceback)
+
+
+def one_line(text: str, limit: int = 500) -> str:
+    """Return `text` as one line without control characters, at most `limit` bytes of UTF-8.
+
+    >>> one_line("first\\nsecond\\x1b[2J"), one_line("seventeen letters", 9)
+    ('first second\ufffd[2J', 'sevent…')
+    """
+    line = _BREAKS.sub(" ", str.__str__(text).lstrip()[: 4 * limit]).rstrip()
+    return _cut(_UNSAFE.sub("\ufffd", line), limit)
+
+
+class _Texts:
+    """Call `str()` on exceptions, protected from their own code."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+        self._patience = PATIENCE
+
+    def of(self, error: BaseException) -> str:
+        """Return the cleaned text of `error`, or in brackets why it has none."""
+        if id(error) not in self._known:
+            self._known[id(error)] = _clean(self._ask(error)[:MAX_FAILURE])
+        return self._known[id(error)]
+
+    def _ask(self, error: BaseException) -> str:
+        if _says_its_text_safely(error):
+            return _text_of(error)
+        if self._patience <= 0:
+            return "(text not asked for)"
+        start = time.monotonic()
+        answer = _within(self._patience, lambda: _text_of(error))
+        if answer is None:
+            self._patience = 0.0
+            return "(its text took too long)"
+        self._patience -= time.monotonic() - start
+        return answer
+
+
+def _says_its_text_safely(error: BaseException) -> bool:
+    """Return whether `str(error)` runs only the interpreter's code; it nearly always does."""
+    namespaces = (_get_namespace(cls) for cls in _get_mro(type(error)))
+    method = next(each["__str__"] for each in namespaces if "__str__" in each)
+    return any(method is trusted for trusted in _TRUSTED_STR) and all(
+        type(argument) in _TRUSTED_ARGUMENTS for argument in _get_args(error)
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error))
+    except BaseException as trouble:  # even KeyboardInterrupt: only the text is lost
+        return f"(its text cannot be had: {_class_name(trouble)})"
+
+
+def _within(seconds: float, function: Callable[[], str]) -> str | None:
+    """Return `function()`, or None if it takes longer; its thread then runs on.
+
+    Only a thread can be abandoned in Python. Thread-locals are empty there, so a lazy translation
+    uses the language of the settings.
+    """
+    answers: list[str] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(function()), name="django_mq-text", daemon=True
+    )
+    try:
+        thread.start()
+    except RuntimeError:  # the system has no thread left
+        return None
+    thread.join(seconds)
+    return answers[0] if answers else None
+
+
+def _class_name(error: BaseException) -> str:
+    name = str.__str__(_get_qualname(type(error)))
+    module = _get_namespace(type(error)).get("__module__")
+    if issubclass(type(module), str) and str.__ne__(module, "builtins"):
+        name = f"{str.__str__(module)}.{name}"
+    return one_line(name, MAX_CLASS)
+
+
+def _lines(error: BaseException, texts: _Texts) -> Iterator[str]:
+    """Yield the traceback as Python prints it: causes first, the parts of a group after it."""
+    for heading, each in _related(error):
+        yield heading
+        frames = list(_frames(_get_traceback(each)))
+        if frames:
+            yield "Traceback (most recent call last):\n"
+            yield from frames
+        text = texts.of(each)
+        yield f"{_class_name(each)}: {text}\n" if text else f"{_class_name(each)}\n"
+        notes = _get_attributes(each).get("__notes__")
+        for note in notes[:MAX_EXCEPTIONS] if type(notes) is list else ():
+            if type(note) is str:
+                yield f"{note[:MAX_TEXT]}\n"
+
+
+def _related(error: BaseException) -> Iterator[tuple[str, BaseException]]:
+    """Yield (heading, exception): the chain that led to `error`, `error` itself, its parts."""
+    chain: deque[tuple[str, BaseException]] = deque([("", error)])
+    seen = {id(error)}
+    while len(chain) < MAX_EXCEPTIONS:
+        _, oldest = chain[0]
+        cause, context = _get_cause(oldest), _get_context(oldest)
+        if cause is not None:
+            before, heading = cause, "\nThe above exception was the direct cause of this one:\n\n"
+        elif context is not None and not _get_suppressed(oldest):
+            before, heading = context, "\nWhile handling the above exception came this one:\n\n"
+        else:
+            break
+        if id(before) in seen:
+            break
+        seen.add(id(before))
+        chain[0] = (heading, oldest)
+        chain.appendleft(("", before))
+    yield from chain
+
+    parts = deque([error])
+    shown = len(chain)
+    while parts and shown < MAX_EXCEPTIONS:
+        group = parts.popleft()
+        if not issubclass(type(group), BaseExceptionGroup):
+            continue
+        inside = _get_parts(group)
+        for number, part in enumerate(inside[: MAX_EXCEPTIONS - shown], start=1):
+            yield f"\nPart {number} of {len(inside)} of {_class_name(group)}:\n\n", part
+            parts.append(part)
+            shown += 1
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[str]:
+    """Yield the first and last frames of a traceback, each with its source line."""
+    walk = _walk(traceback)
+    head = list(islice(walk, MAX_FRAMES // 2))
+    tail: deque[tuple[str, int, str]] = deque(maxlen=MAX_FRAMES // 2)
+    left_out = -(MAX_FRAMES // 2)
+    for frame in walk:
+        tail.append(frame)
+        left_out += 1
+    yield from map(_frame, head)
+    if left_out > 0:
+        yield f"  ... {left_out} frames left out ...\n"
+    yield from map(_frame, tail)
+
+
+def _walk(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        yield code.co_filename, traceback.tb_lineno or 0, code.co_name
+        traceback = traceback.tb_next
+
+
+def _frame(frame: tuple[str, int, str]) -> str:
+    filename, number, function = frame
+    # Only plain files are read: a code object may claim to come from a pipe or /dev/zero.
+    source = linecache.getline(filename, number).strip() if os.path.isfile(filename) else ""
+    header = f'  File "{filename}", line {number}, in {function}\n'
+    return f"{header}    {source[:500]}\n" if source else header
+
+
+def _clean(text: str) -> str:
+    return _UNSAFE.sub("\ufffd", text)
+
+
+def _cut(text: str, limit: int) -> str:
+    """Cut clean text to `limit` bytes of UTF-8, between characters."""
+    data = text.encode()
+    if len(data) <= limit:
+        return text
+    return data[: max(limit - 3, 0)].decode(errors="ignore") + "…"
+
+
+def _cut_middle(text: str, limit: int) -> str:
+    """Cut as `_cut()` does, but keep both ends: the first cause, and the error itself."""
+    data = text.encode()
+    if len(data) <= limit:
+        return text
+    mark = "\n... cut here ...\n"
+    half = (limit - len(mark)) // 2
+    return data[:half].decode(errors="ignore") + mark + data[-half:].decode(errors="ignore")
+
+
+__all__ = ["Failure", "describe", "one_line"]

@@ -1,0 +1,199 @@
+"""Statistics of many durations in constant memory.
+
+They can be merged: those of several processes give the same numbers as if one process had measured
+every duration.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+#: The largest count, and the largest number of seconds, accepted from a row.
+MOST, LONGEST = 2**53, 1e100
+#: Ten buckets per power of ten, from a microsecond to a million seconds: the middle of a bucket is
+#: within 13 % of each duration in it. The first and last buckets take everything beyond.
+BOUNDS = tuple(10.0 ** (place / 10 - 6) for place in range(121))
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Statistics of `count` durations, in seconds; `p50` (median), `p90` and `p99` within 13 %."""
+
+    count: int
+    last: float
+    min: float
+    max: float
+    mean: float
+    deviation: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(slots=True)
+class Spread:
+    """The histogram; `squares` is the sum of the squared distances from the mean."""
+
+    count: int = 0
+    last: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+
+    def add(self, values: Sequence[float]) -> None:
+        """Add durations in seconds, oldest first; a negative one counts as zero.
+
+        In a large call each costs a tenth of a microsecond.
+        """
+        if not values:
+            return
+        ordered = sorted(values)
+        if ordered[0] < 0.0:
+            ordered = sorted(max(0.0, value) for value in ordered)
+        count = len(ordered)
+        mean = math.fsum(ordered) / count
+        other = Spread(
+            count=count,
+            last=max(0.0, values[-1]),
+            least=ordered[0],
+            most=ordered[-1],
+            mean=mean,
+            squares=math.dist(ordered, [mean] * count) ** 2,
+            buckets=[],
+        )
+        self._merge_moments(other)
+        start = 0
+        while start < count:
+            bucket = bisect_right(BOUNDS, ordered[start])
+            end = count
+            if bucket < len(BOUNDS):
+                end = bisect_left(ordered, BOUNDS[bucket], start)
+            self.buckets[bucket] += end - start
+            start = end
+
+    def merge(self, other: Spread) -> None:
+        """Add the durations of another process as the earlier ones: `last` stays, if set."""
+        last = self.last if self.count else other.last
+        self._merge_moments(other)
+        self.last = last
+        for bucket, count in enumerate(other.buckets):
+            self.buckets[bucket] += count
+
+    def _merge_moments(self, other: Spread) -> None:
+        """Add up count, extremes, mean and squares.
+
+        Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise
+        Algorithm for Computing Sample Variances", 1979.
+        """
+        if not other.count:
+            return
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        self.least = min(self.least, other.least) if self.count else other.least
+        self.most = max(self.most, other.most)
+        self.mean += apart * other.count / count
+        self.squares += other.squares + apart * apart * self.count * other.count / count
+        self.count = count
+        self.last = other.last
+
+    def percentile(self, share: float) -> float:
+        """Return the duration that `share` of all do not exceed: the middle of its bucket.
+
+        >>> spread = Spread()
+        >>> spread.add([0.010] * 98 + [5.0, 7.0])
+        >>> round(spread.percentile(0.5), 4), round(spread.percentile(0.99), 2)
+        (0.0112, 4.47)
+        """
+        wanted = max(1, math.ceil(self.count * share))
+        bucket = bisect_left(list(accumulate(self.buckets)), wanted)
+        low = BOUNDS[bucket - 1] if bucket else 0.0
+        high = BOUNDS[bucket] if bucket < len(BOUNDS) else self.most
+        return min(max(math.sqrt(low * high), self.least), self.most)
+
+    def durations(self) -> Durations | None:
+        """Return the statistics that people read; None without data."""
+        if not self.count:
+            return None
+        return Durations(
+            count=self.count,
+            last=self.last,
+            min=self.least,
+            max=self.most,
+            mean=self.mean,
+            deviation=math.sqrt(self.squares / self.count),
+            p50=self.percentile(0.5),
+            p90=self.percentile(0.9),
+            p99=self.percentile(0.99),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON data for `from_json()`, with the buckets from the first to the last used.
+
+        >>> spread = Spread()
+        >>> spread.add([0.25, 0.25, 0.75])
+        >>> spread.as_json()["first"], spread.as_json()["buckets"]
+        (54, [2, 0, 0, 0, 0, 1])
+        >>> Spread.from_json(spread.as_json()) == spread
+        True
+        """
+        used = [bucket for bucket, count in enumerate(self.buckets) if count]
+        first, end = (used[0], used[-1] + 1) if used else (0, 0)
+        moments = {name: getattr(self, name) for name in _MOMENTS}
+        return {
+            "count": self.count,
+            **moments,
+            "first": first,
+            "buckets": self.buckets[first:end],
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Spread:
+        """Return the histogram that `as_json()` wrote; raise ValueError for any other data."""
+        if not isinstance(value, Mapping):
+            raise ValueError("is no object")
+        counts = value.get("buckets")
+        first = whole(value.get("first"))
+        if not isinstance(counts, list) or first + len(counts) > len(BOUNDS) + 1:
+            raise ValueError("has other buckets")
+        spread = cls(whole(value.get("count")))
+        for each in _MOMENTS:
+            setattr(spread, each, _seconds(value.get(each)))
+        spread.buckets[first : first + len(counts)] = map(whole, counts)
+        if sum(spread.buckets) != spread.count:
+            raise ValueError("does not add up")
+        return spread
+
+
+_MOMENTS = ("last", "least", "most", "mean", "squares")
+
+
+def whole(value: object) -> int:
+    """Return `value` if it is a count; raise ValueError otherwise."""
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise ValueError("is no count")
+    return value
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+        raise ValueError("is no duration")
+    return float(value)
+
+
+def brief(seconds: float) -> str:
+    """Return a duration for a narrow column.
+
+    >>> brief(0.000042), brief(0.0042), brief(0.42), brief(4.2), brief(420), brief(42_000)
+    ('0.042ms', '4.2ms', '420ms', '4.2s', '7m', '11.7h')
+    """
+    for size, unit in ((3600.0, "h"), (60.0, "m"), (1.0, "s")):
+        if seconds >= size:
+            return f"{seconds / size:.3g}{unit}"
+    return f"{seconds * 1000:.3g}ms"

@@ -1,0 +1,145 @@
+"""Decide the outcome of a delivery from the way its handler ended. Nothing here writes or waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django_mq.exceptions import Reject, Retry, Snooze, moment
+from django_mq.policy.backoff import MAX_WAIT, BackoffFailed, Random, RetryPolicy
+from django_mq.policy.error_text import Failure, describe, one_line
+
+#: Seconds that a message waits if the callable of its policy fails.
+WAIT_WITHOUT_POLICY = 1.0
+#: The `dead_reason` of a message whose last attempt failed.
+EXHAUSTED = "exhausted"
+
+
+class AttemptEnded(Exception):
+    """An attempt was ended from outside; passed to `decide()`, never raised by a handler.
+
+    It says nothing about the service that a handler depends on, so it signals no queue backoff.
+    """
+
+
+class TimedOut(AttemptEnded):
+    """The handler ran past its timeout."""
+
+
+class WorkerLost(AttemptEnded):
+    """The worker's process died, or was lost, while the handler ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """Done: delete the row, and keep `result` if it was requested."""
+
+    result: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """Run again at `after` (seconds from now, or a moment); the attempt counts.
+
+    `backoff`: the failure also signals queue backoff. `warning`: a text for the log, or empty.
+    """
+
+    after: float | datetime
+    failure: Failure
+    backoff: bool
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    """Run again at `after` (seconds from now, or a moment); the attempt does not count."""
+
+    after: float | datetime
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """Never run again: `reason` is one line, `exhausted` or the reason of `Reject`."""
+
+    reason: str
+    failure: Failure
+
+
+Outcome = Acked | Retried | Snoozed | DeadLettered
+
+
+def decide(
+    *,
+    attempt: int,
+    max_attempts: int,
+    policy: RetryPolicy,
+    random: Random,
+    error: BaseException | None = None,
+    result: object = None,
+) -> Outcome:
+    """Return the outcome of a delivery whose handler returned `result` or raised `error`.
+
+    `attempt` counts from 1; the attempt `max_attempts` is the last. The message carries
+    `max_attempts` (a requeue raises it), so `policy` gives only the delay. `random` returns a
+    number in [0, 1). A wait is cut to 366 days. This never raises, whatever `error` is.
+
+    >>> decide(attempt=1, max_attempts=1, policy=RetryPolicy(), random=lambda: 0.5, result=7)
+    Acked(result=7)
+    >>> decide(
+    ...     attempt=1, max_attempts=1, policy=RetryPolicy(), random=lambda: 0.5, error=KeyError(7)
+    ... )  # doctest: +ELLIPSIS
+    DeadLettered(reason='exhausted', failure=Failure(error_class='KeyError', text='7', ...))
+    """
+    if error is None:
+        return Acked(result)
+    asked: float | datetime | None = None
+    backoff = True
+    try:
+        if isinstance(error, Snooze):
+            return Snoozed(*_cut(moment(error.after)))
+        if isinstance(error, Reject):
+            return DeadLettered(one_line(error.reason) or "rejected", describe(error))
+        if isinstance(error, Retry):
+            asked = None if error.after is None else moment(error.after)
+            backoff = error.backoff
+        elif isinstance(error, AttemptEnded):
+            backoff = False
+    except Exception:
+        asked = None  # a subclass with broken attributes is an error like any other
+    failure = describe(error)
+    if attempt >= max_attempts:
+        return DeadLettered(EXHAUSTED, failure)
+    after, warning = _cut(asked) if asked is not None else _policy_delay(policy, attempt, random)
+    return Retried(after, failure, backoff, warning)
+
+
+def _policy_delay(policy: RetryPolicy, attempt: int, random: Random) -> tuple[float, str]:
+    try:
+        return policy.delay(attempt, random=random), ""
+    except BackoffFailed as error:
+        cause = f" ({describe(error.__cause__).summary})" if error.__cause__ else ""
+        return WAIT_WITHOUT_POLICY, one_line(f"{error}{cause}; waiting {WAIT_WITHOUT_POLICY} s")
+
+
+def _cut(after: float | datetime) -> tuple[float | datetime, str]:
+    if isinstance(after, float) and after > MAX_WAIT:
+        return MAX_WAIT, f"a wait of {after:g} s was cut to {MAX_WAIT:g} s (366 days)"
+    return after, ""
+
+
+__all__ = [
+    "EXHAUSTED",
+    "Acked",
+    "AttemptEnded",
+    "DeadLettered",
+    "Failure",
+    "Outcome",
+    "Retried",
+    "Snoozed",
+    "TimedOut",
+    "WorkerLost",
+    "decide",
+    "describe",
+    "one_line",
+]

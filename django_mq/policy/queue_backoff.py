@@ -1,0 +1,98 @@
+"""The backoff level of a queue: which outcomes move it, and how long each level waits.
+
+A queue has one level for the whole fleet, zero at first. While it is above zero, only one message
+of the queue is claimed after each wait: the probe.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from django_mq.exceptions import Reject, Retry
+from django_mq.policy.backoff import Random
+from django_mq.policy.outcomes import Acked, AttemptEnded, DeadLettered, Outcome, Retried
+
+
+class Step(IntEnum):
+    """How the outcome of a delivery moves the level of its queue."""
+
+    DOWN = -1
+    STAY = 0
+    UP = 1
+
+
+def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
+    """Return how the outcome of a delivery moves the level of its queue.
+
+    `error` is the handler's error. DOWN if the message was acked or rejected: the handler works. UP
+    if it failed, or raised `Retry(backoff=True)`. STAY for anything that says nothing about the
+    services the handler needs: `Retry`, `Snooze`, a timeout, a lost worker, and a message that was
+    held or expired (`outcome` is None).
+
+    >>> step_of(Acked(), None).name, step_of(None, None).name
+    ('DOWN', 'STAY')
+    """
+    if isinstance(outcome, Acked):
+        return Step.DOWN
+    if isinstance(outcome, Retried):
+        return Step.UP if outcome.backoff else Step.STAY
+    if not isinstance(outcome, DeadLettered) or error is None:
+        return Step.STAY
+    if isinstance(error, Reject):
+        return Step.DOWN
+    if isinstance(error, AttemptEnded):
+        return Step.STAY
+    if isinstance(
+        error, Retry
+    ):  # on its last attempt; a Retry without its attributes counts as an error
+        return Step.UP if vars(error).get("backoff", True) else Step.STAY
+    return Step.UP
+
+
+def wait(level: int, *, multiplier: float, maximum: float) -> float:
+    """Return how long, in seconds, a queue waits at `level`, without jitter.
+
+    min(multiplier * 2 ** level, maximum).
+    Source: the backoff of NSQ consumers.
+
+    >>> [wait(level, multiplier=1.0, maximum=120.0) for level in (1, 2, 6, 7)]
+    [2.0, 4.0, 64.0, 120.0]
+    """
+    return min(multiplier * 2.0**level, maximum)
+
+
+def top_level(*, multiplier: float, maximum: float) -> int:
+    """Return the highest level: above it, no wait would be longer.
+
+    Zero if `maximum` is zero: the queue never backs off.
+
+    >>> top_level(multiplier=1.0, maximum=120.0), top_level(multiplier=500.0, maximum=120.0)
+    (7, 1)
+    >>> top_level(multiplier=1.0, maximum=0.0)
+    0
+    """
+    if maximum <= 0:
+        return 0
+    level = 1
+    while wait(level, multiplier=multiplier, maximum=maximum) < maximum:
+        level += 1
+    return level
+
+
+def jittered_waits(
+    *, multiplier: float, maximum: float, jitter: float, random: Random
+) -> list[float]:
+    """Return the waits, in seconds, of the levels from 1 to the top.
+
+    All are longer or shorter by the same share, at most `jitter`, so queues that fail together do
+    not always probe together. `random` returns a number in [0, 1).
+
+    >>> jittered_waits(multiplier=1.0, maximum=6.0, jitter=0.1, random=lambda: 0.5)
+    [2.0, 4.0, 6.0]
+    >>> jittered_waits(multiplier=1.0, maximum=6.0, jitter=0.5, random=lambda: 0.0)
+    [1.0, 2.0, 3.0]
+    """
+    share = 1.0 + jitter * (2.0 * random() - 1.0)
+    top = top_level(multiplier=multiplier, maximum=maximum)
+    levels = range(1, top + 1)
+    return [share * wait(level, multiplier=multiplier, maximum=maximum) for level in levels]

@@ -1,0 +1,229 @@
+"""Match types and metadata to subscriptions. Also the rule for names.
+
+Patterns are those of AMQP topic exchanges over the dotted type: `*` is exactly one word, `#` zero
+or more words, and a plain type matches itself. `where` matches metadata, as a headers exchange.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, Protocol, TypeVar
+
+from django_mq.exceptions import InvalidName
+
+#: The rule for types, queues, keys, unique ids and handlers; the tables CHECK it, too.
+MAX_NAME = 128
+RULE = f"1 to {MAX_NAME} ASCII letters, digits and _ . : / -"
+_NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_NAME}}}")
+_WORD = re.compile(r"[A-Za-z0-9_:/-]*|[*#]")
+
+#: Types come from rows, which other programs may write: an unbounded cache would be a leak.
+REMEMBERED_TYPES = 1024
+
+
+def check_name(value: object, what: str) -> str:
+    """Return `value` as a plain str if it is a name; raise InvalidName otherwise.
+
+    `what` says in the error text which name it is.
+
+    >>> check_name("shop.orders.placed", "type")
+    'shop.orders.placed'
+    """
+    if isinstance(value, str) and _NAME.fullmatch(value):
+        return str.__str__(value)  # a member of a str enum becomes its text
+    raise InvalidName(f"{what} {_shown(value)} is not a name: use {RULE}")
+
+
+def check_pattern(value: object, what: str = "pattern") -> str:
+    """Return `value` as a plain str if it is a pattern; raise InvalidName otherwise.
+
+    >>> check_pattern("shop.*.cancelled")
+    'shop.*.cancelled'
+    """
+    if (
+        isinstance(value, str)
+        and 1 <= len(value) <= MAX_NAME
+        and all(_WORD.fullmatch(word) for word in value.split("."))
+    ):
+        return str.__str__(value)
+    raise InvalidName(
+        f"{what} {_shown(value)} is not a pattern: use {RULE},"
+        " or * (one word) and # (any number of words) as whole words between dots"
+    )
+
+
+class Pattern:
+    """One pattern, split into words. Raises InvalidName if it is not a pattern.
+
+    >>> mailer = Pattern("mailer.*.expired")
+    >>> mailer.matches("mailer.ad.expired"), mailer.matches("mailer.expired")
+    (True, False)
+    >>> Pattern("mailer.#").matches("mailer")
+    True
+    """
+
+    __slots__ = ("_words", "is_plain", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = check_pattern(text)
+        self._words = tuple(self.text.split("."))
+        #: True without wildcards: the pattern matches exactly one name.
+        self.is_plain = not {"*", "#"}.intersection(self._words)
+
+    def matches(self, name: str) -> bool:
+        """Return whether the pattern matches the whole dotted `name`.
+
+        A `#` first takes no word, then one more each time the rest fails. Only the last `#` met is
+        ever extended, since the ones before it can stay as short as they are. So the work is at
+        most the words of the name times the words of the pattern, however many `#` there are.
+        """
+        if self.is_plain:
+            return name == self.text
+        pattern, words = self._words, name.split(".")
+        at = word = taken = 0
+        last_hash = -1
+        while word < len(words):
+            wanted = pattern[at] if at < len(pattern) else None
+            if wanted == "#":
+                last_hash, taken = at, word
+                at += 1
+            elif wanted is not None and wanted in ("*", words[word]):
+                at += 1
+                word += 1
+            elif last_hash >= 0:
+                taken += 1
+                at, word = last_hash + 1, taken
+            else:
+                return False
+        return all(rest == "#" for rest in pattern[at:])
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.text!r})"
+
+
+class Subscription(Protocol):
+    """The attributes of a handler that routing reads. `match` is "all" or "any" of `where`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def patterns(self) -> tuple[str, ...]: ...
+    @property
+    def where(self) -> Mapping[str, Any] | None: ...
+    @property
+    def match(self) -> str: ...
+
+
+S = TypeVar("S", bound=Subscription)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation(Generic[S]):
+    """Whether one subscription gets a message, and why."""
+
+    subscription: S
+    matches: bool
+    reason: str
+
+
+class RoutingTable(Generic[S]):
+    """Subscriptions with their patterns split; the matches of a type are cached.
+
+    Raises InvalidName if a pattern is bad. Thread-safe.
+    """
+
+    def __init__(self, subscriptions: Iterable[S]) -> None:
+        self._entries = tuple(
+            (each, tuple(Pattern(pattern) for pattern in each.patterns)) for each in subscriptions
+        )
+        self._candidates = lru_cache(REMEMBERED_TYPES)(self._match_patterns)
+
+    def match(self, type: str, metadata: Mapping[str, Any]) -> tuple[S, ...]:
+        """Return the subscriptions that get a message, each once, in order."""
+        candidates, any_where = self._candidates(type)
+        if not any_where:
+            return candidates
+        return tuple(each for each in candidates if meets(each.where, each.match, metadata))
+
+    def explain(self, type: str, metadata: Mapping[str, Any]) -> tuple[Explanation[S], ...]:
+        """Return, for every subscription, whether it gets a message, and why."""
+        return tuple(
+            Explanation(each, *_explain(each, patterns, type, metadata))
+            for each, patterns in self._entries
+        )
+
+    def _match_patterns(self, type: str) -> tuple[tuple[S, ...], bool]:
+        found = tuple(
+            each
+            for each, patterns in self._entries
+            if any(pattern.matches(type) for pattern in patterns)
+        )
+        return found, any(each.where for each in found)
+
+
+def matching(type: str, metadata: Mapping[str, Any], subscriptions: Iterable[S]) -> tuple[S, ...]:
+    """Return the subscriptions that get a message, each once, in order."""
+    return RoutingTable(subscriptions).match(type, metadata)
+
+
+def explain(
+    type: str, metadata: Mapping[str, Any], subscriptions: Iterable[S]
+) -> tuple[Explanation[S], ...]:
+    """Return, for every subscription, whether it gets a message, and why."""
+    return RoutingTable(subscriptions).explain(type, metadata)
+
+
+def meets(where: Mapping[str, Any] | None, match: str, metadata: Mapping[str, Any]) -> bool:
+    """Return whether metadata has all, or any, of the values in `where`; True without `where`.
+
+    Values are compared as JSON: `True` does not equal 1.
+
+    >>> meets({"tier": "gold", "vip": True}, "any", {"tier": "gold", "vip": 1})
+    True
+    >>> meets({"tier": "gold", "vip": True}, "all", {"tier": "gold", "vip": 1})
+    False
+    """
+    if not where:
+        return True
+    held = (_holds(key, value, metadata) for key, value in where.items())
+    return any(held) if match == "any" else all(held)
+
+
+def _holds(key: str, value: object, metadata: Mapping[str, Any]) -> bool:
+    if key not in metadata:
+        return False
+    found = metadata[key]
+    return isinstance(found, bool) is isinstance(value, bool) and bool(found == value)
+
+
+def _explain(
+    subscription: Subscription,
+    patterns: tuple[Pattern, ...],
+    type: str,
+    metadata: Mapping[str, Any],
+) -> tuple[bool, str]:
+    hit = next((pattern.text for pattern in patterns if pattern.matches(type)), None)
+    if hit is None:
+        return False, f"no pattern matches: {', '.join(pattern.text for pattern in patterns)}"
+    if not subscription.where:
+        return True, f"{hit} matches"
+    missed = [
+        f"{key}={value!r}"
+        for key, value in subscription.where.items()
+        if not _holds(key, value, metadata)
+    ]
+    if meets(subscription.where, subscription.match, metadata):
+        return True, f"{hit} matches, and so does the metadata ({subscription.match} of where)"
+    return False, (
+        f"{hit} matches, but the metadata has not {' or '.join(missed)}"
+        f" ({subscription.match} of where is wanted)"
+    )
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, str):
+        return f"of type {type(value).__name__}"
+    return repr(value if len(value) <= MAX_NAME else value[:MAX_NAME] + "...")

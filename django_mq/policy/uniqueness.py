@@ -1,0 +1,154 @@
+"""Decide what a broadcast does if its unique id is taken. No clock and no database here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Literal, NamedTuple
+
+OnDuplicate = Literal["skip", "raise", "update", "debounce", "requeue"]
+CopyOutcome = Literal["added", "updated", "debounced", "requeued", "duplicate"]
+
+
+class UniqueState(Enum):
+    """The state of a unique id, derived from rows and never stored.
+
+    WAITING: its message waits for a claim. IN_FLIGHT: its message is leased (lapsed or not), or
+    waits for a retry with another message put aside behind it. QUIET: its message succeeded and
+    `unique_for` has not passed. FREE: anything else, including a dead message.
+    """
+
+    FREE = "free"
+    WAITING = "waiting"
+    IN_FLIGHT = "in_flight"
+    QUIET = "quiet"
+
+
+def state_of(*, alive: bool, leased: bool, aside: bool, quiet: bool) -> UniqueState:
+    """Return the state of an id; a living message takes precedence over a quiet time.
+
+    >>> state_of(alive=True, leased=False, aside=False, quiet=True).value
+    'waiting'
+    >>> state_of(alive=True, leased=False, aside=True, quiet=False).value
+    'in_flight'
+    >>> state_of(alive=False, leased=False, aside=False, quiet=True).value
+    'quiet'
+    >>> state_of(alive=False, leased=False, aside=False, quiet=False).value
+    'free'
+    """
+    if alive:
+        return UniqueState.IN_FLIGHT if leased or aside else UniqueState.WAITING
+    return UniqueState.QUIET if quiet else UniqueState.FREE
+
+
+class Action(Enum):
+    """The write: ADD a row, REPLACE the content of the waiting row, or PUT_ASIDE for later."""
+
+    NOTHING = "nothing"
+    ADD = "add"
+    REPLACE = "replace"
+    PUT_ASIDE = "put aside"
+
+
+class Verdict(NamedTuple):
+    """The outcome of one copy for the producer; if `refused`, DuplicateMessage is raised."""
+
+    outcome: CopyOutcome
+    reason: str = ""
+    refused: bool = False
+
+
+class Decision(NamedTuple):
+    """What one message does; `sets_due`: its due time replaces the stored one."""
+
+    action: Action
+    verdict: Verdict
+    sets_due: bool = True
+
+
+def decide(state: UniqueState, on_duplicate: OnDuplicate) -> Decision:
+    """Return what a message does whose unique id is in `state`.
+
+    >>> for state in UniqueState:
+    ...     for option in ("skip", "raise", "update", "debounce", "requeue"):
+    ...         decision = decide(state, option)
+    ...         told = "DuplicateMessage" if decision.verdict.refused else decision.verdict.outcome
+    ...         print(f"{state.value:10}{option:10}{decision.action.value:11}{told:17}"
+    ...               f"{decision.verdict.reason}".rstrip())
+    free      skip      add        added
+    free      raise     add        added
+    free      update    add        added
+    free      debounce  add        added
+    free      requeue   add        added
+    waiting   skip      nothing    duplicate        waiting
+    waiting   raise     nothing    DuplicateMessage waiting
+    waiting   update    replace    updated
+    waiting   debounce  replace    debounced
+    waiting   requeue   nothing    duplicate        waiting
+    in_flight skip      nothing    duplicate        in_flight
+    in_flight raise     nothing    DuplicateMessage in_flight
+    in_flight update    nothing    duplicate        in_flight
+    in_flight debounce  nothing    duplicate        in_flight
+    in_flight requeue   put aside  requeued
+    quiet     skip      nothing    duplicate        quiet
+    quiet     raise     nothing    DuplicateMessage quiet
+    quiet     update    nothing    duplicate        quiet
+    quiet     debounce  nothing    duplicate        quiet
+    quiet     requeue   add        requeued
+    """
+    if state is UniqueState.FREE:
+        return Decision(Action.ADD, Verdict("added"))
+    if on_duplicate == "requeue" and state is UniqueState.IN_FLIGHT:
+        return Decision(Action.PUT_ASIDE, Verdict("requeued"))
+    if on_duplicate == "requeue" and state is UniqueState.QUIET:
+        return Decision(Action.ADD, Verdict("requeued"))
+    if on_duplicate == "update" and state is UniqueState.WAITING:
+        return Decision(Action.REPLACE, Verdict("updated"), sets_due=False)
+    if on_duplicate == "debounce" and state is UniqueState.WAITING:
+        return Decision(Action.REPLACE, Verdict("debounced"))
+    return Decision(Action.NOTHING, Verdict("duplicate", state.value, on_duplicate == "raise"))
+
+
+class Plan(NamedTuple):
+    """What the messages of one id do together, and the verdict on each.
+
+    `content` and `due` are the indexes of the messages whose content and due time are written;
+    `due` is None if the stored due time stays.
+    """
+
+    action: Action
+    content: int
+    due: int | None
+    verdicts: tuple[Verdict, ...]
+
+
+def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
+    """Return what the messages of one call that share an id do; each sees those before it.
+
+    One write serves them all, so a call takes each lock once, in order.
+
+    >>> found = plan(UniqueState.FREE, ["skip", "update", "skip", "debounce"])
+    >>> found.action.value, found.content, found.due
+    ('add', 3, 3)
+    >>> [verdict.outcome for verdict in found.verdicts]
+    ['added', 'updated', 'duplicate', 'debounced']
+    >>> plan(UniqueState.FREE, ["skip", "update"])[:3]
+    (<Action.ADD: 'add'>, 1, 0)
+    >>> plan(UniqueState.IN_FLIGHT, ["requeue", "requeue"])[:3]
+    (<Action.PUT_ASIDE: 'put aside'>, 1, 1)
+    """
+    action, content, due = Action.NOTHING, 0, None
+    verdicts = []
+    for index, option in enumerate(on_duplicate):
+        decision = decide(state, option)
+        verdicts.append(decision.verdict)
+        if decision.action is Action.NOTHING:
+            continue
+        if action is Action.NOTHING:
+            action = decision.action
+        content = index
+        if decision.sets_due:
+            due = index
+        if decision.action is Action.ADD:
+            state = UniqueState.WAITING
+    return Plan(action, content, due, tuple(verdicts))

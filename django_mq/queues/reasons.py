@@ -1,0 +1,238 @@
+"""The exact reason why a message is not running now, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from django.db.models.functions import Now
+
+from django_mq.conf import get_settings
+from django_mq.models import QueuedMessage, QueueState
+from django_mq.queues.fleet import Worker, workers
+from django_mq.queues.obstacles import in_line, obstacle, shown, worker_of
+from django_mq.queues.removed import last_known
+from django_mq.queues.stalled import shown_count, standings
+from django_mq.queues.transactions import alias_of
+from django_mq.states import MessageState
+from django_mq.store.waiting_behind import LinePosition
+
+#: The state of an id without a stored message.
+GONE = "gone"
+#: Dead-letter reasons of this library, up to a colon; any other is a handler's own words.
+OWN_REASONS = {
+    "exhausted": "its last attempt failed",
+    "expired": "it expired before an attempt could start",
+    "held for too long": "no worker could run it within the allowed time",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The state of message `id` and the reason for it; `str()` is the whole answer.
+
+    `state` is one of MessageState, or "gone". `text` holds names, times and numbers only;
+    `error` comes from a handler and may be as private as the payload. `behind` is the id of the
+    first message of its key, or of its ordered queue, if this message waits for it.
+    """
+
+    id: int
+    state: str
+    text: str
+    error: str = ""
+    behind: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.text} Last error: {self.error}" if self.error else self.text
+
+
+def why(id: int, *, using: str | None = None) -> Why:
+    """Explain why message `id` is not running now, or that it is next, running, or gone."""
+    alias = alias_of(using)
+    message = _read(id, alias)
+    if message is None:
+        return Why(id, GONE, *last_known(id, alias))
+    case = _Case(message, alias)
+    text, error = _REASONS[message.state](case)
+    if message.state in _LATER and (line := _behind(case)):
+        text += f". Then it {line}"
+    text = f"Message {id} ({message.type}, queue {message.queue}) {text}."
+    standing = case.standing
+    return Why(id, message.state.value, text, error, standing.waits_for if standing else None)
+
+
+def _read(id: int, alias: str) -> QueuedMessage | None:
+    messages = QueuedMessage.objects.using(alias).with_state().annotate(now=Now())
+    return messages.defer("payload", "metadata").filter(pk=id).first()
+
+
+class _Case:
+    """A message, with the lookups that explain it."""
+
+    def __init__(self, message: QueuedMessage, alias: str) -> None:
+        self.message = message
+        self.alias = alias
+        self.now: datetime = message.now  # type: ignore[attr-defined]  # annotated
+        self.ordered = get_settings().queue(message.queue).ordered
+
+    @cached_property
+    def standing(self) -> LinePosition | None:
+        """The position of a waiting message in its line; None when it is in no line."""
+        waits = self.message.leased_until is None and self.message.dead_at is None
+        if not waits or (self.message.key is None and not self.ordered):
+            return None
+        return standings([self.message.pk], using=self.alias).get(self.message.pk)
+
+    def workers(self) -> list[Worker]:
+        return workers(using=self.alias)
+
+    def holder(self) -> str:
+        """Return the worker that claimed the message, with host and process if known."""
+        id = worker_of(self.message)
+        for worker in self.workers():
+            if worker.id == id:
+                seen = "" if worker.alive else f", last seen {shown(worker.last_seen)}"
+                return f"by worker {id} (host {worker.host}, process {worker.pid}{seen})"
+        return f"by worker {id} (no heartbeat is stored)"
+
+
+Reason = tuple[str, str]
+
+
+def _dead(case: _Case) -> Reason:
+    message = case.message
+    text = f"{_died(message)}. Requeue it to run it again, or discard it"
+    reason = message.dead_reason
+    return text, message.last_error if reason in OWN_REASONS else reason
+
+
+def _died(message: QueuedMessage) -> str:
+    own = OWN_REASONS.get(message.dead_reason.partition(":")[0])
+    return (
+        f"has been dead since {shown(message.dead_at)}: {own or 'no more attempts will be made'}"
+        f" ({message.attempts} of {message.max_attempts} attempts used)"
+    )
+
+
+def _running(case: _Case) -> Reason:
+    message = case.message
+    text = f"runs now, attempt {message.attempts} of {message.max_attempts}, {case.holder()}"
+    if message.leased_until is not None and message.leased_until <= case.now:
+        text += f". Its lease lapsed at {shown(message.leased_until)}; the worker still lists it"
+    return text, ""
+
+
+def _leased(case: _Case) -> Reason:
+    message = case.message
+    return (
+        f"is leased until {shown(message.leased_until)}, {case.holder()}: it will run there soon,"
+        " or another worker takes it over when the lease lapses",
+        "",
+    )
+
+
+def _blocked(case: _Case) -> Reason:
+    if line := _behind(case):
+        return line, ""
+    before = case.message.blocked_by
+    return (
+        f"is now the first of its key {case.message.key}: message {before}, which blocked it, is"
+        " gone or no longer blocks. The next maintenance run of a worker frees it",
+        "",
+    )
+
+
+def _behind(case: _Case) -> str:
+    """Describe the message that this one waits behind; empty if it waits behind none."""
+    standing = case.standing
+    if standing is None or standing.waits_for is None:
+        return ""
+    first = _read(standing.waits_for, case.alias)
+    whose = "its ordered queue" if case.ordered else f"its key {case.message.key}"
+    if first is None:  # acked in the meantime
+        return f"waited behind message {standing.waits_for} of {whose}, which is gone by now"
+    if first.state == MessageState.DEAD:
+        reason = f"{_died(first)}. Requeue or discard that message so that the others proceed"
+    else:
+        reason = _REASONS[first.state](_Case(first, case.alias))[0]
+    if standing.ahead > 1:
+        n = shown_count(standing.ahead)
+        return f"waits behind {n} others of {whose}; the first, message {first.pk}, {reason}"
+    return f"waits behind message {first.pk} of {whose}, which {reason}"
+
+
+def _held(case: _Case) -> Reason:
+    message = case.message
+    text = f"has been held since {shown(message.held_since)}: {obstacle(message)}"
+    if message.processable_after > case.now:
+        text += f". Workers check it again at {shown(message.processable_after)}"
+    return text, message.last_error
+
+
+def _expired(case: _Case) -> Reason:
+    return (
+        f"expired at {shown(case.message.expires_at)}: no attempt will start, and the next worker"
+        " that finds it dead-letters it",
+        "",
+    )
+
+
+def _paused(case: _Case) -> Reason:
+    queue = QueueState.objects.using(case.alias).filter(pk=case.message.queue).first()
+    if queue is None:
+        return "was in a paused queue a moment ago: ask again", ""
+    if queue.paused_at is not None and (
+        queue.paused_until is None or queue.paused_until > case.now
+    ):
+        end = f"until {shown(queue.paused_until)}" if queue.paused_until else "until it is resumed"
+        return f"waits because its queue is paused {end}", ""
+    return (
+        f"waits because its queue is backing off until {shown(queue.backoff_until)}"
+        f" (level {queue.backoff_level})",
+        "",
+    )
+
+
+def _retrying(case: _Case) -> Reason:
+    message = case.message
+    return (
+        f"failed attempt {message.attempts} of {message.max_attempts} and runs again after"
+        f" {shown(message.processable_after)}",
+        message.last_error,
+    )
+
+
+def _delayed(case: _Case) -> Reason:
+    return f"is delayed until {shown(case.message.processable_after)}", ""
+
+
+def _processable(case: _Case) -> Reason:
+    message = case.message
+    if message.leased_until is not None:
+        text = (
+            f"is due: the lease of worker {worker_of(message)} lapsed at"
+            f" {shown(message.leased_until)}, and the next worker that polls takes it over"
+        )
+        return f"{text}, {in_line(message, case.workers(), case.alias)}", ""
+    text = f"has been due since {shown(message.processable_after)}"
+    if line := _behind(case):
+        return f"{text}, but {line}", ""
+    return f"{text}, {in_line(message, case.workers(), case.alias)}", ""
+
+
+#: In these states a message waits for a condition of its own first, then in its line.
+_LATER = (MessageState.HELD, MessageState.PAUSED, MessageState.RETRYING, MessageState.DELAYED)
+_REASONS: dict[MessageState, Callable[[_Case], Reason]] = {
+    MessageState.DEAD: _dead,
+    MessageState.RUNNING: _running,
+    MessageState.LEASED: _leased,
+    MessageState.BLOCKED: _blocked,
+    MessageState.HELD: _held,
+    MessageState.EXPIRED: _expired,
+    MessageState.PAUSED: _paused,
+    MessageState.RETRYING: _retrying,
+    MessageState.DELAYED: _delayed,
+    MessageState.PROCESSABLE: _processable,
+}

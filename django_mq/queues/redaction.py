@@ -1,0 +1,31 @@
+"""Payloads as they may be shown: values of secret keys are hidden, at any depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_mq.conf import get_settings
+
+#: Replaces a hidden value, as on Django's own debug pages.
+COVER = "********************"
+
+
+def redacted(value: Any) -> Any:
+    """Return a decoded JSON value with the values of secret keys hidden.
+
+    A key is secret when the pattern in the setting `REDACT` matches any part of it; with None
+    nothing is hidden.
+    """
+    pattern = get_settings().redact
+    if pattern is None:
+        return value
+    hides = pattern.search
+
+    def cover(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: COVER if hides(key) else cover(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [cover(inner) for inner in value]
+        return value
+
+    return cover(value)

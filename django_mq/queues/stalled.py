@@ -1,0 +1,127 @@
+"""Stalled lines (order keys and ordered queues): their first message and how many wait behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from django_mq.conf import get_settings
+from django_mq.models import QueuedMessage
+from django_mq.policy.routing import check_name
+from django_mq.queues.arguments import whole
+from django_mq.queues.transactions import alias_of, reading
+from django_mq.store import waiting_behind as store
+from django_mq.store.waiting_behind import LinePosition
+
+#: Counts of messages ahead or behind stop here.
+MOST = 1000
+#: `heads()` examines this many blocking messages, the oldest first: about 0.1 s.
+LOOKED = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The first message of a line in which others wait.
+
+    The line consists of the messages with `key` of `handler` in `queue`, or (key None) of the
+    whole ordered queue. `state` is the head's, one of MessageState; `at` is the time of its death
+    if it is dead, else its due time. `behind` counts the messages behind it, up to 1,000;
+    `capped` says that there may be more.
+    """
+
+    queue: str
+    handler: str
+    key: str | None
+    id: int
+    type: str
+    state: str
+    at: datetime
+    attempts: int
+    max_attempts: int
+    behind: int
+    capped: bool
+
+    @property
+    def shown_behind(self) -> str:
+        """`behind` as text: `"12"`, or `"1,000+"` when it was capped."""
+        return shown_count(self.behind)
+
+
+def heads(queue: str | None = None, *, limit: int = 100, using: str | None = None) -> list[Head]:
+    """Return the heads of the lines of `queue` (None: of all queues) in which messages wait.
+
+    These are the lines in which a worker found blocked messages, and the ordered queues whose
+    first message is dead, delayed or retrying; at most `limit`, lowest id first. Requeue or
+    discard a dead head to let the others proceed; `cancel()` a delayed or retrying one.
+
+    The cost does not grow with the number of waiting messages: over all queues, only the lines
+    of the 10,000 oldest blocking messages are examined.
+    """
+    if queue is not None:
+        check_name(queue, "queue")
+    whole(limit, "limit")
+    alias = alias_of(using)
+    with reading(alias) as cursor:
+        found = store.blocked(
+            cursor,
+            queue=queue,
+            ordered=ordered_queues(),
+            skipping=skipping_queues(),
+            limit=limit,
+            most=MOST,
+            looked=LOOKED,
+        )
+    rows = (
+        QueuedMessage.objects.using(alias)
+        .with_state()
+        .defer("payload", "metadata")
+        .in_bulk([each.id for each in found])
+    )
+    return [_head(each, rows[each.id]) for each in found if each.id in rows]
+
+
+def standings(
+    ids: Iterable[int], *, most: int = MOST, using: str | None = None
+) -> dict[int, LinePosition]:
+    """Return, by id, the positions of those of `ids` that are in a line; counts stop at `most`."""
+    with reading(alias_of(using)) as cursor:
+        return store.standings(
+            cursor, ids=list(ids), ordered=ordered_queues(), skipping=skipping_queues(), most=most
+        )
+
+
+def shown_count(n: int, most: int = MOST) -> str:
+    """Return a count that stopped at `most` as text.
+
+    >>> shown_count(12), shown_count(1000)
+    ('12', '1,000+')
+    """
+    return f"{n:,}{'+' if n >= most else ''}"
+
+
+def _head(found: store.Blocking, row: QueuedMessage) -> Head:
+    return Head(
+        queue=found.queue,
+        handler=found.handler,
+        key=found.key,
+        id=found.id,
+        type=row.type,
+        state=row.state.value,
+        at=row.dead_at or row.processable_after,
+        attempts=row.attempts,
+        max_attempts=row.max_attempts,
+        behind=found.behind,
+        capped=found.behind >= MOST,
+    )
+
+
+def ordered_queues() -> list[str]:
+    """Return the names of the ordered queues."""
+    return [name for name, options in get_settings().queues.items() if options.ordered]
+
+
+def skipping_queues() -> list[str]:
+    """Return the names of the queues in which a dead head does not block its line."""
+    listed = get_settings().queues.items()
+    return [name for name, options in listed if options.on_dead_head == "skip"]

@@ -1,0 +1,116 @@
+"""The state of a queue, and its first messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, overload
+
+from django_mq.conf import get_settings
+from django_mq.models import QueuedMessage
+from django_mq.policy.routing import check_name
+from django_mq.queues.arguments import whole
+from django_mq.queues.transactions import alias_of, reading
+from django_mq.store import peek as rows
+from django_mq.store import queues as store
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state of one queue.
+
+    `kind` is "processable" when a message can be claimed now; "after" when none can before `at`;
+    "empty" when no stored message will become due. `at` is None unless `kind` is "after". Dead
+    letters and the messages behind them do not count. `backoff_until` is None when the queue is
+    not backing off.
+    """
+
+    kind: Literal["empty", "processable", "after"]
+    at: datetime | None
+    paused: bool
+    backoff_level: int
+    backoff_until: datetime | None
+
+
+def state(queue: str, *, using: str | None = None) -> State:
+    """Return the state of `queue`, by the database's clock, in one statement.
+
+    A message is processable when it is due or its lease has lapsed, unless it is leased, locked
+    by another session, or behind another message of its key. `at` is the next time at which a
+    message becomes due or a lease lapses; if there is none but due messages are taken at this
+    moment, it is one poll interval from now. A pause or a backoff of the queue does not change
+    `kind`.
+    """
+    check_name(queue, "queue")
+    settings = get_settings()
+    with reading(alias_of(using)) as cursor:
+        found = store.state(
+            cursor, queue=queue, skip_dead=settings.queue(queue).on_dead_head == "skip"
+        )
+    kind: Literal["empty", "processable", "after"] = "empty"
+    at = None
+    if found.due:
+        kind = "processable"
+    elif found.next_at is not None or found.taken:
+        kind = "after"
+        at = found.next_at or found.now + timedelta(seconds=settings.poll_interval)
+    return State(kind, at, found.paused, found.backoff_level, found.backoff_until)
+
+
+@overload
+def peek(
+    queue: None = None,
+    *,
+    limit: int = 10,
+    skip_locked: bool = False,
+    dead: bool = False,
+    using: str | None = None,
+) -> dict[str, list[QueuedMessage]]: ...
+
+
+@overload
+def peek(
+    queue: str,
+    *,
+    limit: int = 10,
+    skip_locked: bool = False,
+    dead: bool = False,
+    using: str | None = None,
+) -> list[QueuedMessage]: ...
+
+
+def peek(
+    queue: str | None = None,
+    *,
+    limit: int = 10,
+    skip_locked: bool = False,
+    dead: bool = False,
+    using: str | None = None,
+) -> list[QueuedMessage] | dict[str, list[QueuedMessage]]:
+    """Return the first messages of `queue` by id; without `queue`, a dict by queue name.
+
+    `limit` applies to all queues together. `skip_locked` leaves out messages that are leased, or
+    locked by another transaction. `dead` returns dead letters, which are left out otherwise. Each
+    message has its `state`; its payload and metadata are read on first access.
+    """
+    if queue is not None:
+        check_name(queue, "queue")
+    whole(limit, "limit")
+    alias = alias_of(using)
+    messages = QueuedMessage.objects.using(alias).with_state().order_by("pk")
+    # Other clients may write JSON nested too deeply to decode: decode only on access.
+    messages = messages.defer("payload", "metadata")
+    if dead:
+        messages = messages.dead()
+        found = list((messages.filter(queue=queue) if queue else messages)[:limit])
+    else:
+        with reading(alias) as cursor:
+            look = rows.peek_free if skip_locked else rows.peek
+            ids = look(cursor, queue=queue, limit=limit)
+        found = list(messages.filter(pk__in=ids))
+    if queue is not None:
+        return found
+    by_queue: dict[str, list[QueuedMessage]] = {}
+    for message in found:
+        by_queue.setdefault(message.queue, []).append(message)
+    return by_queue

@@ -1,0 +1,62 @@
+"""The database alias, short transactions with bounded lock waits, and the wakeup after commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from django_mq.conf import get_settings
+from django_mq.models import QueuedMessage
+from django_mq.outbox import notify
+from django_mq.store import operators as store
+
+
+def alias_of(using: str | None) -> str:
+    """Return `using`, else the setting DATABASE, else the router's choice."""
+    return using or get_settings().database or router.db_for_write(QueuedMessage)
+
+
+@contextmanager
+def reading(alias: str) -> Iterator[CursorWrapper]:
+    """Yield a cursor whose locks and settings end with the block, which is rolled back.
+
+    A rollback needs no WAL flush for rows that were only locked.
+    """
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        yield cursor
+        transaction.set_rollback(True, using=alias)
+
+
+def wake(alias: str) -> None:
+    """Wake the workers after the commit, unless they only poll."""
+    if get_settings().wakeup != "poll":
+        notify.ring_after_commit(connections[alias])
+
+
+@contextmanager
+def writing(alias: str, *, dry_run: bool = False) -> Iterator[CursorWrapper]:
+    """Yield a cursor in `atomic()` that waits at most a second for any lock.
+
+    A transaction of its own is READ COMMITTED whatever the project's isolation level, so that it
+    sees concurrent commits. In the caller's transaction, the caller's lock timeout is restored.
+    `dry_run` rolls everything back.
+    """
+    connection = connections[alias]
+    own = _own_transaction(connection)
+    with transaction.atomic(using=alias), connection.cursor() as cursor:
+        if own:
+            cursor.execute(store.READ_COMMITTED)
+        before = store.limit_waits(cursor)
+        yield cursor
+        if dry_run:
+            transaction.set_rollback(True, using=alias)
+        elif not own:
+            store.restore_waits(cursor, before)
+
+
+def _own_transaction(connection: BaseDatabaseWrapper) -> bool:
+    return connection.get_autocommit() and not connection.in_atomic_block

@@ -1,0 +1,157 @@
+"""Wait for one or several replies within one timeout, in a thread or on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from threading import TIMEOUT_MAX
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+from asgiref.sync import sync_to_async
+from django.utils.asyncio import async_unsafe
+
+from django_mq.policy.backoff import as_seconds
+
+if TYPE_CHECKING:
+    from django_mq.exceptions import ReplyTimeout
+    from django_mq.store.results import Found
+
+#: Seconds to wait for a reply by default.
+TIMEOUT = 10.0
+
+
+class Awaited(Protocol):
+    """The part of PendingReply that waiting uses."""
+
+    id: int
+    _alias: str
+
+    def _refuse(self) -> None: ...
+
+    def _is_within_test(self) -> bool: ...
+
+    def _was_born_in_test(self) -> bool: ...
+
+    def _look_here(self) -> Found: ...
+
+    def _read(self, found: Found) -> Any: ...
+
+    def _late(self, seconds: float | None) -> ReplyTimeout: ...
+
+
+@async_unsafe("this would block the event loop: await aresult(), aask() or agather() instead")
+def collect(
+    pendings: Sequence[Awaited],
+    timeout: float | timedelta | None,
+    *,
+    return_exceptions: bool = False,
+) -> list[Any]:
+    """Return the replies in order; raise the first error, or return errors in their places."""
+    deadline = _Deadline(timeout)
+
+    def is_here(pending: Awaited) -> bool:
+        return deadline.is_zero or pending._is_within_test()
+
+    replies = []
+    with _futures(pendings, is_here) as futures:
+        for pending, future in zip(pendings, futures, strict=True):
+            found = pending._look_here() if future is None else _result(future, deadline.left())
+            reply = _reply(pending, found, deadline, here=future is None)
+            if isinstance(reply, Exception) and not return_exceptions:
+                raise reply
+            replies.append(reply)
+    return replies
+
+
+async def acollect(
+    pendings: Sequence[Awaited],
+    timeout: float | timedelta | None,
+    *,
+    return_exceptions: bool = False,
+) -> list[Any]:
+    """As `collect()`."""
+    deadline = _Deadline(timeout)
+
+    def is_here(pending: Awaited) -> bool:
+        return deadline.is_zero or pending._was_born_in_test()
+
+    replies = []
+    with _futures(pendings, is_here) as futures:
+        for pending, future in zip(pendings, futures, strict=True):
+            if future is None:
+                found: Found | None = await sync_to_async(pending._look_here)()
+            else:
+                found = await _aresult(future, deadline.left())
+            reply = _reply(pending, found, deadline, here=future is None)
+            if isinstance(reply, Exception) and not return_exceptions:
+                raise reply
+            replies.append(reply)
+    return replies
+
+
+def seconds_of(timeout: float | timedelta | None) -> float | None:
+    """Return `timeout` in seconds, or None; raises ValueError for anything that is no duration."""
+    seconds = None if timeout is None else as_seconds(timeout)
+    if seconds is None and timeout is not None:
+        raise ValueError(f"timeout must be seconds, a timedelta or None, not {timeout!r}")
+    return seconds
+
+
+class _Deadline:
+    """The end of the timeout that all replies share."""
+
+    def __init__(self, timeout: float | timedelta | None) -> None:
+        self.seconds = seconds_of(timeout)
+        self.is_zero = self.seconds == 0
+        self._end = None if self.seconds is None else monotonic() + self.seconds
+
+    def left(self) -> float | None:
+        return None if self._end is None else min(max(0.0, self._end - monotonic()), TIMEOUT_MAX)
+
+
+@contextmanager
+def _futures(
+    pendings: Sequence[Awaited], is_here: Callable[[Awaited], bool]
+) -> Iterator[list[Future[Found] | None]]:
+    """Yield a future for each reply, or None for one that this thread queries itself.
+
+    The waiter looks for all of them until the block ends. Raises CannotWait.
+    """
+    from django_mq.requests.waiter import waiter_of  # imports the driver, which is not needed yet
+
+    for pending in pendings:
+        pending._refuse()
+    with ExitStack() as stack:
+        yield [
+            None
+            if is_here(pending)
+            else stack.enter_context(waiter_of(pending._alias).waiting_for(pending.id))
+            for pending in pendings
+        ]
+
+
+def _result(future: Future[Found], seconds: float | None) -> Found | None:
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        return None
+
+
+async def _aresult(future: Future[Found], seconds: float | None) -> Found | None:
+    if future.done():
+        return future.result()
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+    except TimeoutError:
+        return None
+
+
+def _reply(pending: Awaited, found: Found | None, deadline: _Deadline, *, here: bool) -> Any:
+    """Return the reply, or an error in its place."""
+    if found is not None and (found.answered or not found.stored):
+        return pending._read(found)
+    return pending._late(None if here and not deadline.is_zero else deadline.seconds)

@@ -1,0 +1,125 @@
+"""The connection of a waiter: queries for replies, LISTEN, and a sleep that can be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import psycopg
+from django.db import connections
+from psycopg import sql
+
+from django_mq.conf import get_settings
+from django_mq.store import results
+from django_mq.store.results import Found
+
+#: Errors of an unreachable or lost server.
+LOST = (psycopg.OperationalError, psycopg.InterfaceError)
+#: Makes the system give up a silent network link after seconds instead of minutes.
+PATIENCE = {"connect_timeout": 10, "tcp_user_timeout": 10_000}
+#: Seconds until LISTEN is tried again after it failed.
+RETRY = 10.0
+
+
+class Poke:
+    """Ends the sleep of a link from any thread; several pokes count as one."""
+
+    def __init__(self) -> None:
+        self._sender, self.receiver = socket.socketpair()
+        self._sender.setblocking(False)
+        self.receiver.setblocking(False)
+
+    def __call__(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: earlier pokes are unread
+            self._sender.send(b"\0")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self.receiver.recv(4096):
+                pass
+
+
+class Link:
+    """A waiter's link to the server, for one thread.
+
+    Any method may raise an error in LOST; call `close()` then. One connection queries and
+    listens, unless WAKEUP names another alias to listen on. If that cannot be reached, or WAKEUP
+    is "poll", the link only queries.
+    """
+
+    def __init__(self, alias: str, poke: Poke) -> None:
+        self._alias = alias
+        self._poke = poke
+        self._rang = False
+        self._looking: psycopg.Connection[Any] | None = None
+        self._listening: psycopg.Connection[Any] | None = None
+        self._tried_at = float("-inf")
+
+    def look(self, ids: Sequence[int]) -> list[Found]:
+        """Return what is known of the messages `ids`; LISTEN comes first, so no reply is missed."""
+        if self._looking is None:
+            self._looking = _connect(self._alias)
+        if self._listening is None and monotonic() - self._tried_at > RETRY:
+            self._tried_at = monotonic()
+            self._listen(get_settings().wakeup)
+        with self._looking.cursor() as cursor:
+            return results.look(cursor, ids)
+
+    def is_listening(self) -> bool:
+        return self._listening is not None
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleep up to `seconds`, ended by a poke or a notification; return if one was notified."""
+        if self._rang:
+            seconds = 0.0  # notified during the last query
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._poke.receiver, selectors.EVENT_READ)
+            if self._listening is not None:
+                selector.register(self._listening.fileno(), selectors.EVENT_READ)
+            selector.select(max(0.0, seconds))
+        self._poke.clear()
+        if self._listening is not None:
+            server = self._listening.pgconn
+            server.consume_input()
+            while server.notifies():
+                self._rang = True
+        rang, self._rang = self._rang, False
+        return rang
+
+    def close(self) -> None:
+        for connection in (self._looking, self._listening):
+            if connection is not None:
+                with contextlib.suppress(*LOST):
+                    connection.close()
+        self._looking = self._listening = None
+        self._tried_at = float("-inf")
+        self._rang = True  # a notification may be lost with the connection
+
+    def _listen(self, wakeup: str) -> None:
+        if wakeup == "poll":
+            return
+        try:
+            shared = wakeup in ("notify", self._alias) and self._looking
+            connection = shared or _connect(wakeup)
+        except LOST:
+            return
+        connection.add_notify_handler(self._hear)
+        connection.execute(results.LISTEN)
+        self._listening = connection
+
+    def _hear(self, notification: object) -> None:
+        self._rang = True
+
+
+def _connect(alias: str) -> psycopg.Connection[Any]:
+    """Return a plain connection in autocommit mode, not from Django's pool."""
+    wrapper = connections[alias]
+    params = {**PATIENCE, **wrapper.get_connection_params(), "autocommit": True}
+    connection: psycopg.Connection[Any] = psycopg.connect(**params)
+    if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
+        connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
+    return connection

@@ -1,0 +1,73 @@
+"""Dead-letter messages that expired while they waited: a chore that scans in small pieces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django_mq.messages import ClaimedRow
+from django_mq.store.claimed_row import claimed_columns
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# The index contains leased rows, too.
+_EXPIRY = """
+    select m.id, m.expires_at, m.leased_until
+      from django_mq_queuedmessage m
+     where m.expires_at >= %(after)s::timestamptz and m.expires_at <= statement_timestamp()
+       and m.dead_at is null
+     order by m.expires_at
+     limit %(window)s
+"""
+
+# MATERIALIZED: because of SKIP LOCKED, a plan that scans it again would find other rows.
+EXPIRE = f"""
+with expired as materialized (
+    select m.id
+      from (select * from ({_EXPIRY}) walked where walked.leased_until is null) walked
+     cross join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = walked.id and m.dead_at is null and m.leased_until is null
+           and m.expires_at <= statement_timestamp()
+           for no key update skip locked
+     ) m
+     limit %(limit)s
+)
+update django_mq_queuedmessage m
+   set dead_at = statement_timestamp(), dead_reason = 'expired', blocked_by = null
+ where m.id = any(array(select id from expired))
+returning {claimed_columns()}
+"""  # noqa: S608  (built from constants, as is the next)
+
+#: Earlier than every expiry.
+ALWAYS = "-infinity"
+
+
+def expire(
+    cursor: Cursor, *, limit: int, after: str = ALWAYS, window: int = 1000
+) -> list[ClaimedRow]:
+    """Dead-letter up to `limit` expired waiting messages among the first `window`; return them.
+
+    Messages that are in flight or locked are skipped. The scan begins at `after`, a time that
+    `expiry_walked()` returned.
+    """
+    cursor.execute(EXPIRE, {"limit": limit, "after": after, "window": window})
+    return [ClaimedRow._make(row) for row in cursor.fetchall()]
+
+
+# If a whole window expired at one moment, the next begins after that moment; the scan meets the
+# rest of it in its next round.
+EXPIRY_WALKED = f"""
+select case when max(walked.expires_at) > %(after)s::timestamptz then max(walked.expires_at)
+            else max(walked.expires_at) + interval '1 microsecond' end::text
+  from ({_EXPIRY}) walked
+having count(*) >= %(window)s
+"""  # noqa: S608
+
+
+def expiry_walked(cursor: Cursor, *, after: str, window: int) -> str | None:
+    """Return where a scan that began at `after` resumes, None if it reached the end."""
+    cursor.execute(EXPIRY_WALKED, {"after": after, "window": window})
+    row = cursor.fetchone()
+    return None if row is None else str(row[0])

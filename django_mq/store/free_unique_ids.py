@@ -1,0 +1,284 @@
+"""Unique ids of messages that end: freed, quiet, or passed on to a message put aside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.policy.column_bounds import FIRST_TIME, KEY, LAST_TIME
+from django_mq.store.unique_ids import UniqueId, columns, holder_of
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+    from django_mq.store.operators import Removed
+
+
+class Done(NamedTuple):
+    """A message with a unique id that ended; `success` begins its quiet time, if it has one."""
+
+    message_id: int
+    id: UniqueId
+    success: bool
+
+
+# The id of an unrouted message is stored under the empty handler name, also after a handler got the
+# message. For the forms of the lookups see the package. Years and days that cancel out, as psql may
+# write them, would overflow the sum, so the interval is converted to seconds.
+FREE = """
+with holder as materialized (
+    select u.id, u.queue, u.handler, u.type, u.unique_id,
+           case when done.success and u.unique_for is not null then
+                statement_timestamp() + make_interval(secs => least(greatest(
+                    extract(epoch from u.unique_for), 0), 3155760000)::float8)
+           end as quiet_until
+      from (
+        select done.message_id, done.success, done.queue, name.handler, done.type, done.unique_id
+          from unnest(%(message_ids)s::bigint[], %(successes)s::bool[], %(queues)s::text[],
+                      %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
+               as done (message_id, success, queue, handler, type, unique_id)
+         cross join unnest(array['', nullif(done.handler, '')]) as name (handler)
+         where name.handler is not null
+         order by done.queue, name.handler, done.type, done.unique_id
+     ) done
+     cross join lateral (
+        select u.id, u.queue, u.handler, u.type, u.unique_id, u.unique_for
+          from django_mq_uniquekey u
+         where u.queue = done.queue and u.handler = done.handler
+           and u.type = done.type and u.unique_id = done.unique_id and u.put_aside is null
+           and u.message_id = done.message_id
+           for update
+     ) u
+), quieted as (
+    update django_mq_uniquekey u
+       set message_id = null, quiet_until = holder.quiet_until
+      from holder
+     where u.id = any(array(select id from holder)) and u.id = holder.id
+       and holder.quiet_until is not null
+), freed as (
+    delete from django_mq_uniquekey
+     where id = any(array(select id from holder where quiet_until is null))
+)
+select queue, handler, type, unique_id from holder
+"""
+
+#: No live message holds the unique id of `holder_of()`. A scalar subquery: see the package.
+IS_FREE = """(select m.id
+             from django_mq_queuedmessage m
+            where m.id = u.message_id and m.dead_at is null) is null"""
+
+#: The first and the last time that a message may have, in seconds since 1970.
+MOMENTS = (int(FIRST_TIME.timestamp()), int(LAST_TIME.timestamp()))
+
+
+def _number(name: str, low: int, high: int, *, default: str = "null") -> str:
+    return f"""case jsonb_typeof(a.{name}) when 'number'
+               then least(greatest((a.{name})::numeric, {low}), {high}) else {default} end"""
+
+
+# Content put aside becomes a message once no live message holds its id, due after the quiet time if
+# one has begun. Its row is locked first, so it comes forward once. Other clients may have written
+# any object there: missing or mistyped fields get their defaults, numbers are cut to their ranges.
+COME_FORWARD = f"""
+with aside as materialized (
+    select a.*, found.seen_id, found.seen_until
+      from (
+        select found.id, u.message_id as seen_id, u.quiet_until as seen_until
+          from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[],
+                      %(unique_ids)s::text[]) as wanted (queue, handler, type, unique_id)
+         cross join lateral (
+            select a.id
+              from django_mq_uniquekey a
+             where a.queue = wanted.queue and a.handler = wanted.handler and a.type = wanted.type
+               and a.unique_id = wanted.unique_id and a.put_aside is not null
+             limit 1
+         ) found
+          left join {holder_of("wanted")} on true
+         where {IS_FREE}
+        offset 0
+     ) found
+     cross join lateral (
+        select a.id, a.queue, a.handler, a.type, a.unique_id, a.put_aside
+          from django_mq_uniquekey a
+         where a.id = found.id
+           for update skip locked
+     ) a
+), next as materialized (
+    select aside.*, row.*, nextval(sequence.name) as message_id
+      from (select pg_get_serial_sequence('django_mq_queuedmessage', 'id')::regclass as name)
+           as sequence
+     cross join aside
+     cross join lateral (
+        select coalesce(a.payload, '{{}}') as payload,
+               {_number("max_attempts", 0, 2147483646, default="20")} as max_attempts,
+               {_number("schema_version", 1, 2147483647, default="1")} as schema_version,
+               case jsonb_typeof(a.metadata) when 'object' then a.metadata else '{{}}' end
+                   as metadata,
+               {_number("priority", -100, 100, default="0")} as priority,
+               case when jsonb_typeof(a.key) = 'string' and a.key #>> '{{}}' ~ '{KEY}'
+                     and length(a.key #>> '{{}}') <= 128 then a.key #>> '{{}}' end as key,
+               a.retry,
+               a.wants_result is not distinct from 'true' as wants_result,
+               a.ordered is not distinct from 'true' as ordered,
+               to_timestamp({_number("due", *MOMENTS)}::float8) as due,
+               to_timestamp({_number("expires", *MOMENTS)}::float8) as expires,
+               make_interval(secs => {_number("unique_for", 0, 3155760000)}::float8) as unique_for
+          from jsonb_to_record(aside.put_aside) as a (
+               payload jsonb, max_attempts jsonb, schema_version jsonb, metadata jsonb,
+               priority jsonb, key jsonb, retry jsonb, wants_result jsonb, ordered jsonb,
+               due jsonb, expires jsonb, unique_for jsonb)
+     ) row
+), taken as (
+    insert into django_mq_uniquekey as u (queue, handler, type, unique_id, message_id, unique_for)
+    select queue, handler, type, unique_id, message_id, unique_for
+      from next
+     order by queue, handler, type, unique_id
+        on conflict (queue, handler, type, unique_id) where put_aside is null do update
+       set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
+     where exists (
+        select from next
+         where next.message_id = excluded.message_id
+           and next.seen_id is not distinct from u.message_id
+           and next.seen_until is not distinct from u.quiet_until)
+    returning u.message_id
+), gone as (
+    delete from django_mq_uniquekey
+     where id = any(array(select next.id from next join taken using (message_id)))
+), added as (
+    insert into django_mq_queuedmessage (
+        id, queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key,
+        retry, wants_result, ordered, unique_id, unique_for, processable_after, expires_at
+    )
+    select
+        message_id, queue, type, payload, max_attempts, handler, schema_version, metadata,
+        priority, key, retry, wants_result, ordered, unique_id, unique_for,
+        greatest(due, seen_until, statement_timestamp()), expires
+      from next join taken using (message_id)
+    returning id
+)
+select id, pg_notify('django_mq', '') from added
+"""  # noqa: S608
+
+
+def end(cursor: Cursor, done: Sequence[Done]) -> list[int]:
+    """Free the unique ids of these messages, in the transaction that ends them.
+
+    Ids with `unique_for` stay quiet after a success. Content put aside becomes a message in the
+    same transaction, and rings. Returns the ids of these new messages.
+    """
+    params = columns(each.id for each in done)
+    params["message_ids"] = [each.message_id for each in done]
+    params["successes"] = [each.success for each in done]
+    cursor.execute(FREE, params)
+    freed = [UniqueId._make(row) for row in cursor.fetchall()]
+    # A statement of its own: with the ids locked, it sees everything put aside until now.
+    return come_forward(cursor, freed) if freed else []
+
+
+def end_removed(cursor: Cursor, gone: Sequence[Removed]) -> list[int]:
+    """Free the unique ids of messages that were removed unhandled."""
+    done = [
+        Done(each.id, UniqueId(each.queue, each.handler, each.type, each.unique_id), success=False)
+        for each in gone
+        if each.unique_id is not None
+    ]
+    return end(cursor, done) if done else []
+
+
+def come_forward(cursor: Cursor, ids: Sequence[UniqueId]) -> list[int]:
+    """Turn content put aside for these ids into messages where the id is free; return their ids.
+
+    Waits for open transactions that have taken such an id.
+    """
+    cursor.execute(COME_FORWARD, columns(ids))
+    return [row[0] for row in cursor.fetchall()]
+
+
+LOCK = """
+select u.id
+  from (
+    select *
+      from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[],
+                  %(unique_ids)s::text[]) as wanted (queue, handler, type, unique_id)
+     order by queue, handler, type, unique_id
+  ) wanted
+ cross join lateral (
+    select u.id
+      from django_mq_uniquekey u
+     where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
+       and u.unique_id = wanted.unique_id and u.put_aside is null
+    union all
+    select u.id
+      from django_mq_uniquekey u
+     where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
+       and u.unique_id = wanted.unique_id and u.put_aside is not null
+ ) found
+ cross join lateral (
+    select u.id from django_mq_uniquekey u where u.id = found.id for update
+  ) u
+"""
+
+
+def lock(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
+    """Wait for transactions that end the messages of these ids, or bring them forward."""
+    cursor.execute(LOCK, columns(ids))
+
+
+DROP_ASIDE = """
+delete from django_mq_uniquekey
+ where id = any(array(
+    select id from django_mq_uniquekey
+     where put_aside is not null
+       and (%(type)s::text is null or type = %(type)s)
+       and (%(unique_id)s::text is null or unique_id = %(unique_id)s)
+       for update skip locked))
+returning id
+"""
+
+
+def drop_aside(cursor: Cursor, *, type: str | None, unique_id: str | None) -> int:
+    """Delete content put aside that matches every argument that is not None; return how many."""
+    cursor.execute(DROP_ASIDE, {"type": type, "unique_id": unique_id})
+    return len(cursor.fetchall())
+
+
+# The last of several dead letters with one id gets it. Content put aside goes before them.
+TAKE_AGAIN = f"""
+with dead as materialized (
+    select m.id, m.queue, m.handler, m.type, m.unique_id, m.unique_for
+      from django_mq_queuedmessage m
+     where m.id = any(%(ids)s::bigint[]) and m.dead_at is not null and m.unique_id is not null
+       for no key update skip locked
+), last as (
+    select distinct on (queue, handler, type, unique_id) *
+      from dead
+     order by queue, handler, type, unique_id, id desc
+), free as materialized (
+    select last.*, u.message_id as seen_id, u.quiet_until as seen_until
+      from last
+      left join {holder_of("last")} on true
+     where (u.quiet_until is null or u.quiet_until <= statement_timestamp())
+       and {IS_FREE}
+       and not exists (
+           select from django_mq_uniquekey a
+            where a.queue = last.queue and a.handler = last.handler and a.type = last.type
+              and a.unique_id = last.unique_id and a.put_aside is not null)
+)
+insert into django_mq_uniquekey as u (queue, handler, type, unique_id, message_id, unique_for)
+select queue, handler, type, unique_id, id, unique_for
+  from free
+ order by queue, handler, type, unique_id
+    on conflict (queue, handler, type, unique_id) where put_aside is null do update
+   set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
+ where exists (
+    select from free
+     where free.id = excluded.message_id
+       and free.seen_id is not distinct from u.message_id
+       and free.seen_until is not distinct from u.quiet_until)
+returning message_id
+"""  # noqa: S608
+
+
+def take_again(cursor: Cursor, *, ids: Sequence[int]) -> list[int]:
+    """Give the dead letters `ids` their unique ids back where those are free; return their ids."""
+    cursor.execute(TAKE_AGAIN, {"ids": list(ids)})
+    return [row[0] for row in cursor.fetchall()]

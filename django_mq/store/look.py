@@ -1,0 +1,147 @@
+"""Look up the lanes, their due messages and next due times, and the special queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# Loose index scans over mq_claim, mq_lease and mq_key: one probe per lane and per queue, however
+# many rows wait, are leased or have keys.
+LOOK = """
+with recursive lane as (
+    (select m.queue, m.priority
+       from django_mq_queuedmessage m
+      where m.leased_until is null and m.blocked_by is null and m.dead_at is null
+      order by m.queue, m.priority desc
+      limit 1)
+    union all
+    select following.*
+      from lane
+     cross join lateral (
+        (select m.queue, m.priority
+           from django_mq_queuedmessage m
+          where m.leased_until is null and m.blocked_by is null and m.dead_at is null
+            and m.queue = lane.queue and m.priority < lane.priority
+          order by m.priority desc
+          limit 1)
+        union all
+        (select m.queue, m.priority
+           from django_mq_queuedmessage m
+          where m.leased_until is null and m.blocked_by is null and m.dead_at is null
+            and m.queue > lane.queue
+          order by m.queue, m.priority desc
+          limit 1)
+        limit 1
+     ) following
+), leased as (
+    (select m.queue
+       from django_mq_queuedmessage m
+      where m.leased_until is not null
+      order by m.queue
+      limit 1)
+    union all
+    select (select m.queue
+              from django_mq_queuedmessage m
+             where m.leased_until is not null and m.queue > leased.queue
+             order by m.queue
+             limit 1)
+      from leased
+     where leased.queue is not null
+), keyed as (
+    (select m.queue
+       from django_mq_queuedmessage m
+      where m.key is not null
+      order by m.queue
+      limit 1)
+    union all
+    select (select m.queue
+              from django_mq_queuedmessage m
+             where m.key is not null and m.queue > keyed.queue
+             order by m.queue
+             limit 1)
+      from keyed
+     where keyed.queue is not null
+)
+select 'lane', lane.queue, lane.priority, due.found is not null,
+       extract(epoch from next.at - statement_timestamp())::float8
+  from lane
+  left join lateral (
+    select true as found
+      from django_mq_queuedmessage m
+     where m.queue = lane.queue and m.priority = lane.priority
+       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+       and m.processable_after <= statement_timestamp()
+       and not exists (
+           select from django_mq_queuestate s
+            where s.queue = lane.queue and s.paused_at is not null
+              and (s.paused_until is null or s.paused_until > statement_timestamp()))
+     order by m.processable_after
+     limit 1
+  ) due on true
+  left join lateral (
+    select m.processable_after as at
+      from django_mq_queuedmessage m
+     where m.queue = lane.queue and m.priority = lane.priority
+       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+       and m.processable_after > statement_timestamp()
+     order by m.processable_after
+     limit 1
+  ) next on true
+union all
+select 'leased', leased.queue, 0, false, null
+  from leased
+ where leased.queue is not null
+union all
+select 'keyed', keyed.queue, 0, false, null
+  from keyed
+ where keyed.queue is not null
+union all
+select case when s.paused_at is not null
+                 and (s.paused_until is null or s.paused_until > statement_timestamp())
+            then 'closed'
+            when s.backoff_level > 0 then 'easing'
+            else 'limited' end,
+       s.queue, coalesce(s.max_in_flight, 0), false,
+       extract(epoch from case when s.paused_at is not null
+                                    and s.paused_until > statement_timestamp()
+                               then s.paused_until
+                               else s.backoff_until end - statement_timestamp())::float8
+  from django_mq_queuestate s
+ where s.paused_at is not null
+   and (s.paused_until is null or s.paused_until > statement_timestamp())
+    or s.backoff_level > 0 or s.max_in_flight is not null
+"""
+
+# Reads nothing, yet the server resolves the names and checks the privileges.
+PROVE = "select from django_mq_queuedmessage, django_mq_queuestate where false"
+
+
+class LookRow(NamedTuple):
+    """One fact about a queue; `kind` says which.
+
+    - lane: messages wait with this priority; `due` if one is due, the next in `next_in` seconds
+    - leased: it has leased messages
+    - keyed: it has messages with order keys
+    - limited: at most `priority` messages may be in flight
+    - easing: it backs off for `next_in` more seconds (below zero: until a probe ends)
+    - closed: it is paused for `next_in` more seconds (None: until it is resumed)
+    """
+
+    kind: str
+    queue: str
+    priority: int
+    due: bool
+    next_in: float | None
+
+
+def prove(cursor: Cursor) -> None:
+    """Raise the server's error if the tables are missing, or if this login may not read them."""
+    cursor.execute(PROVE)
+
+
+def look(cursor: Cursor) -> list[LookRow]:
+    """Return the facts of all queues; in a paused queue nothing is due."""
+    cursor.execute(LOOK)
+    return [LookRow._make(row) for row in cursor.fetchall()]

@@ -1,0 +1,17 @@
+"""NOTIFY: a hint to sleeping workers that messages may be due."""
+
+from __future__ import annotations
+
+from django_mq.store import Cursor
+
+# One channel and no payload, since every login of the database may listen. A NOTIFY writes a commit
+# record, so without synchronous_commit=off the commit would wait for the disk. If a crash loses the
+# ring, the next poll finds the message.
+RING = """
+select set_config('synchronous_commit', 'off', true), pg_notify('django_mq', '')
+"""
+
+
+def ring(cursor: Cursor) -> None:
+    """Wake the workers that listen. Outside a transaction it costs no wait for the disk."""
+    cursor.execute(RING)

@@ -1,0 +1,54 @@
+"""Find the oldest snapshots, which keep vacuum from removing dead rows."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# While a snapshot is held, vacuum cannot remove the dead rows of a busy queue, and every claim
+# scans past them. A session's statement is not returned, since it may contain data. A login without
+# pg_read_all_stats sees no times of other logins' sessions, so those are missing.
+HORIZON = """
+select held.kind, held.name, held.login, held.application, held.state, held.since
+  from (
+    select 'session' as kind, a.pid::text as name, coalesce(a.usename, '') as login,
+           coalesce(a.application_name, '') as application, coalesce(a.state, '') as state,
+           a.xact_start as since, age(a.backend_xmin) as age
+      from pg_stat_activity a
+     where a.backend_xmin is not null and a.pid <> pg_backend_pid()
+       and (a.datname = current_database() or a.datname is null)
+    union all
+    select 'prepared transaction', p.gid, p.owner, '', '', p.prepared, age(p.transaction)
+      from pg_prepared_xacts p
+     where p.database = current_database()
+    union all
+    select 'replication slot', s.slot_name, '', coalesce(s.plugin, ''), 'inactive', null,
+           age(s.xmin)
+      from pg_replication_slots s
+     where s.xmin is not null and not s.active
+  ) held
+ where held.since <= clock_timestamp() - make_interval(secs => %(older_than)s)
+    or held.kind = 'replication slot'
+ order by held.age desc, held.since
+ limit %(limit)s
+"""
+
+
+class Holder(NamedTuple):
+    """A session (`name` is its pid), prepared transaction or slot, and its start time."""
+
+    kind: str
+    name: str
+    login: str
+    application: str
+    state: str
+    since: datetime | None
+
+
+def horizon(cursor: Cursor, *, older_than: float, limit: int) -> list[Holder]:
+    """Return the holders of snapshots older than `older_than` seconds, oldest snapshot first."""
+    cursor.execute(HORIZON, {"older_than": older_than, "limit": limit})
+    return [Holder._make(row) for row in cursor.fetchall()]

@@ -1,0 +1,52 @@
+"""The open transaction: its settings, its id, and its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from django_mq.store.row_locks import PATIENCE
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+
+def set_local(settings: Mapping[str, str]) -> str:
+    """Return the statements that set integer settings until the end of the transaction.
+
+    >>> set_local({"lock_timeout": "50", "client_connection_check_interval": "500"})
+    'set local lock_timeout = 50; set local client_connection_check_interval = 500; '
+    """
+    return "".join([f"set local {name} = {int(value)}; " for name, value in settings.items()])
+
+
+PATIENTLY = f"""
+select set_config('lock_timeout', '{PATIENCE}s', true), pg_current_xact_id()::text
+"""
+
+
+def begin_patiently(cursor: Cursor) -> str:
+    """Let the open transaction wait up to `PATIENCE` seconds for each lock; return its id."""
+    cursor.execute(PATIENTLY)
+    xid: str = cursor.fetchone()[1]
+    return xid
+
+
+CURRENT = "select pg_current_xact_id()::text"
+
+
+def current_transaction(cursor: Cursor) -> str:
+    """Return the id of the open transaction; if it changes, another transaction has begun."""
+    cursor.execute(CURRENT)
+    xid: str = cursor.fetchone()[0]
+    return xid
+
+
+COMMITTED = "select pg_xact_status(%(xid)s::xid8)"
+
+
+def transaction_status(cursor: Cursor, xid: str) -> str | None:
+    """Return committed, aborted or in progress; None if the transaction is too old to know."""
+    cursor.execute(COMMITTED, {"xid": xid})
+    status: str | None = cursor.fetchone()[0]
+    return status

@@ -1,0 +1,192 @@
+"""What operators do to messages, without touching a lease or waiting for a row's lock.
+
+A message in flight has a lease, lapsed or not: its worker, or the one that takes it over, settles
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.store.keys import KeyLine, free_next
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+#: The isolation level can be set only before the first statement of a transaction.
+READ_COMMITTED = "set transaction isolation level read committed"
+
+# Locked rows are skipped; this is how long to wait for a lock on a whole table.
+LIMIT_WAITS = """
+select s.setting,
+       set_config('lock_timeout', least(%(most)s, nullif(s.setting::int, 0))::text, true)
+  from pg_settings s
+ where s.name = 'lock_timeout'
+"""
+
+
+def limit_waits(cursor: Cursor, *, most: int = 1000) -> str:
+    """Let this transaction wait at most `most` ms for a lock; return the previous limit, in ms."""
+    cursor.execute(LIMIT_WAITS, {"most": most})
+    before: str = cursor.fetchone()[0]
+    return before
+
+
+RESTORE_WAITS = "select set_config('lock_timeout', %(before)s, true)"
+
+
+def restore_waits(cursor: Cursor, before: str) -> None:
+    """Restore the limit that `limit_waits` returned."""
+    cursor.execute(RESTORE_WAITS, {"before": before})
+
+
+FIND = """
+select m.id
+  from django_mq_queuedmessage m
+ where (m.dead_at is not null or %(waiting)s)
+   and (%(ids)s::bigint[] is null or m.id = any(%(ids)s::bigint[]))
+   and (%(queue)s::text is null or m.queue = %(queue)s)
+   and (%(type)s::text is null or m.type = %(type)s)
+   and (%(handler)s::text is null or m.handler = %(handler)s)
+   and (%(key)s::text is null or m.key = %(key)s)
+   and (%(older_than)s::float8 is null
+        or coalesce(m.dead_at, m.created_at)
+           <= statement_timestamp() - make_interval(secs => %(older_than)s::float8))
+ order by m.dead_at, m.id
+ limit %(limit)s
+"""
+
+
+def find(
+    cursor: Cursor,
+    *,
+    ids: Sequence[int] | None,
+    queue: str | None,
+    type: str | None,
+    handler: str | None,
+    key: str | None,
+    older_than: float | None,
+    waiting: bool,
+    limit: int | None,
+) -> list[int]:
+    """Return the ids of dead letters, longest dead first; with `waiting`, of live messages too.
+
+    `older_than` is in seconds since the message died, or since the broadcast if it is alive.
+    """
+    cursor.execute(
+        FIND,
+        {
+            "ids": None if ids is None else list(ids),
+            "queue": queue,
+            "type": type,
+            "handler": handler,
+            "key": key,
+            "older_than": older_than,
+            "waiting": waiting,
+            "limit": limit,
+        },
+    )
+    return _ids(cursor)
+
+
+# A dead letter has its answer already; it is not replaced.
+REMOVE = """
+with gone as (
+    delete from django_mq_queuedmessage
+     where id = any(array(
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = any(%(ids)s::bigint[]) and m.leased_until is null
+           and case when m.dead_at is null then %(waiting)s else %(dead)s end
+           for update skip locked))
+    returning id, queue, handler, key, type, unique_id, wants_result
+), unanswered as (
+    insert into django_mq_result (message_id, handler, error_class, error_text)
+    select id, handler, 'Unanswered', %(reason)s from gone where wants_result
+        on conflict (message_id) do nothing
+)
+select id, queue, handler, key, type, unique_id from gone
+"""
+
+
+class Removed(NamedTuple):
+    """A removed message, the line of its key, and its unique id."""
+
+    id: int
+    queue: str
+    handler: str
+    key: str | None
+    type: str
+    unique_id: str | None
+
+
+def remove(
+    cursor: Cursor, *, ids: Sequence[int], waiting: bool, dead: bool, reason: str
+) -> list[Removed]:
+    """Delete those of `ids` that wait (if `waiting`) or are dead (if `dead`); return them.
+
+    `reason` becomes the answer of every removed request.
+    """
+    cursor.execute(REMOVE, {"ids": list(ids), "waiting": waiting, "dead": dead, "reason": reason})
+    return [Removed._make(row) for row in cursor.fetchall()]
+
+
+def free_followers(cursor: Cursor, gone: Sequence[Removed]) -> None:
+    """Free the message that is now first of its key, for each key of `gone`."""
+    free_next(cursor, [KeyLine(row.queue, row.handler, row.key) for row in gone if row.key])
+
+
+# Attempts are never lowered: if a number were used twice, the fence of an old attempt would match
+# the new one. A past expiry, or the old `held_since`, would kill the message again.
+REQUEUE = """
+update django_mq_queuedmessage
+   set dead_at = null, dead_reason = '', held_since = null, blocked_by = null,
+       processable_after = statement_timestamp(),
+       max_attempts = least(
+           greatest(max_attempts, attempts::bigint + %(attempts)s), 2147483646),
+       expires_at = case when expires_at > statement_timestamp() then expires_at end
+ where id = any(array(
+    select m.id
+      from django_mq_queuedmessage m
+     where m.id = any(%(ids)s::bigint[]) and m.dead_at is not null
+       and (m.unique_id is null or m.id = any(%(unique)s::bigint[]))
+       for no key update skip locked))
+returning id
+"""
+
+
+def requeue(
+    cursor: Cursor, *, ids: Sequence[int], attempts: int, unique: Sequence[int] = ()
+) -> list[int]:
+    """Give the dead letters `ids` at least `attempts` more attempts, due now.
+
+    Those with a unique id must be in `unique`: they have taken it again.
+    """
+    cursor.execute(REQUEUE, {"ids": list(ids), "attempts": attempts, "unique": list(unique)})
+    return _ids(cursor)
+
+
+# A due message keeps its place in the queue; one that its key blocks keeps its order.
+RUN_NOW = """
+update django_mq_queuedmessage
+   set processable_after = least(processable_after, statement_timestamp()), held_since = null
+ where id = any(array(
+    select m.id
+      from django_mq_queuedmessage m
+     where m.id = any(%(ids)s::bigint[])
+       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+       and (m.expires_at is null or m.expires_at > statement_timestamp())
+       for no key update skip locked))
+returning id
+"""
+
+
+def run_now(cursor: Cursor, *, ids: Sequence[int]) -> list[int]:
+    """Make the delayed, retrying and held messages among `ids` due now."""
+    cursor.execute(RUN_NOW, {"ids": list(ids)})
+    return _ids(cursor)
+
+
+def _ids(cursor: Cursor) -> list[int]:
+    return [row[0] for row in cursor.fetchall()]

@@ -1,0 +1,299 @@
+"""Ordered queues: one line over the whole fleet, owned by one worker, claimed from its head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.messages import ClaimedRow
+from django_mq.store import queue_limits as gates
+from django_mq.store.claimed_row import NEXT_ATTEMPT, claimed_columns
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# SKIP LOCKED: another session may hold the row's lock for long, frozen in a claim of the line or
+# deciding something in a long transaction, and the worker's other queues would wait as well.
+OWN = """
+with before as materialized (
+    select owner, owned_until from django_mq_queuestate where queue = %(queue)s
+), free as materialized (
+    select s.queue, s.owner
+      from django_mq_queuestate s
+     where s.queue = %(queue)s
+       and (s.owner is null or s.owner = %(worker)s or s.owned_until <= statement_timestamp())
+       for no key update skip locked
+), taken as (
+    update django_mq_queuestate s
+       set owner = %(worker)s,
+           owned_until = statement_timestamp() + make_interval(secs => %(lease)s)
+      from free
+     where s.queue = free.queue
+    returning free.owner
+), added as (
+    insert into django_mq_queuestate as s (queue, owner, owned_until)
+    select %(queue)s, %(worker)s, statement_timestamp() + make_interval(secs => %(lease)s)
+     where not exists (select from before)
+        on conflict (queue) do update
+           set owner = excluded.owner, owned_until = excluded.owned_until
+         where s.owner is null  -- another session has just inserted it for another reason
+    returning null::text
+)
+select owner from taken
+ union all
+select * from added
+ union all
+select owner from before
+ where owner = %(worker)s and owned_until > statement_timestamp()
+   and not exists (select from taken)
+"""
+
+
+class Owned(NamedTuple):
+    """A queue is ours; `before` is the worker that owned it until now, if any."""
+
+    before: str | None
+
+
+def own(cursor: Cursor, *, queue: str, worker: str, lease: float) -> Owned | None:
+    """Own `queue` for `lease` seconds from now; return None if another worker owns it.
+
+    If the queue is ours but its row is locked, it stays ours until the time set before.
+    """
+    cursor.execute(OWN, {"queue": queue, "worker": worker, "lease": lease})
+    row = cursor.fetchone()
+    return None if row is None else Owned(row[0])
+
+
+# The xmax of a locked row is the id of the transaction that holds the lock.
+END_FROZEN = """
+select m.id, pg_terminate_backend(holder.pid)
+  from django_mq_queuedmessage m
+  join pg_locks holder
+    on holder.locktype = 'transactionid' and holder.transactionid = m.xmax and holder.granted
+ where m.queue = %(queue)s and m.leased_until <= statement_timestamp()
+   and starts_with(m.claimed_by, %(prefix)s)
+"""
+
+
+def end_frozen(cursor: Cursor, *, queue: str, worker: str) -> list[int]:
+    """End the transactions that hold locks on lapsed messages of `queue` claimed by `worker`.
+
+    They are rolled back. Returns the ids of the messages.
+    """
+    cursor.execute(END_FROZEN, {"queue": queue, "prefix": f"{worker}:"})
+    return [row[0] for row in cursor.fetchall()]
+
+
+DISOWN = """
+with ours as materialized (
+    select s.queue
+      from django_mq_queuestate s
+     where s.owner = %(worker)s
+       and (%(queues)s::text[] is null or s.queue = any(%(queues)s::text[]))
+       for no key update skip locked
+)
+update django_mq_queuestate s
+   set owner = null, owned_until = null
+  from ours
+ where s.queue = ours.queue
+"""
+
+
+def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) -> None:
+    """Give up `queues`, or all that `worker` owns; the ownership of locked rows lapses later."""
+    cursor.execute(DISOWN, {"worker": worker, "queues": None if queues is None else list(queues)})
+
+
+# For messages broadcast before the queue was ordered, or by producers that do not know that it is.
+# In the line, no message is parked by its key. No index finds the messages beside a line, so
+# waiting rows are scanned in the order of mq_claim and keyed rows in that of mq_key, in windows.
+ADOPT = """
+with waiting as materialized (
+    (select m.id, m.ordered, m.priority, m.processable_after as at
+       from django_mq_queuedmessage m
+      where m.queue = %(queue)s and m.priority = %(priority)s::smallint
+        and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+        and (m.processable_after, m.id) > (%(at)s::timestamptz, %(id)s)
+      order by m.processable_after, m.id
+      limit %(limit)s)
+    union all
+    (select m.id, m.ordered, m.priority, m.processable_after
+       from django_mq_queuedmessage m
+      where m.queue = %(queue)s and m.priority < %(priority)s::smallint
+        and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+      order by m.queue, m.priority desc, m.processable_after, m.id
+      limit %(limit)s)
+    limit %(limit)s
+), keyed as materialized (
+    select m.id, m.ordered, m.handler, m.key
+      from django_mq_queuedmessage m
+     where m.queue = %(queue)s and m.key is not null
+       and (m.handler, m.key, m.id) > (%(handler)s::text, %(key)s::text, %(key_id)s)
+     order by m.handler, m.key, m.id
+     limit %(limit)s
+), adopted as (
+    update django_mq_queuedmessage
+       set ordered = true, blocked_by = null
+     where id = any(array(
+        select m.id
+          from (
+            select waiting.id from waiting where not waiting.ordered
+            union
+            select keyed.id from keyed where not keyed.ordered
+          ) beside
+         cross join lateral (
+            select m.id
+              from django_mq_queuedmessage m
+             where m.id = beside.id and not m.ordered
+               and m.leased_until is null and m.dead_at is null
+               for no key update skip locked
+         ) m))
+    returning id
+)
+select (select count(*) from adopted), last.*, last_keyed.*
+  from (select) one
+  left join (
+    select w.priority, w.at::text, w.id
+      from waiting w
+     where (select count(*) from waiting) >= %(limit)s
+     order by w.priority, w.at desc, w.id desc
+     limit 1
+  ) last on true
+  left join (
+    select k.handler, k.key, k.id
+      from keyed k
+     where (select count(*) from keyed) >= %(limit)s
+     order by k.handler desc, k.key desc, k.id desc
+     limit 1
+  ) last_keyed on true
+"""
+
+
+class AdoptResume(NamedTuple):
+    """Where the two scans of a queue resume: that of waiting rows, and that of keyed rows.
+
+    Without a priority, or without a handler, that scan is over and waits for the other to end.
+    """
+
+    priority: int | None = 2**15 - 1
+    at: str = "-infinity"
+    id: int = 0
+    handler: str | None = ""
+    key: str = ""
+    key_id: int = 0
+
+
+class Adopted(NamedTuple):
+    """How many messages joined the line; `resume` is where to go on, None at the end."""
+
+    rows: int
+    resume: AdoptResume | None
+
+
+def adopt(cursor: Cursor, *, queue: str, limit: int, after: AdoptResume | None = None) -> Adopted:
+    """Move messages that wait beside the line of `queue` into it.
+
+    Looks at up to `limit` waiting rows and as many keyed rows, from `after` on.
+    """
+    begin = after or AdoptResume()
+    cursor.execute(ADOPT, {**begin._asdict(), "queue": queue, "limit": limit})
+    rows, *found = cursor.fetchone()
+    if found[0] is None and found[3] is None:
+        return Adopted(rows, None)
+    waiting = found[:3] if found[0] is not None else (None, "-infinity", 0)
+    keyed = found[3:] if found[3] is not None else (None, "", 0)
+    return Adopted(rows, AdoptResume(*waiting, *keyed))
+
+
+# The queue's row is locked first, so that no worker takes the line over before this commits.
+HOLD_LINE = """
+select queue
+  from django_mq_queuestate
+ where queue = %(queue)s and owner = %(worker)s and owned_until > statement_timestamp()
+   for no key update skip locked
+"""
+
+# From the head to the first gap, and only while nothing of the queue is in flight. With =, the
+# planner may scan the primary key instead of the line.
+CLAIM_LINE = f"""
+with head as materialized (
+    select m.id, m.payload::text as payload,
+           m.dead_at is null and m.processable_after <= statement_timestamp() as ok
+      from django_mq_queuedmessage m
+     where m.queue >= %(queue)s and m.queue <= %(queue)s and m.ordered
+       and (m.dead_at is null or not %(skip_dead)s)
+       and not exists (
+           select from django_mq_queuedmessage flying
+            where flying.queue = %(queue)s and flying.leased_until is not null)
+       and {gates.is_open("%(queue)s")}
+     order by m.queue, m.id
+     limit %(limit)s
+), locked as materialized (
+    select m.id, head.payload
+      from (
+        select head.*, bool_and(ok) over (order by id) as unbroken from head
+      ) head
+     cross join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = head.id and m.dead_at is null and m.leased_until is null
+           and m.processable_after <= statement_timestamp()
+           for no key update skip locked
+     ) m
+     where head.unbroken
+     order by m.id
+), taken as materialized (
+    select id, payload
+      from (
+        select locked.id, locked.payload, row_number() over line as n,
+               sum(octet_length(locked.payload)) over line as total,
+               bool_and(locked.id = head.id) over line as unbroken
+          from (select locked.*, row_number() over (order by id) as n from locked) locked
+          join (select head.id, row_number() over (order by id) as n from head) head using (n)
+        window line as (order by locked.id)
+      ) locked
+     where unbroken and (n = 1 or total <= %(bytes)s)
+)
+update django_mq_queuedmessage m
+   set attempts = {NEXT_ATTEMPT}, claimed_by = %(claimer)s, blocked_by = null,
+       leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
+  from taken
+ where m.id = any(array[taken.id])
+returning {claimed_columns(payload="taken.payload")}
+"""  # noqa: S608  (built from constants)
+
+
+def claim(
+    cursor: Cursor,
+    *,
+    queue: str,
+    worker: str,
+    claimer: str,
+    lease: float,
+    limit: int,
+    max_bytes: int,
+    skip_dead: bool,
+    admitted: bool = False,
+) -> list[ClaimedRow]:
+    """Take the first messages of `queue`, up to `limit` and without a gap, if `worker` owns it.
+
+    A head that is delayed, retrying or (unless `skip_dead`) dead blocks the line, and so does any
+    message in flight. The caller opens a transaction and commits it at once.
+    """
+    cursor.execute(HOLD_LINE, {"queue": queue, "worker": worker})
+    if cursor.fetchone() is None:
+        return []
+    cursor.execute(
+        CLAIM_LINE,
+        {
+            "queue": queue,
+            "claimer": claimer,
+            "lease": lease,
+            "limit": limit,
+            "bytes": max_bytes,
+            "skip_dead": skip_dead,
+            "admitted": admitted,
+        },
+    )
+    return [ClaimedRow._make(row) for row in sorted(cursor.fetchall())]

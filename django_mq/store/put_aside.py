@@ -1,0 +1,65 @@
+"""Scan unique ids in pieces: content left put aside, and quiet times that are over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.store.free_unique_ids import IS_FREE
+from django_mq.store.unique_ids import UniqueId, holder_of
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+LEFT_ASIDE = f"""
+with walked as materialized (
+    select a.queue, a.handler, a.type, a.unique_id
+      from django_mq_uniquekey a
+     where a.put_aside is not null
+       and (a.queue, a.handler, a.type, a.unique_id)
+           > (%(queue)s::text, %(handler)s::text, %(type)s::text, %(unique_id)s::text)
+     order by a.queue, a.handler, a.type, a.unique_id
+     limit %(limit)s
+)
+select a.queue, a.handler, a.type, a.unique_id, {IS_FREE}
+  from walked a
+  left join {holder_of("a")} on true
+ order by a.queue, a.handler, a.type, a.unique_id
+"""  # noqa: S608
+
+
+class Aside(NamedTuple):
+    """The free ids with content put aside; `resume` is the last id looked at, None at the end."""
+
+    left: list[UniqueId]
+    resume: UniqueId | None
+
+
+def left_aside(cursor: Cursor, *, limit: int, after: UniqueId | None = None) -> Aside:
+    """Return ids that no live message holds, though content is put aside for them.
+
+    The content was put aside while the message ended, or somebody deleted the message by hand.
+    Looks at up to `limit` ids with content put aside, those after `after`.
+    """
+    begin = after or UniqueId("", "", "", "")
+    cursor.execute(LEFT_ASIDE, {**begin._asdict(), "limit": limit})
+    found = [(UniqueId._make(row[:4]), row[4]) for row in cursor.fetchall()]
+    resume = found[-1][0] if len(found) >= limit else None
+    return Aside([id for id, free in found if free], resume)
+
+
+FORGET_QUIET = """
+delete from django_mq_uniquekey
+ where id = any(array(
+    select id from django_mq_uniquekey
+     where quiet_until <= statement_timestamp()
+     order by quiet_until
+     limit %(limit)s
+       for update skip locked))
+returning id
+"""
+
+
+def forget_quiet(cursor: Cursor, *, limit: int) -> int:
+    """Delete ids whose quiet time is over, which count as free anyway; return how many."""
+    cursor.execute(FORGET_QUIET, {"limit": limit})
+    return len(cursor.fetchall())

@@ -1,0 +1,70 @@
+"""Gates: which queues are open to claims, and for how many where a fleet-wide limit applies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+
+def is_open(queue: str) -> str:
+    """Return the condition that the queue named by the SQL text `queue` may be claimed from.
+
+    A paused queue is closed. A queue that backs off, or that limits its messages in flight, is
+    open to a caller that was `admitted`: it holds the gate.
+    """
+    return f"""not exists (
+                select from django_mq_queuestate s
+                 where s.queue = {queue}
+                   and (s.paused_at is not null
+                        and (s.paused_until is null or s.paused_until > statement_timestamp())
+                        or not %(admitted)s
+                        and (s.backoff_level > 0 or s.max_in_flight is not null)))"""
+
+
+# The whole fleet makes one claim at a time of such a queue, so the count that follows is still true
+# when the claim commits. A statement of its own, so that the next one's snapshot follows the lock.
+# It does not wait: a worker frozen in its claim would stop all others, and their other queues.
+ENTER = "select pg_try_advisory_xact_lock(hashtextextended(%(queue)s, 2))"
+
+READ = """
+select coalesce(s.backoff_level, 0), allowed.most,
+       case when allowed.most is not null then (
+            select count(*)
+              from (
+                select
+                  from django_mq_queuedmessage m
+                 where m.queue = %(queue)s and m.leased_until is not null
+                 limit allowed.most
+              ) leased)
+       end
+  from (select) one
+  left join django_mq_queuestate s on s.queue = %(queue)s
+ cross join lateral (select coalesce(s.max_in_flight, %(limit)s::int) as most) allowed
+"""
+
+
+class Gate(NamedTuple):
+    """The queue's backoff level, the most messages in flight (None: any), and how many are."""
+
+    level: int
+    most: int | None
+    in_flight: int | None
+
+    @property
+    def room(self) -> int | None:
+        """How many more messages may be claimed, None for any number."""
+        return None if self.most is None else max(0, self.most - (self.in_flight or 0))
+
+
+def enter(cursor: Cursor, *, queue: str, limit: int | None) -> Gate | None:
+    """Take the gate of `queue` until the commit and return it; None while another session has it.
+
+    `limit` comes from the settings; a limit that an operator has set takes precedence.
+    """
+    cursor.execute(ENTER, {"queue": queue})
+    if not cursor.fetchone()[0]:
+        return None
+    cursor.execute(READ, {"queue": queue, "limit": limit})
+    return Gate._make(cursor.fetchone())

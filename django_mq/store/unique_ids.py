@@ -1,0 +1,268 @@
+"""Unique ids: how producers look them up and take them.
+
+An id is taken by its row in `django_mq_uniquekey`; the message that holds it may end at any time.
+No statement here waits for a message's row: the session that has it locked may wait for an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.store.insert import as_json
+from django_mq.store.rows import NewRow
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+
+class UniqueId(NamedTuple):
+    """A unique id and its scope: queue, handler and type."""
+
+    queue: str
+    handler: str
+    type: str
+    unique_id: str
+
+
+def columns(ids: Iterable[UniqueId]) -> dict[str, object]:
+    """Return ids as the parameters `queues`, `handlers`, `types` and `unique_ids`."""
+    found = tuple(zip(*ids, strict=True)) or ((), (), (), ())
+    names = ("queues", "handlers", "types", "unique_ids")
+    return dict(zip(names, map(list, found), strict=True))
+
+
+def holder_of(id: str) -> str:
+    """Return the FROM item `u`: the last holder of the unique id in the row named `id`."""
+    return f"""lateral (
+    select u.message_id, u.quiet_until
+      from django_mq_uniquekey u
+     where u.queue = {id}.queue and u.handler = {id}.handler and u.type = {id}.type
+       and u.unique_id = {id}.unique_id and u.put_aside is null
+     limit 1
+  ) u"""  # noqa: S608  (built from constants)
+
+
+# quiet_until is text and is returned unchanged: its Python value would depend on USE_TZ.
+LOOK = f"""
+select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is not null,
+       coalesce(u.quiet_until > statement_timestamp(), false), aside.id is not null
+  from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
+       with ordinality as wanted (queue, handler, type, unique_id, place)
+  left join {holder_of("wanted")} on true
+  left join lateral (
+    select m.id, m.leased_until
+      from django_mq_queuedmessage m
+     where m.id = u.message_id and m.dead_at is null
+     limit 1
+  ) m on true
+  left join lateral (
+    select a.id
+      from django_mq_uniquekey a
+     where a.queue = wanted.queue and a.handler = wanted.handler and a.type = wanted.type
+       and a.unique_id = wanted.unique_id and a.put_aside is not null
+     limit 1
+  ) aside on true
+ order by wanted.place
+"""  # noqa: S608
+
+
+class Seen(NamedTuple):
+    """The state of a unique id; `message_id` and `quiet_until` as stored, current or not.
+
+    `alive`: that message exists and is not dead; `leased`: a worker has it; `quiet`: the quiet
+    time is not over; `aside`: content is put aside.
+    """
+
+    message_id: int | None
+    quiet_until: str | None
+    alive: bool
+    leased: bool
+    quiet: bool
+    aside: bool
+
+
+def look(cursor: Cursor, ids: Sequence[UniqueId]) -> list[Seen]:
+    """Return the state of each id, without waiting for locks."""
+    cursor.execute(LOOK, columns(ids))
+    return [Seen._make(row) for row in cursor.fetchall()]
+
+
+class Unique(NamedTuple):
+    """A row to write, its id, and what was seen of its unique id, if it has one.
+
+    `unique_for` is how many seconds the unique id stays taken after a success.
+    """
+
+    id: int
+    row: NewRow
+    unique_id: str | None = None
+    unique_for: float | None = None
+    seen: Seen | None = None
+
+    def document(self) -> str:
+        """Return the row as a JSON object."""
+        seen = self.seen
+        return as_json(
+            self.row,
+            id=self.id,
+            unique_id=self.unique_id,
+            unique_for=self.unique_for,
+            seen_id=seen and seen.message_id,
+            seen_until=seen and seen.quiet_until,
+        )
+
+
+# An id is taken only if its row is as it was seen. The row is locked and compared as it is now; of
+# the message that it names, the statement would know only the state when it began.
+ADD = """
+with new as materialized (
+    select row.*
+      from jsonb_to_recordset(%(rows)s::jsonb) as row (
+        id bigint, queue text, type text, payload jsonb, max_attempts integer, handler text,
+        schema_version integer, metadata jsonb, priority smallint, key text, retry jsonb,
+        wants_result boolean, ordered boolean, due timestamptz, delay float8, expires timestamptz,
+        lifetime float8, unique_id text, unique_for float8, seen_id bigint, seen_until timestamptz
+      )
+), taken as (
+    insert into django_mq_uniquekey as u (queue, handler, type, unique_id, message_id, unique_for)
+    select queue, handler, type, unique_id, id, make_interval(secs => unique_for)
+      from new
+     where unique_id is not null
+     order by queue, handler, type, unique_id
+        on conflict (queue, handler, type, unique_id) where put_aside is null do update
+       set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
+     where exists (
+        select from new
+         where new.id = excluded.message_id
+           and new.seen_id is not distinct from u.message_id
+           and new.seen_until is not distinct from u.quiet_until)
+    returning u.message_id
+)
+insert into django_mq_queuedmessage (
+    id, queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key,
+    retry, wants_result, ordered, unique_id, unique_for, processable_after, expires_at
+)
+select
+    id, queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key,
+    retry, wants_result, ordered, unique_id, make_interval(secs => unique_for),
+    greatest(coalesce(due, statement_timestamp() + delay * interval '1 second'), seen_until),
+    coalesce(expires, statement_timestamp() + lifetime * interval '1 second')
+  from new
+ where unique_id is null or id in (select message_id from taken)
+returning id
+"""
+
+
+def add(cursor: Cursor, rows: Sequence[Unique]) -> set[int]:
+    """Insert the rows whose unique ids are still as they were seen; return the rows' ids.
+
+    Takes the unique ids in sorted order, and waits for open transactions that have taken one of
+    them. A message broadcast in a quiet time is due after it.
+    """
+    cursor.execute(ADD, {"rows": _documents(rows)})
+    return {id for (id,) in cursor.fetchall()}
+
+
+# A locked row is skipped: another session claims, changes or replaces it. Attempts are never
+# lowered, and at least one is left. A message that leaves its key is no longer blocked.
+REPLACE = """
+with new as materialized (
+    select row.*
+      from jsonb_to_recordset(%(rows)s::jsonb) as row (
+        id bigint, queue text, type text, payload jsonb, max_attempts integer, handler text,
+        schema_version integer, metadata jsonb, priority smallint, key text, retry jsonb,
+        wants_result boolean, ordered boolean, due timestamptz, delay float8, expires timestamptz,
+        lifetime float8, unique_id text, unique_for float8, sets_due boolean
+      )
+), waiting as materialized (
+    select m.id, m.key
+      from (select id from new order by id) new
+     cross join lateral (
+        select m.id, m.key
+          from django_mq_queuedmessage m
+         where m.id = new.id and m.leased_until is null and m.dead_at is null
+           for no key update skip locked
+     ) m
+), holder as materialized (
+    select u.id, new.unique_for
+      from new join waiting using (id)
+     cross join lateral (
+        select u.id
+          from django_mq_uniquekey u
+         where u.queue = new.queue and u.handler = new.handler and u.type = new.type
+           and u.unique_id = new.unique_id and u.put_aside is null and u.message_id = new.id
+         limit 1
+     ) u
+), quiet as (
+    update django_mq_uniquekey u
+       set unique_for = make_interval(secs => holder.unique_for)
+      from holder
+     where u.id = any(array(select id from holder)) and u.id = holder.id
+)
+update django_mq_queuedmessage m
+   set payload = new.payload, metadata = new.metadata, schema_version = new.schema_version,
+       priority = new.priority, key = new.key, retry = new.retry, held_since = null,
+       blocked_by = case when m.key is not distinct from new.key then m.blocked_by end,
+       max_attempts = least(greatest(new.max_attempts, m.attempts + 1), 2147483646),
+       unique_for = make_interval(secs => new.unique_for),
+       expires_at = coalesce(new.expires,
+                             statement_timestamp() + new.lifetime * interval '1 second'),
+       processable_after = case
+           when not new.sets_due then m.processable_after
+           else coalesce(new.due, statement_timestamp() + new.delay * interval '1 second') end
+  from new join waiting using (id)
+ where m.id = any(array(select id from waiting)) and m.id = new.id
+returning m.id, m.queue, m.handler,
+          case when waiting.key is distinct from new.key then waiting.key end
+"""
+
+
+class Replaced(NamedTuple):
+    """A row with new content; `left_key` is its previous key, if that changed."""
+
+    id: int
+    queue: str
+    handler: str
+    left_key: str | None
+
+
+def replace(cursor: Cursor, rows: Sequence[tuple[Unique, bool]]) -> list[Replaced]:
+    """Give waiting rows new content and options, and a new due time where the flag is set.
+
+    Returns the rows that were still waiting and not locked.
+    """
+    documents = [
+        f'{unique.document()[:-1]},"sets_due":{"true" if sets_due else "false"}}}'
+        for unique, sets_due in rows
+    ]
+    cursor.execute(REPLACE, {"rows": f"[{','.join(documents)}]"})
+    return [Replaced._make(row) for row in cursor.fetchall()]
+
+
+# Delays count from the broadcast, so they become times here, stored in seconds since 1970: a CHECK
+# can verify a number, but not a date. The last content put aside for an id replaces any earlier.
+PUT_ASIDE = """
+insert into django_mq_uniquekey (queue, handler, type, unique_id, put_aside)
+select row->>'queue', row->>'handler', row->>'type', row->>'unique_id',
+       row - array['id', 'delay', 'lifetime', 'seen_id', 'seen_until'] || jsonb_build_object(
+           'due', extract(epoch from coalesce(
+               (row->>'due')::timestamptz,
+               statement_timestamp() + (row->>'delay')::float8 * interval '1 second')),
+           'expires', extract(epoch from coalesce(
+               (row->>'expires')::timestamptz,
+               statement_timestamp() + (row->>'lifetime')::float8 * interval '1 second')))
+  from jsonb_array_elements(%(rows)s::jsonb) as new (row)
+ order by 1, 2, 3, 4
+    on conflict (queue, handler, type, unique_id) where put_aside is not null do update
+   set put_aside = excluded.put_aside
+"""
+
+
+def put_aside(cursor: Cursor, rows: Sequence[Unique]) -> None:
+    """Keep the rows until their unique ids are free; wait for sessions that put aside the same."""
+    cursor.execute(PUT_ASIDE, {"rows": _documents(rows)})
+
+
+def _documents(rows: Sequence[Unique]) -> str:
+    return f"[{','.join(unique.document() for unique in rows)}]"

@@ -1,0 +1,299 @@
+"""Start worker processes, kill those past a timeout, replace dead ones, pass on what they held.
+
+The supervisor has no database connection and no threads: it forks, and it must survive anything
+that handlers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from django_mq.executor.scoreboard import Scoreboard
+from django_mq.supervisor import child as child_process
+from django_mq.supervisor.child import BROKEN, DONE, GAVE_UP, GOODBYE, OUT_OF_TIME, describe_exit
+from django_mq.supervisor.fork_guard import ForkGuard
+from django_mq.supervisor.process_slot import ProcessSlot
+from django_mq.supervisor.stop_signals import STOP_SIGNALS, StopSignals, leave_by, signals_held
+from django_mq.worker.recovery import DeadWorker
+from django_mq.worker.wakeup import Deadline
+
+if TYPE_CHECKING:
+    from django_mq.supervisor.health import Health
+    from django_mq.worker import Worker
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds between two looks at what runs, and thus the precision of timeouts.
+TICK = 0.2
+#: Seconds from the end of the drain time until a child is killed.
+GRACE = 2.0
+#: Seconds between two starts in a slot whose processes grow too large.
+RECYCLE_PAUSE = 1.0
+#: The most ids in a log line.
+MOST_IDS = 20
+#: Seconds that the last process has to settle what dead ones held.
+LAST_RECOVERY = 10.0
+
+
+class Supervisor:
+    """Runs `processes` children until they are done, or until a stop signal.
+
+    `make_worker(number, id, scoreboard)` is called in the child. `max_rss` is in megabytes.
+    """
+
+    def __init__(
+        self,
+        make_worker: Callable[[int, str, Scoreboard], Worker],
+        *,
+        processes: int,
+        entries: int,
+        drain_seconds: float,
+        until_empty: bool = False,
+        max_rss: int | None = None,
+        health: Health | None = None,
+    ) -> None:
+        self._make_worker = make_worker
+        self._until_empty = until_empty
+        self._drain_seconds = drain_seconds
+        self._max_rss = max_rss
+        self._health = health
+        self._fork_guard = ForkGuard()
+        self._slots = [ProcessSlot(Scoreboard(entries)) for _ in range(processes)]
+        self._orphaned: dict[str, DeadWorker] = {}
+        self._deadline: Deadline | None = None
+        self._code = DONE
+
+    def run(self) -> int:
+        """Run to the end, and return the exit code.
+
+        0: done or drained; 1: a child died while it drained; 5: the drain ran out of time.
+        """
+        with StopSignals(signal.SIGCHLD) as signals:
+            self._signals = signals
+            try:
+                for slot in self._slots:
+                    self._start(slot)
+                while not all(slot.finished for slot in self._slots):
+                    self._wait()
+                    self._step()
+                self._settle_the_rest()
+            finally:
+                self._kill_all()
+        return self._code
+
+    # ---- one turn
+
+    def _wait(self) -> None:
+        readers = [self._signals.fileno()]
+        readers += [slot.link.fileno() for slot in self._slots if slot.link is not None]
+        if self._health is not None:
+            readers.append(self._health.fileno())
+        readable = select.select(readers, [], [], TICK)[0]
+        if self._health is not None and self._health.fileno() in readable:
+            self._health.answer(self._is_live(), self._is_ready())
+        for slot in self._slots:
+            if slot.link is not None and slot.link.fileno() in readable:
+                slot.hear()
+
+    def _step(self) -> None:
+        for number in self._signals.read():
+            self._stop(number)
+        for slot in self._slots:
+            if slot.pid:
+                slot.kill_overrun()
+                if self._max_rss is not None and self._deadline is None:
+                    slot.recycle_large(self._max_rss)
+                self._reap(slot)
+        for slot in self._slots:
+            if not slot.pid and not slot.finished:
+                if self._deadline is not None:
+                    slot.finished = True
+                elif monotonic() >= slot.restart_at:
+                    self._start(slot)
+        self._pass_on()
+        if self._deadline is not None and self._deadline.passed():
+            for slot in self._slots:
+                if slot.pid:
+                    slot.signal(signal.SIGKILL)
+                    self._reap(slot, wait=True)
+
+    def _stop(self, number: int) -> None:
+        if self._deadline is not None:
+            self._kill_all()
+            leave_by(number)
+        logger.info(
+            "%s: draining for at most %g s; send it again to stop at once",
+            signal.Signals(number).name,
+            self._drain_seconds,
+            extra={"event": "draining"},
+        )
+        self._deadline = Deadline(self._drain_seconds + GRACE)
+        for slot in self._slots:
+            slot.signal(signal.SIGTERM)
+
+    # ---- processes
+
+    def _start(self, slot: ProcessSlot, *, last: bool = False) -> None:
+        """Start a process, or try again later if the system refuses to fork."""
+        slot.prepare()
+        try:
+            self._fork(slot, last)
+        except OSError as error:
+            brake = slot.brake()
+            slot.restart_at = monotonic() + brake
+            logger.error(
+                "cannot start a worker process (%s); trying again in %g s",
+                error,
+                brake,
+                extra={"event": "worker_not_started"},
+            )
+
+    def _fork(self, slot: ProcessSlot, last: bool) -> None:
+        self._fork_guard.prepare()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                with signals_held():
+                    pid = os.fork()
+                    if pid == 0:
+                        self._become_child(slot, ours, theirs, last)
+            except OSError:
+                ours.close()
+                raise
+        slot.assign(pid, ours)
+
+    def _become_child(
+        self, slot: ProcessSlot, ours: socket.socket, theirs: socket.socket, last: bool
+    ) -> None:
+        code = BROKEN
+        try:
+            ours.close()
+            for other in self._slots:
+                if other.link is not None:
+                    other.link.close()
+            if self._health is not None:
+                self._health.close()
+            self._signals.restore()
+            signals = StopSignals()
+            signals.install()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            number = self._slots.index(slot)
+            worker = self._make_worker(number, slot.worker, slot.scoreboard)
+            code = child_process.run(
+                worker, theirs, signals, until_empty=self._until_empty, last=last
+            )
+        except BaseException as error:
+            # The supervisor logs the error at each restart; one traceback is enough.
+            level = logging.DEBUG if slot.failures else logging.ERROR
+            logger.log(level, "worker failed", exc_info=True, extra={"event": "worker_failed"})
+            child_process.report_failure(theirs, error)
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            # Not sys.exit: threads may be stuck in handlers, and exit hooks belong to the parent.
+            os._exit(code)
+
+    def _reap(self, slot: ProcessSlot, *, wait: bool = False) -> None:
+        pid = slot.pid
+        status = slot.reap(wait=wait)
+        if status is None:
+            return
+        self._orphaned.update(slot.recovering)
+        slot.recovering = {}
+        if slot.last_word == GOODBYE:
+            self._on_ended(slot)
+        elif slot.last_word == GAVE_UP or wait:
+            if not slot.recycling:
+                self._code = OUT_OF_TIME
+                slot.finished = True
+            self._on_died(slot, "its drain ran out of time")
+        elif slot.overran:
+            self._on_died(slot, f"process {pid} was ended")
+        elif slot.failure:
+            self._on_died(slot, f"process {pid} failed ({slot.failure})")
+        else:
+            self._on_died(slot, f"process {pid} {describe_exit(status)}")
+
+    def _on_ended(self, slot: ProcessSlot) -> None:
+        if slot.recycling:
+            pause = slot.started_at + RECYCLE_PAUSE
+            slot.restart_at = max(pause, monotonic() + slot.brake())
+        elif not self._orphaned:
+            slot.finished = True
+
+    def _on_died(self, slot: ProcessSlot, reason: str) -> None:
+        ran = [entry.fence.id for entry in slot.scoreboard.read(slot.worker)]
+        self._orphaned[slot.worker] = slot.charges(reason)
+        if slot.finished or self._deadline is not None:
+            slot.finished = True
+            self._code = max(self._code, BROKEN)
+            then = ""
+        else:
+            brake = slot.brake()
+            slot.restart_at = monotonic() + brake
+            then = f"; restarting in {brake:g} s" if brake else "; restarting now"
+        logger.error(
+            "worker %s: %s while it ran %s%s",
+            slot.worker,
+            reason,
+            _listed(ran),
+            then,
+            extra={"event": "worker_died", "worker": slot.worker},
+        )
+
+    def _pass_on(self) -> None:
+        """Ask a live child to settle what dead ones held; it reports when that is done."""
+        alive = [slot for slot in self._slots if slot.link is not None]
+        if not alive:
+            return
+        for worker, dead in list(self._orphaned.items()):
+            # The newest process is not stuck in a handler, unless processes die at their start.
+            slot = max(alive, key=lambda slot: (not slot.failures, slot.started_at))
+            if slot.send(dead):
+                del self._orphaned[worker]
+
+    def _settle_the_rest(self) -> None:
+        """Start one more process, only to settle what the last ones held."""
+        if not self._orphaned:
+            return
+        slot = self._slots[0]
+        slot.finished = True
+        self._start(slot, last=True)
+        self._pass_on()
+        if slot.link is not None:
+            slot.link.shutdown(socket.SHUT_WR)
+        deadline = Deadline(LAST_RECOVERY)
+        while slot.pid and not deadline.passed():
+            self._wait()
+            for number in self._signals.read():
+                self._stop(number)
+            self._reap(slot)
+
+    def _kill_all(self) -> None:
+        for slot in self._slots:
+            slot.kill()
+
+    def _is_live(self) -> bool:
+        return all(slot.pid or slot.finished for slot in self._slots)
+
+    def _is_ready(self) -> bool:
+        return self._deadline is None and self._is_live()
+
+
+def _listed(ids: list[int]) -> str:
+    if not ids:
+        return "nothing"
+    more = ", ..." if len(ids) > MOST_IDS else ""
+    return f"message {', '.join(map(str, ids[:MOST_IDS]))}{more}"

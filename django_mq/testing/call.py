@@ -1,0 +1,117 @@
+"""Call one handler as a worker does, without a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from time import time
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.db import transaction
+
+from django_mq import handlers
+from django_mq.conf import get_settings
+from django_mq.executor.leased_delivery import LeasedDelivery
+from django_mq.handlers import Handler, queue_of
+from django_mq.messages import ClaimedRow, Delivery, current_delivery
+from django_mq.outbox.send import queue_connection
+from django_mq.policy.encoding import encode
+from django_mq.store import Cursor
+
+_delivered = count(1)
+
+
+def deliver(
+    handler: Callable[..., Any] | str,
+    payload: Any = None,
+    *,
+    type: str = "test.message",
+    metadata: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+    schema_version: int = 1,
+    key: str | None = None,
+    attempt: int = 1,
+    max_attempts: int = 20,
+    using: str | None = None,
+) -> Any:
+    """Call one handler as a worker does.
+
+    The payload goes through JSON, and an atomic handler runs in a block. `handler` is the function
+    or its name; a batch handler gets a list of one delivery. No message is stored. Returns the
+    handler's return value, or raises its error, undoing an atomic handler's writes. Raises
+    InvalidPayload if `payload` could not be broadcast, and LookupError if there is no such handler.
+    """
+    settings = get_settings()
+    connection = queue_connection(settings, using)
+    found = _handler(handler)
+    now = time()
+    row = ClaimedRow(
+        id=next(_delivered),
+        queue=queue or queue_of(found, settings),
+        type=type,
+        handler=found.name,
+        schema_version=schema_version,
+        payload=encoded(payload),
+        metadata=encoded(dict(metadata or {})),
+        priority=0,
+        key=key,
+        attempts=attempt,
+        max_attempts=max_attempts,
+        retry=None,
+        claimed_by="test:0",
+        wants_result=False,
+        suspect=False,
+        held_for=None,
+        created=now,
+        claimed=now,
+    )
+    return _call(found, row, connection.alias)
+
+
+def _call(handler: Handler, row: ClaimedRow, alias: str) -> Any:
+    delivery = Delivery(row) if handler.atomic else _Unstored(row, alias=alias)
+    argument = [delivery] if handler.batch else delivery
+    token = current_delivery.set(delivery)
+    try:
+        if handler.is_async:
+            return async_to_sync(handler.function)(argument)
+        if not handler.atomic:
+            return handler.function(argument)
+        with transaction.atomic(using=alias):
+            return handler.function(argument)
+    finally:
+        current_delivery.reset(token)
+
+
+class _Unstored(LeasedDelivery):
+    """A leased delivery without a row to renew or remove."""
+
+    def __init__(self, row: ClaimedRow, *, alias: str) -> None:
+        super().__init__(row, alias=alias, lease=0.0, clock=self)
+
+    def extend(self, seconds: float) -> None:
+        """Do nothing: there is no lease."""
+
+    def _ack(self, cursor: Cursor) -> bool:
+        return True
+
+
+def _handler(handler: Callable[..., Any] | str) -> Handler:
+    for each in handlers.all_handlers():
+        if each.function is handler or handler in (each.name, *each.aliases):
+            return each
+    raise LookupError(
+        f"{handler!r} is not a handler: decorate it with @handler, and import its module"
+    )
+
+
+def encoded(payload: Any) -> str:
+    settings = get_settings()
+    return encode(
+        {} if payload is None else payload,
+        what="payload",
+        max_bytes=settings.max_payload_bytes,
+        max_depth=settings.max_depth,
+        encoder=settings.encoder_class,
+    )

@@ -1,0 +1,168 @@
+"""Capture broadcasts, and assert on them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_mq.conf import get_settings
+from django_mq.outbox.observers import observers
+from django_mq.outbox.send import queue_connection
+from django_mq.store.rows import NewRow
+from django_mq.testing.call import encoded
+
+_ANY = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """One broadcast message, as its handlers will read it."""
+
+    type: str
+    payload: Any
+    metadata: dict[str, Any]
+    schema_version: int
+    handlers: tuple[str, ...]
+    queues: tuple[str, ...]
+    key: str | None = None
+    unique_id: str | None = None
+
+
+@dataclass(slots=True)
+class _Captured:
+    broadcast: Broadcast
+    connection: BaseDatabaseWrapper
+    committed: bool = False
+
+    def commit(self) -> None:
+        self.committed = True
+
+    def is_kept(self) -> bool:
+        """Return whether the message is committed, or will be unless a block rolls back."""
+        hooks = [entry[1] for entry in self.connection.run_on_commit]
+        return self.committed or any(getattr(hook, "__self__", None) is self for hook in hooks)
+
+
+@dataclass(slots=True)
+class Broadcasts(Sequence[Broadcast]):
+    """The messages broadcast in a block and not rolled back, in order."""
+
+    _captured: list[_Captured] = field(default_factory=list)
+
+    def _kept(self) -> list[Broadcast]:
+        return [each.broadcast for each in self._captured if each.is_kept()]
+
+    @overload
+    def __getitem__(self, index: int) -> Broadcast: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Broadcast]: ...
+    def __getitem__(self, index: int | slice) -> Broadcast | list[Broadcast]:
+        return self._kept()[index]
+
+    def __len__(self) -> int:
+        return len(self._kept())
+
+    def __iter__(self) -> Iterator[Broadcast]:
+        return iter(self._kept())
+
+    def __repr__(self) -> str:
+        return repr(self._kept())
+
+    def _see(
+        self, connection: BaseDatabaseWrapper, rows: Sequence[NewRow], unique_id: str | None
+    ) -> None:
+        if not rows:
+            return
+        captured = _Captured(
+            Broadcast(
+                type=rows[0].type,
+                payload=json.loads(rows[0].payload),
+                metadata=json.loads(rows[0].metadata),
+                schema_version=rows[0].schema_version,
+                handlers=tuple(row.handler for row in rows if row.handler),
+                queues=tuple(row.queue for row in rows),
+                key=rows[0].key,
+                unique_id=unique_id,
+            ),
+            connection,
+        )
+        self._captured.append(captured)
+        if connection.in_atomic_block or connection.get_autocommit():
+            transaction.on_commit(captured.commit, using=connection.alias)
+        else:  # the caller commits by hand, where Django runs no hooks
+            captured.commit()
+
+
+_open_blocks: list[Broadcasts] = []
+_lock = threading.Lock()
+
+
+@contextmanager
+def capture_broadcasts() -> Iterator[Broadcasts]:
+    """Yield a list of the messages broadcast in the block, without those rolled back.
+
+    If autocommit is off and no `atomic()` block is open, the list keeps those, too: Django does not
+    report such a rollback.
+    """
+    broadcasts = Broadcasts()
+    with _lock:
+        observers.append(broadcasts._see)
+        _open_blocks.append(broadcasts)
+    try:
+        yield broadcasts
+    finally:
+        with _lock:
+            observers.remove(broadcasts._see)
+            _open_blocks.remove(broadcasts)
+
+
+def assert_broadcast(
+    type: str, payload: Any = _ANY, *, times: int | None = None, using: str | None = None
+) -> None:
+    """Assert that a message of `type`, with this `payload` if given, was broadcast.
+
+    At least once, or exactly `times`; a message with several handlers counts once. Inside
+    `capture_broadcasts()` the captured messages count, elsewhere those now in the table: so call it
+    before `drain()`. The AssertionError lists the messages found.
+    """
+    wanted = payload if payload is _ANY else json.loads(encoded(payload))
+    seen = _seen(using)
+    found = sum(n for (t, text), n in seen.items() if t == type and _equal(wanted, text))
+    if found != times if times is not None else not found:
+        expected = "at least once" if times is None else f"{times} time(s)"
+        what = type if wanted is _ANY else f"{type} with payload {wanted!r}"
+        raise AssertionError(
+            f"{what} was broadcast {found} time(s), expected {expected}; there is: "
+            + ("; ".join(f"{t} {text} ({n})" for (t, text), n in seen.items()) or "nothing")
+        )
+
+
+def _seen(using: str | None) -> Counter[tuple[str, str]]:
+    """Count messages by type and payload (as JSON text)."""
+    if _open_blocks:
+        return Counter((each.type, _text(each.payload)) for each in _open_blocks[-1])
+    from django_mq.models import QueuedMessage
+
+    alias = queue_connection(get_settings(), using).alias
+    rows = QueuedMessage.objects.using(alias).only("type", "payload", "handler")
+    copies = Counter((row.type, _text(row.payload), row.handler) for row in rows)
+    messages: Counter[tuple[str, str]] = Counter()
+    for (type, payload, _), copies_of_one in copies.items():
+        messages[type, payload] = max(messages[type, payload], copies_of_one)
+    return messages
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _equal(wanted: Any, text: str) -> bool:
+    return wanted is _ANY or _text(wanted) == text

@@ -1,0 +1,123 @@
+"""Run what is due in the current thread, on the current connection; make more messages due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, overload
+
+from django_mq.conf import get_settings
+from django_mq.outbox.send import queue_connection
+from django_mq.policy.routing import check_name
+from django_mq.requests.pending import test_runners
+from django_mq.store import testing as store
+from django_mq.worker.drain import Drain, DrainFailure, add_note
+
+#: What happens to the errors that handlers raise.
+Errors = Literal["raise", "keep"]
+
+
+class HandlerErrors(list[BaseException]):
+    """The errors that handlers raised, in order; `deliveries` is the number of deliveries."""
+
+    deliveries: int = 0
+
+
+@overload
+def drain(
+    queue: str | None = None, *, errors: Literal["raise"] = "raise", using: str | None = None
+) -> int: ...
+@overload
+def drain(
+    queue: str | None = None, *, errors: Literal["keep"], using: str | None = None
+) -> HandlerErrors: ...
+def drain(
+    queue: str | None = None, *, errors: Errors = "raise", using: str | None = None
+) -> int | HandlerErrors:
+    """Run every message that is due, in `queue` or in all queues, and all that they broadcast.
+
+    Handlers run here, on this connection, through the worker's own code: failed messages are
+    retried or dead-lettered, and `FailedAttempt` rows are written. Messages that are delayed or
+    back off stay: see `due()`. Timeouts are not enforced.
+
+    Returns the number of deliveries. If handlers failed, it raises the first error once nothing is
+    due any more, with a note that names the message, handler and attempt. With `errors="keep"` it
+    returns all errors instead, as a list whose `deliveries` is the number of deliveries.
+
+    A handler that raises Retry, Snooze or Reject has not failed, except by a Retry on the last
+    attempt, which leaves the message dead.
+
+    KeyboardInterrupt, and HandlerBrokeTransaction if a handler ended the transaction of a TestCase,
+    are raised at once, whatever `errors` says.
+    """
+    _check_errors(errors)
+    if queue is not None:
+        check_name(queue, "queue")
+    drainer = Drain(queue_connection(get_settings(), using), queue=queue)
+    deliveries = drainer.run()
+    if errors == "keep":
+        kept = HandlerErrors(each.error for each in drainer.failed)
+        kept.deliveries = deliveries
+        return kept
+    _raise_first(drainer.failed, 'drain(errors="keep") returns all errors')
+    return deliveries
+
+
+@contextmanager
+def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator[HandlerErrors]:
+    """Run everything that is due whenever the block waits for a reply, so that `ask()` gets one.
+
+    with answering():
+        response = self.client.get("/friends/")  # a view that asks
+
+    The code that asks sees a handler's error as its RemoteError. Errors that it cannot see, because
+    the message is retried or nobody asked for its result, are collected: the first is raised at the
+    end of the block, as `drain()` does. If the block itself raises, its exception gets a note of
+    each. With `errors="keep"` they are only in the list that `as` binds.
+    """
+    _check_errors(errors)
+    seen = HandlerErrors()
+    failed: list[DrainFailure] = []
+
+    def run() -> None:
+        drainer = Drain(queue_connection(get_settings(), using), queue=None)
+        try:
+            seen.deliveries += drainer.run()
+        finally:
+            unheard = [each for each in drainer.failed if not each.answered]
+            failed.extend(unheard)
+            seen.extend(each.error for each in unheard)
+
+    test_runners.append(run)
+    try:
+        yield seen
+    except BaseException as error:
+        for each in seen:
+            if each is not error:
+                notes = "; ".join(getattr(each, "__notes__", ()))
+                add_note(error, f"while answering: {type(each).__name__}: {each}; {notes}")
+        raise
+    finally:
+        test_runners.remove(run)
+    if errors == "raise":
+        _raise_first(failed, 'answering(errors="keep") gives the block all errors')
+
+
+def _check_errors(errors: object) -> None:
+    if errors not in ("raise", "keep"):
+        raise ValueError(f'errors must be "raise" or "keep", not {errors!r}')
+
+
+def _raise_first(failed: Sequence[DrainFailure], all_of_them: str) -> None:
+    if not failed:
+        return
+    if more := len(failed) - 1:
+        attempts = "1 more attempt" if more == 1 else f"{more} more attempts"
+        add_note(failed[0].error, f"{attempts} failed meanwhile; {all_of_them}")
+    raise failed[0].error
+
+
+def due(queue: str | None = None, *, using: str | None = None) -> int:
+    """Make delayed, retrying and held messages due now, as if time had passed; return how many."""
+    with queue_connection(get_settings(), using).cursor() as cursor:
+        return store.make_due(cursor, queue=queue)

@@ -1,0 +1,277 @@
+"""Which statement claims from which queue: plain, with keys, ordered, or limited."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+from django_mq.store import claim, queue_backoff
+from django_mq.store import claim_keyed as keyed
+from django_mq.store import claim_lapsed as lapsed
+from django_mq.store import ordered_queues as lines
+from django_mq.store import queue_limits as gates
+from django_mq.store.claim import NOTHING, Claim
+from django_mq.worker.take_over import announce_dead, take_over
+
+if TYPE_CHECKING:
+    from django_mq.executor.stopped_queues import StoppedQueues
+    from django_mq.store import Cursor
+    from django_mq.store.claim import Lane
+    from django_mq.store.claim_lapsed import Lapsed
+    from django_mq.store.look import LookRow
+
+#: How many batches one statement claims, if there is room for them.
+TOGETHER = 4
+#: Seconds after a key was last seen in a queue until the plain claim serves it again.
+FORGET_KEYS = 60.0
+
+
+class ClaimArguments(TypedDict):
+    """The arguments that every claim statement has."""
+
+    claimer: str
+    lease: float
+    limit: int
+    max_bytes: int
+    admitted: bool
+
+
+class ClaimOptions(NamedTuple):
+    """The options with which messages of a queue are claimed.
+
+    `kind` is the kind of executor that they need, since room is counted per kind. `limit` is the
+    most messages in flight over the fleet, unless an operator decided otherwise meanwhile.
+    """
+
+    kind: str
+    lease: float
+    batch_size: int
+    batch_bytes: int
+    ordered: bool = False
+    skip_dead: bool = False
+    limit: int | None = None
+
+    def arguments(self, claimer: str, limit: int, *, admitted: bool = False) -> ClaimArguments:
+        """Return the arguments of a claim of up to `limit` messages."""
+        return {
+            "claimer": claimer,
+            "lease": self.lease,
+            "limit": limit,
+            "max_bytes": self.batch_bytes,
+            "admitted": admitted,
+        }
+
+
+class ClaimResult(NamedTuple):
+    """The result of a claim.
+
+    `at_limit`: the queue has as many messages in flight as it may, and more may wait.
+    `contended`: another session is claiming from the queue at this moment.
+    """
+
+    claim: Claim
+    at_limit: bool = False
+    contended: bool = False
+
+
+class ClaimRouter:
+    """Claims for worker process `worker` with the statement that each queue needs.
+
+    Each look says which queues have keys, a limit or a backoff. `claimer()` makes the name of
+    the next claim; `owned` are the ordered queues that this process owns; `holding(queue)` says
+    whether it holds a message of the queue; `probing(queue, claimer)` is called for a claim that
+    is the probe of its queue. `stopped` queues are not claimed from: their messages would go
+    back at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker: str,
+        claimer: Callable[[], str],
+        owned: Collection[str],
+        holding: Callable[[str], bool],
+        probing: Callable[[str, str], None],
+        stopped: StoppedQueues,
+    ) -> None:
+        self._worker = worker
+        self._claimer = claimer
+        self._owned = owned
+        self._holding = holding
+        self._probing = probing
+        self._stopped = stopped
+        self._gated: set[str] = set()
+        self._limits: dict[str, int] = {}
+        self._keyed: dict[str, float] = {}
+        # How many messages of the last claim's average size `batch_bytes` has room for.
+        self._fits = 0
+        #: Queues that were claimed from with a limit of messages in flight.
+        self.limited: set[str] = set()
+        #: Queues whose waiting messages must not start here: the queue is paused, or its limit
+        #: in flight was lowered.
+        self.withdrawn: set[str] = set()
+        self.backing_off: set[str] = set()
+
+    def learn(self, seen: Sequence[LookRow]) -> bool:
+        """Learn from a look; return whether a queue turned out to have keys."""
+        now = monotonic()
+        before, self._limits = (
+            self._limits,
+            {each.queue: each.priority for each in seen if each.kind == "limited"},
+        )
+        self.backing_off = {each.queue for each in seen if each.kind == "easing"}
+        self.withdrawn = {each.queue for each in seen if each.kind == "closed"}
+        for queue, most in self._limits.items():
+            if most == 0 or most < before.get(queue, math.inf):
+                self.withdrawn.add(queue)
+        self._gated = {*self._limits, *self.backing_off}
+        self.limited -= before.keys() - self._limits.keys()
+        keyed = dict.fromkeys((each.queue for each in seen if each.kind == "keyed"), now)
+        new = not self._keyed.keys() >= keyed.keys()
+        kept = {queue: at for queue, at in self._keyed.items() if now - at < FORGET_KEYS}
+        self._keyed = {**kept, **keyed}
+        return new
+
+    def way(self, queue: str, options: ClaimOptions) -> str:
+        """Return a text that is equal for queues with equal options that one claim can serve.
+
+        Empty for the plain claim.
+        """
+        if options.ordered or self._is_gated(queue, options):
+            return f"alone {queue}"
+        return "keyed" if queue in self._keyed else ""
+
+    def lapsed_way(self, queue: str, options: ClaimOptions) -> str:
+        """Return the same as `way()`, for a claim of lapsed messages."""
+        return f"alone {queue}" if self._is_gated(queue, options) else ""
+
+    def most(self, queue: str, options: ClaimOptions) -> int:
+        """Return the most messages of `queue` to claim with one statement."""
+        if self.way(queue, options):
+            return options.batch_size
+        # The statement reads all rows before `batch_bytes` cuts them: no more than fitted lately.
+        return max(options.batch_size, min(TOGETHER * options.batch_size, self._fits))
+
+    def claim(
+        self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, *, limit: int
+    ) -> ClaimResult:
+        """Claim up to `limit` messages of `lanes`, which have the same options and way.
+
+        One claimer gets no more than a batch: a larger limit makes several claims in one
+        statement. These keep apart from the claims of other workers, unless all of them start
+        at the front of their lanes.
+        """
+        if self._stopped:
+            lanes = [lane for lane in lanes if not self._stopped.whole(lane.queue)]
+            if not lanes:
+                return ClaimResult(NOTHING)
+        queue = lanes[0].queue
+        if not self.way(queue, options):
+            return ClaimResult(self._claim_plain(cursor, lanes, options, limit))
+        if options.ordered and (queue not in self._owned or self._holding(queue)):
+            return ClaimResult(NOTHING)
+        with cursor.connection.transaction():
+            if not self._is_gated(queue, options):
+                arguments = options.arguments(self._claimer(), limit)
+                return ClaimResult(self._claim_locked(cursor, lanes, options, arguments))
+            return self._claim_gated(cursor, lanes, options, limit)
+
+    def take_over(
+        self, cursor: Cursor, queues: Sequence[str], options: ClaimOptions, *, limit: int
+    ) -> Lapsed:
+        """Take over up to `limit` lapsed messages of `queues`, which have equal options and way.
+
+        A lapsed message of a queue that backs off becomes its probe: there may be no other.
+        """
+        if self._stopped:
+            queues = [queue for queue in queues if not self._stopped.whole(queue)]
+            if not queues:
+                return lapsed.NOTHING
+        if not self._is_gated(queues[0], options):
+            arguments = options.arguments(self._claimer(), limit)
+            found = take_over(cursor, queues=queues, skip_dead=options.skip_dead, **arguments)
+        else:
+            with cursor.connection.transaction():
+                found = self._take_over_gated(cursor, queues[0], options, limit)
+        announce_dead(found)
+        return found
+
+    def _is_gated(self, queue: str, options: ClaimOptions) -> bool:
+        return options.limit is not None or queue in self._gated
+
+    def _claim_plain(
+        self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
+    ) -> Claim:
+        arguments = options.arguments(self._claimer(), limit)
+        further = [self._claimer() for _ in range((limit - 1) // options.batch_size)]
+        apart = bool(further) and any(lane.id for lane in lanes)
+        taken = claim.claim(cursor, lanes=lanes, further=further, apart=apart, **arguments)
+        if size := sum(len(row.payload) for row in taken.rows):
+            self._fits = options.batch_bytes * len(taken.rows) // size
+        return taken
+
+    def _claim_gated(
+        self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
+    ) -> ClaimResult:
+        queue, claimer = lanes[0].queue, self._claimer()
+        gate = gates.enter(cursor, queue=queue, limit=options.limit)
+        if gate is None:
+            return ClaimResult(NOTHING, contended=True)
+        if gate.most is not None:
+            self.limited.add(queue)
+        if gate.room == 0:
+            return ClaimResult(NOTHING, at_limit=bool(gate.most))
+        limit = limit if gate.room is None else min(limit, gate.room)
+        if gate.level == 0:
+            arguments = options.arguments(claimer, limit, admitted=True)
+            taken = self._claim_locked(cursor, lanes, options, arguments)
+            return ClaimResult(taken, at_limit=len(taken.rows) == gate.room)
+        if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):
+            return ClaimResult(NOTHING)
+        arguments = options.arguments(claimer, 1, admitted=True)
+        taken = self._claim_locked(cursor, lanes, options, arguments)
+        self._end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
+        return ClaimResult(taken)
+
+    def _take_over_gated(
+        self, cursor: Cursor, queue: str, options: ClaimOptions, limit: int
+    ) -> Lapsed:
+        claimer = self._claimer()
+        gate = gates.enter(cursor, queue=queue, limit=options.limit)
+        if gate is None or gate.most == 0 or not lapsed.any_lapsed(cursor, queue=queue):
+            return lapsed.NOTHING
+        if gate.level == 0:
+            arguments = options.arguments(claimer, limit, admitted=True)
+            return take_over(cursor, queues=[queue], skip_dead=options.skip_dead, **arguments)
+        if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):
+            return lapsed.NOTHING
+        arguments = options.arguments(claimer, 1, admitted=True)
+        found = take_over(cursor, queues=[queue], skip_dead=options.skip_dead, **arguments)
+        self._end_probe_claim(cursor, queue, claimer, found=bool(found.taken))
+        return found
+
+    def _end_probe_claim(self, cursor: Cursor, queue: str, claimer: str, *, found: bool) -> None:
+        """Announce the probe if its claim found a message; else cancel it."""
+        if found:
+            self._probing(queue, claimer)
+        else:
+            queue_backoff.cancel_probe(cursor, queue=queue, claimer=claimer)
+
+    def _claim_locked(
+        self,
+        cursor: Cursor,
+        lanes: Sequence[Lane],
+        options: ClaimOptions,
+        arguments: ClaimArguments,
+    ) -> Claim:
+        queue, skip_dead = lanes[0].queue, options.skip_dead
+        if options.ordered:
+            rows = lines.claim(
+                cursor, queue=queue, worker=self._worker, skip_dead=skip_dead, **arguments
+            )
+            return Claim(rows, {})
+        if queue in self._keyed:
+            return keyed.claim(cursor, lanes=lanes, skip_dead=skip_dead, **arguments)
+        return claim.claim(cursor, lanes=lanes, **arguments)

@@ -1,0 +1,193 @@
+"""Give claimed rows to their executors, and release those that must not run here."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django_mq.executor.connections import LOST, Outage, Statements
+from django_mq.executor.tasks import is_coroutine
+from django_mq.messages import Delivery
+from django_mq.store import settle
+from django_mq.worker.resolver import line_of
+
+if TYPE_CHECKING:
+    from django_mq.executor.async_runner import AsyncRunner
+    from django_mq.executor.local_queue import LocalQueue
+    from django_mq.executor.tasks import Line, Task
+    from django_mq.messages import ClaimedRow, Fence
+    from django_mq.store import Cursor
+    from django_mq.worker.queue_backoff import QueueBackoffs
+    from django_mq.worker.quota import Quota
+    from django_mq.worker.resolver import Resolver
+
+logger = logging.getLogger("django_mq")
+
+#: How often to try to release a row that another session has locked for a moment.
+RELEASE_TRIES = 4
+
+
+class Dispatch:
+    """Turns claimed rows into tasks for the local queue, and coroutines for the runner.
+
+    Used by the thread that claims. `on_freed` is called when rows went back to their queues.
+    """
+
+    def __init__(
+        self,
+        *,
+        resolver: Resolver,
+        local_queue: LocalQueue,
+        runner: AsyncRunner,
+        backoffs: QueueBackoffs,
+        quota: Quota,
+        statements: Statements,
+        outage: Outage,
+        on_freed: Callable[[], None],
+    ) -> None:
+        self._resolver = resolver
+        self._local_queue = local_queue
+        self._runner = runner
+        self._backoffs = backoffs
+        self._quota = quota
+        self._statements = statements
+        self._outage = outage
+        self._on_freed = on_freed
+        self._unsorted: deque[Delivery] = deque()
+        # Lines with a message that cannot run here: those claimed behind it go back.
+        self._broken: set[Line] = set()
+
+    def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool, asked_at: float) -> None:
+        """Take newly claimed rows; with `first` (taken over) they go before those already held.
+
+        `asked_at` is when the claim was sent, by `lease_clock()`.
+        """
+        # The last handler of a row that was taken over may still run: lock it before the start.
+        asked_at = 0.0 if first else asked_at
+        deliveries = [Delivery(row, asked_at) for row in rows]
+        self._local_queue.hold(deliveries)
+        self._unsorted.extend(deliveries)
+        self.sort(cursor, first=first)
+
+    def sort(self, cursor: Cursor, *, first: bool = False) -> None:
+        """Hand out claimed rows; those that need a statement wait if the database is lost."""
+        tasks: list[Task] = []
+        others: list[int] = []
+        behind: list[Fence] = []
+        try:
+            while self._unsorted:
+                if not self._broken:
+                    tasks += self._take_ready()
+                    if not self._unsorted:
+                        break
+                delivery = self._unsorted[0]
+                line = line_of(delivery._row)
+                if line in self._broken:
+                    behind.append(self._unsorted.popleft().fence)
+                    continue
+                task = self._sort_one(cursor, delivery)
+                self._unsorted.popleft()
+                if task is not None:
+                    tasks.append(task)
+                    continue
+                others.append(delivery.id)
+                self._cancel_probes(cursor, [delivery.fence])
+                if line is not None:
+                    self._broken.add(line)
+            self._broken.clear()
+        finally:
+            if others:
+                self._local_queue.settled(others)
+                self._on_freed()
+            if behind:
+                self._quota.release(len(behind))
+                self._release(behind)
+                self._on_freed()
+            if tasks:  # an empty put would wake up executors
+                self._hand_out(tasks, first)
+
+    def _take_ready(self) -> list[Task]:
+        try:
+            return self._resolver.take_ready(self._unsorted)
+        except Exception:  # nothing was taken: `_sort_one()` finds the row to blame
+            return []
+
+    def _sort_one(self, cursor: Cursor, delivery: Delivery) -> Task | None:
+        try:
+            return self._resolver.sort(cursor, delivery)
+        except LOST:
+            # The messages before them in their lines may run, and fail, meanwhile.
+            lines = (line_of(each._row) for each in self._unsorted)
+            self._broken.update(filter(None, lines))
+            raise
+        except Exception:  # the lease lapses, and the attempt counts
+            logger.exception(
+                "message %s cannot be sorted", delivery.id, extra={"event": "sorting_failed"}
+            )
+            return None
+
+    def start_coroutines(self) -> None:
+        """Start the coroutines whose turn it is in their lines."""
+        if coroutines := self._local_queue.take_coroutines():
+            self._start(coroutines)
+
+    def release(self, tasks: list[Task]) -> None:
+        """Release `tasks`, which did not start, and all unsorted rows; attempts are refunded."""
+        fences = [task.delivery.fence for task in tasks]
+        fences += [delivery.fence for delivery in self._unsorted]
+        self._unsorted.clear()
+        self._release(fences)
+
+    def _release(self, fences: list[Fence]) -> None:
+        # First, so that no later renewal locks their rows; one under way does for a moment.
+        self._local_queue.settled([fence.id for fence in fences])
+        tries = RELEASE_TRIES
+        try:
+            while fences and tries:
+                cursor = self._statements.cursor()
+                self._cancel_probes(cursor, fences)
+                released = settle.release(cursor, fences)
+                left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
+                fences = [fence for fence in fences if fence.id in left]
+                tries -= 1
+                if fences:
+                    self._outage.wait_quietly()
+        except LOST:
+            self._statements.close()
+        if fences:
+            logger.warning(
+                "could not release %s message(s): they run again when their leases lapse",
+                len(fences),
+            )
+
+    def _hand_out(self, tasks: list[Task], first: bool) -> None:
+        put = self._local_queue.put_back if first else self._local_queue.put
+        if not any(task.handler.is_async for task in tasks):
+            put(tasks)
+            return
+        coroutines: list[Task] = []
+        waiting: list[Task] = []
+        for task in tasks:
+            if not is_coroutine(task):
+                waiting.append(task)
+                continue
+            if waiting and task.line is not None:  # one of these may be before it in its line
+                put(waiting)
+                waiting = []
+            if self._local_queue.admit(task):
+                coroutines.append(task)
+        if coroutines:
+            self._start(coroutines)
+        put(waiting)
+
+    def _start(self, coroutines: list[Task]) -> None:
+        if not self._runner.is_alive():
+            self._runner.start()
+        self._runner.submit(coroutines)
+
+    def _cancel_probes(self, cursor: Cursor, fences: list[Fence]) -> None:
+        for queue, claimer in self._backoffs.probes():
+            if any(fence.claimed_by == claimer for fence in fences):
+                self._backoffs.cancel_probe(cursor, queue, claimer)

@@ -1,0 +1,269 @@
+"""Run all due messages now, on the caller's own connection: for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from itertools import count
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+from asgiref.sync import async_to_sync
+
+from django_mq.conf import get_settings
+from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, Reject, Retry
+from django_mq.executor import reports as reporting
+from django_mq.executor.calls import call
+from django_mq.executor.connections import Outage, statement_cursor
+from django_mq.executor.ended import Ended, Settled, end
+from django_mq.executor.leased_delivery import LeasedDelivery
+from django_mq.executor.nonatomic import ended_nonatomic
+from django_mq.executor.retry_policies import policies
+from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
+from django_mq.executor.session import Session
+from django_mq.executor.settlement import Settlement, settle_all
+from django_mq.executor.slice_state import LeasesLost, SliceAborted
+from django_mq.executor.slices import Slices
+from django_mq.executor.stopped_queues import StoppedQueues
+from django_mq.messages import Delivery
+from django_mq.policy.outcomes import DeadLettered
+from django_mq.signals import message_started, wanted
+from django_mq.store import leases
+from django_mq.store import look as looking
+from django_mq.store import ordered_queues as lines
+from django_mq.store.claim import Lane
+from django_mq.worker.borrowed_connection import Shelter
+from django_mq.worker.claims import ClaimOptions, ClaimRouter
+from django_mq.worker.ordered_queues import PIECE
+from django_mq.worker.resolver import Resolver
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from django_mq.executor.tasks import Task
+    from django_mq.messages import ClaimedRow
+
+#: After this many deliveries a drain gives up: handlers feed each other for ever.
+MOST_DELIVERIES = 100_000
+#: The worker that messages are claimed for.
+NAME = "drain"
+
+
+class DrainFailure(NamedTuple):
+    """An attempt that failed in a drain; `answered`: its requester gets the error as result."""
+
+    delivery: Delivery
+    error: BaseException
+    answered: bool
+
+
+class Drain:
+    """Runs one message at a time, each in a savepoint instead of the transaction of its slice.
+
+    `failed` are the failed attempts, in order.
+    """
+
+    def __init__(self, connection: BaseDatabaseWrapper, *, queue: str | None) -> None:
+        self.failed: list[DrainFailure] = []
+        self._connection = connection
+        self._queue = queue
+        self._settings = get_settings()
+        self._resolver = Resolver(self._settings)
+        self._policy = policies(self._settings)
+        numbers = count(1)
+        self._owned: set[str] = set()
+        self._claims = ClaimRouter(
+            worker=NAME,
+            claimer=lambda: f"{NAME}:{next(numbers)}",
+            owned=self._owned,
+            holding=lambda queue: False,
+            probing=lambda queue, claimer: None,
+            stopped=StoppedQueues(),
+        )
+
+    def run(self) -> int:
+        """Run until nothing is due; return the number of deliveries.
+
+        Raises KeyboardInterrupt, and the error of a handler that ended the test's transaction.
+        """
+        delivered = 0
+        while rows := self._claim():
+            for row in rows:
+                task = self._resolver.sort(self._cursor(), Delivery(row))
+                if task is None:
+                    continue
+                delivered += 1
+                if delivered > MOST_DELIVERIES:
+                    raise RuntimeError(
+                        f"more than {MOST_DELIVERIES} deliveries: handlers feed each other"
+                    )
+                if task.handler.atomic:
+                    self._run_slices(task)
+                else:
+                    self._run_unbound(task)
+                if self.failed and isinstance(self.failed[-1].error, KeyboardInterrupt):
+                    raise self.failed[-1].error
+        return delivered
+
+    def _run_slices(self, task: Task) -> None:
+        session, outage = Session(self._connection, borrowed=True), Outage(threading.Event())
+        slices = Slices(
+            session,
+            entries=ExecutorEntries(Scoreboard(1), 0, 1),
+            outage=outage,
+            policy=self._policy,
+            settlement=Settlement(session, outage=outage, policy=self._policy, lease=0.0),
+            settled=self._note,
+            slice_seconds=self._settings.slice_seconds,
+        )
+        # For one message alone: a handler that is not atomic may make a request, whose handler
+        # runs in a drain within this one.
+        try:
+            again = [task]
+            while again:
+                try:
+                    again = slices.run(again).again
+                except LeasesLost:
+                    reporting.lease_lost(task.delivery)
+                    self._note([Ended(task.delivery, Settled.LOST)])
+                    return
+                except SliceAborted as gone:
+                    broke = gone
+                    break
+            else:
+                return
+        finally:
+            session.give_back()
+        # Raised outside `except`, so that the handler's error keeps its own cause and context.
+        raise next(
+            (each.error for each in self.failed if each.delivery is task.delivery),
+            HandlerBrokeTransaction(f"the handler ended its transaction: {broke.__cause__}"),
+        )
+
+    def _note(self, ended: Sequence[Ended]) -> None:
+        """Remember the failed deliveries; add a note to each error that names the message."""
+        for each in ended:
+            error = each.error
+            if each.settled is Settled.LOST:
+                error = LeaseLost("the message was removed, or taken over, while it ran")
+                error.__cause__ = each.error
+            elif error is None or was_asked_for(each):
+                continue
+            delivery = each.delivery
+            add_note(
+                error,
+                f"raised by handler {delivery.handler}: message {delivery.id} ({delivery.type}),"
+                f" queue {delivery.queue}, attempt {delivery.attempt} of {delivery.max_attempts}",
+            )
+            answered = delivery._row.wants_result and isinstance(each.outcome, DeadLettered)
+            self.failed.append(DrainFailure(delivery, error, answered))
+
+    def _claim(self) -> list[ClaimedRow]:
+        cursor = self._cursor()
+        seen = looking.look(cursor)
+        self._claims.learn(seen)
+        for each in seen:
+            if each.due and self._queue in (None, each.queue):
+                options = self._options(each.queue)
+                lane = Lane(each.queue, each.priority)
+                claim = self._claims.claim(cursor, [lane], options, limit=1).claim
+                while claim.further and not claim.rows:
+                    claim = self._claims.claim(cursor, [lane], options, limit=1).claim
+                if claim.rows:
+                    return claim.rows
+        return []
+
+    def _options(self, queue: str) -> ClaimOptions:
+        options = self._settings.queue(queue)
+        if options.ordered:
+            self._own(queue)
+        return ClaimOptions(
+            kind="both",
+            lease=options.lease,
+            batch_size=1,
+            batch_bytes=options.batch_bytes,
+            ordered=options.ordered,
+            skip_dead=options.on_dead_head == "skip",
+            limit=options.max_in_flight,
+        )
+
+    def _own(self, queue: str) -> None:
+        """Become the owner of an ordered queue, and move messages beside its line into it."""
+        self._owned.add(queue)
+        lines.own(self._cursor(), queue=queue, worker=NAME, lease=self._settings.lease)
+        adopted = lines.adopt(self._cursor(), queue=queue, limit=PIECE)
+        while adopted.resume is not None:
+            adopted = lines.adopt(self._cursor(), queue=queue, limit=PIECE, after=adopted.resume)
+
+    def _run_unbound(self, task: Task) -> None:
+        lease = self._settings.queue(task.delivery.queue).lease
+        started = leases.start(self._cursor(), [task.delivery.fence], lease=lease)
+        if started.get(task.delivery.id):
+            self._settle(Ended(task.delivery, Settled.BURIED, reason="expired"))
+            return
+        delivery = LeasedDelivery(
+            task.delivery._row, alias=self._connection.alias, lease=lease, clock=_NoClock()
+        )
+        if wanted(message_started):
+            reporting.started(delivery)
+        function: Any = task.handler.function
+        if task.handler.is_async:
+            function = async_to_sync(function)
+        shelter = Shelter(self._connection)
+        began = perf_counter()
+        result, error = call(function, delivery, delivery)
+        seconds = perf_counter() - began
+        try:
+            kept = shelter.end(error)
+        except HandlerBrokeTransaction as broke:
+            self._note([self._end(delivery, broke, seconds)])
+            raise
+        if shelter.undone:
+            delivery.finished = False
+        self._settle(ended_nonatomic(delivery, self._policy(delivery._row), result, kept, seconds))
+
+    def _settle(self, ended: Ended) -> None:
+        if settle_all(self._cursor(), [ended]):
+            reporting.lease_lost(ended.delivery)
+            ended = ended._replace(settled=Settled.LOST)
+        else:
+            reporting.one_ended(ended)
+        self._note([ended])
+
+    def _end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:
+        return end(delivery, self._policy(delivery._row), error, seconds=seconds)
+
+    def _cursor(self) -> psycopg.Cursor[Any]:
+        self._connection.ensure_connection()
+        return statement_cursor(self._connection.connection)
+
+
+class _NoClock:
+    """The clock of a handler that nothing ends."""
+
+    def extend(self, seconds: float) -> None:
+        """Do nothing: a drain has no timeouts."""
+
+
+def was_asked_for(ended: Ended) -> bool:
+    """Say whether a delivery ended as its handler asked: by Snooze, Reject or Retry.
+
+    A Retry without an attempt left is a failure, since the handler expected another attempt.
+
+    >>> from types import SimpleNamespace
+    >>> from django_mq.exceptions import Reject
+    >>> was_asked_for(SimpleNamespace(error=Reject("no"), outcome=None, settled=Settled.FAILED))
+    True
+    """
+    error = ended.error
+    if isinstance(error, Retry):
+        return not isinstance(ended.outcome, DeadLettered)
+    return ended.settled is Settled.SNOOZED or isinstance(error, Reject)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to `error`, unless its class allows none (a frozen dataclass)."""
+    with contextlib.suppress(Exception):
+        error.add_note(note)

@@ -1,0 +1,164 @@
+"""Renew leases and write the heartbeat, on a thread and a connection that do nothing else.
+
+The thread must not wait for the rest of the process. It logs nothing and sends no signal, since a
+log handler or a receiver may block, and its connection runs no other statements.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from psycopg.errors import LockNotAvailable
+
+from django_mq.executor import handler_counts as timings
+from django_mq.executor.connections import FIRST_WAIT, LOST, Statements
+from django_mq.executor.lease_clock import lease_clock
+from django_mq.store import leases as store
+from django_mq.store import queue_backoff
+from django_mq.store.limits import set_limits
+
+if TYPE_CHECKING:
+    from django_mq.executor.local_queue import LocalQueue
+    from django_mq.messages import Delivery
+    from django_mq.store import Cursor
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds between two heartbeats.
+BEAT = 10.0
+#: The longest wait, in seconds, before a failed step is tried again. It is short, so that after an
+#: outage the leases are renewed before other workers look for lapsed ones.
+LONGEST_WAIT = 1.0
+#: Seconds between two reports of the same trouble.
+REPORT_EVERY = 5.0
+#: Seconds that one statement may take.
+STATEMENT_SECONDS = 30.0
+#: Seconds that a heartbeat, or the renewal of a probe, waits for a lock on the whole table, such as
+#: a migration takes. Locked rows are skipped.
+LOCK_SECONDS = 0.2
+
+
+class LeaseKeeper(threading.Thread):
+    """Renews the leases of what this process holds, and writes its heartbeat.
+
+    `heartbeat()` returns the columns to write. `on_heartbeat(seconds)` is called after each with
+    the seconds since the fleet last did its chores (None: never); it must not block. `probes()`
+    returns queue and claimer of the probes that run here.
+    """
+
+    def __init__(
+        self,
+        *,
+        alias: str,
+        local_queue: LocalQueue,
+        lease: Callable[[str], float],
+        shortest_lease: float,
+        heartbeat: Callable[[], dict[str, Any]],
+        on_heartbeat: Callable[[float | None], None],
+        probes: Callable[[], Iterable[tuple[str, str]]] = tuple,
+    ) -> None:
+        super().__init__(name="mq-lease-keeper", daemon=True)
+        self._local_queue = local_queue
+        self._lease = lease
+        self._every = shortest_lease / 3
+        self._longest_wait = min(LONGEST_WAIT, shortest_lease / 6)
+        self._heartbeat = heartbeat
+        self._on_heartbeat = on_heartbeat
+        self._probes = probes
+        self._statements = Statements(alias)
+        self._wake = threading.Event()
+        self._ending = False
+        self._trouble: Exception | None = None
+        self._noted_at = float("-inf")
+
+    def end(self) -> None:
+        """Remove the heartbeat of this worker, and end the thread."""
+        self._ending = True
+        self._wake.set()
+
+    def report(self) -> None:
+        """Log the last trouble with the renewals, if any; call it from another thread."""
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            logger.warning(
+                "could not renew leases or heartbeat (%s); trying again",
+                " ".join(str(trouble).split())[:200] or type(trouble).__name__,
+                exc_info=None if isinstance(trouble, LOST) else trouble,
+                extra={"event": "renewal_failed"},
+            )
+
+    def run(self) -> None:
+        due = {self._renew: 0.0, self._write_heartbeat: 0.0}
+        every = {self._renew: self._every, self._write_heartbeat: BEAT}
+        wait = FIRST_WAIT
+        try:
+            while not self._ending:
+                for step, at in due.items():
+                    if monotonic() < at:
+                        continue
+                    if self._succeeds(step):
+                        due[step] = monotonic() + every[step]
+                    else:
+                        due[step] = monotonic() + min(wait, self._longest_wait)
+                        wait *= 2
+                        break  # a renewal comes first again
+                else:
+                    wait = FIRST_WAIT
+                self._wake.wait(max(0.0, min(due.values()) - monotonic()))
+            self._succeeds(self._leave)
+        finally:
+            self._statements.close()
+
+    def _succeeds(self, step: Callable[[], None]) -> bool:
+        """Run `step`, and say whether it succeeded; its error is kept for `report()`."""
+        try:
+            step()
+        except Exception as error:
+            if not isinstance(error, LockNotAvailable):
+                self._statements.close()
+            if monotonic() - self._noted_at >= REPORT_EVERY:
+                self._noted_at, self._trouble = monotonic(), error
+            return False
+        self._trouble = None
+        return True
+
+    def _renew(self) -> None:
+        by_lease: dict[float, list[Delivery]] = {}
+        for delivery in self._local_queue.held():
+            by_lease.setdefault(self._lease(delivery.queue), []).append(delivery)
+        for lease, held in sorted(by_lease.items()):
+            asked_at = lease_clock()
+            with self._limited() as cursor:
+                renewed = store.renew(cursor, [each.fence for each in held], lease=lease)
+            for each in held:
+                if each.id in renewed and each._sure_at:  # 0: its lock goes first anyway
+                    each._sure_at = asked_at
+        for queue, claimer in self._probes():
+            with self._limited(LOCK_SECONDS) as cursor:
+                queue_backoff.renew_probe(
+                    cursor, queue=queue, claimer=claimer, lease=self._lease(queue)
+                )
+
+    def _write_heartbeat(self) -> None:
+        columns = self._heartbeat()
+        counted = timings.of(columns["worker"])
+        with self._limited(LOCK_SECONDS) as cursor:
+            since = store.beat(cursor, **columns, timings=counted.snapshot() if counted else {})
+        self._on_heartbeat(since)
+
+    def _leave(self) -> None:
+        with self._limited(LOCK_SECONDS) as cursor:
+            store.leave(cursor, worker=self._heartbeat()["worker"])
+
+    @contextmanager
+    def _limited(self, lock: float = STATEMENT_SECONDS) -> Iterator[Cursor]:
+        """Give a cursor in a transaction with time limits that override those of the role."""
+        cursor = self._statements.cursor()
+        with self._statements.transaction():
+            set_limits(cursor, statement=STATEMENT_SECONDS, lock=lock)
+            yield cursor

@@ -1,0 +1,162 @@
+"""The ordered queues that this worker owns, by a lease that it keeps renewing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from psycopg.errors import InsufficientPrivilege
+
+from django_mq.signals import announce_queue, queue_assigned, queue_caught_up, queue_unassigned
+from django_mq.store import ordered_queues as lines
+
+if TYPE_CHECKING:
+    from django.dispatch import Signal
+
+    from django_mq.store import Cursor
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds for which a queue is owned. A process that freezes for longer loses the queue, and the
+#: messages that it had claimed from it.
+LEASE = 6.0
+#: Seconds between two turns: each renews the leases, and takes the queues that have no owner.
+TURN = 1.5
+#: How many messages a turn checks for whether they are in the line.
+PIECE = 5000
+
+
+class OrderedQueues:
+    """The ordered queues of one worker process; used by the thread that claims.
+
+    `queues` are those that it may own; `on_owned` is called for each new one. The process takes
+    none while it is `busy` with something that may take long.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        queues: Iterable[str],
+        *,
+        on_owned: Callable[[], None],
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._worker = worker
+        self._queues = sorted(queues)
+        self._on_owned = on_owned
+        self._busy = busy
+        self._was_busy = False
+        self._turn_at = 0.0
+        self._adopt_at: dict[str, float] = {}
+        self._adopt_after: dict[str, lines.AdoptResume | None] = {}
+        self._catching_up: set[str] = set()
+        self._owners_before: dict[str, str] = {}
+        self.owned: set[str] = set()
+
+    def tend(self, cursor: Cursor) -> None:
+        """If a turn is due, renew the owned queues, and take those that have no owner."""
+        now = monotonic()
+        waits = now < self._turn_at and not (self._was_busy and not self._busy())
+        if waits or not self._queues:
+            return
+        self._turn_at = now + TURN
+        self._was_busy = self._busy()
+        for queue in self._queues:
+            if self._was_busy and queue not in self.owned:
+                continue
+            ours = lines.own(cursor, queue=queue, worker=self._worker, lease=LEASE)
+            if ours is None:
+                if queue in self.owned:
+                    self._remove([queue])
+            elif queue not in self.owned:
+                self._add(queue, before=ours.before)
+        for queue in self.owned:
+            self._adopt(cursor, queue)
+            if (before := self._owners_before.get(queue)) is not None:
+                self._end_frozen(cursor, queue, before)
+
+    def turn_in(self) -> float:
+        """Return the seconds until `tend()` has something to do."""
+        return max(0.0, self._turn_at - monotonic()) if self._queues else float("inf")
+
+    def caught_up(self, queue: str) -> None:
+        """Announce, once per assignment, that `queue` is empty."""
+        if queue in self._catching_up:
+            self._catching_up.discard(queue)
+            self._announce(
+                queue_caught_up, queue, "is empty for the first time since it was assigned"
+            )
+
+    def disown(self, cursor: Cursor, queues: Collection[str] | None = None) -> None:
+        """Give up `queues`, or all, after their last handler: siblings may have time for them."""
+        if self.owned:
+            lines.disown(
+                cursor, worker=self._worker, queues=None if queues is None else sorted(queues)
+            )
+            self._remove(sorted(self.owned if queues is None else self.owned & set(queues)))
+
+    def _add(self, queue: str, *, before: str | None) -> None:
+        self.owned.add(queue)
+        if before not in (None, self._worker):
+            self._owners_before[queue] = before
+        self._catching_up.add(queue)
+        self._adopt_at[queue] = 0.0
+        self._adopt_after[queue] = None
+        self._announce(queue_assigned, queue, "is assigned")
+        self._on_owned()
+
+    def _remove(self, queues: Iterable[str]) -> None:
+        for queue in queues:
+            self.owned.discard(queue)
+            self._owners_before.pop(queue, None)
+            self._catching_up.discard(queue)
+            self._announce(queue_unassigned, queue, "is no longer assigned")
+
+    def _announce(self, signal: Signal, queue: str, text: str) -> None:
+        announce_queue(signal, queue, f"{text} to worker {self._worker}", worker=self._worker)
+
+    def _end_frozen(self, cursor: Cursor, queue: str, before: str) -> None:
+        """End the transactions that the previous owner left open.
+
+        It let its lease lapse, so none of its threads runs, but an open transaction would hold
+        up the line until the server ends it. Without the right to end it (another role) the line
+        waits that long.
+        """
+        extra = {"event": "owner_frozen", "queue": queue}
+        try:
+            for id in lines.end_frozen(cursor, queue=queue, worker=before):
+                logger.warning(
+                    "worker %s, which owned queue %s, is frozen: ended its transaction with"
+                    " message %s",
+                    before,
+                    queue,
+                    id,
+                    extra=extra,
+                )
+        except InsufficientPrivilege as error:
+            logger.warning(
+                "worker %s, which owned queue %s, is frozen, and its transaction cannot be"
+                " ended: %s",
+                before,
+                queue,
+                error,
+                extra=extra,
+            )
+            del self._owners_before[queue]
+
+    def _adopt(self, cursor: Cursor, queue: str) -> None:
+        """Move messages of `queue` that are not in its line into it, PIECE of them per turn.
+
+        The next turn continues where this one stopped. Takes at most a tenth of the time.
+        """
+        began = monotonic()
+        if began >= self._adopt_at[queue]:
+            after = self._adopt_after.get(queue)
+            adopted = lines.adopt(cursor, queue=queue, limit=PIECE, after=after)
+            now = monotonic()
+            self._adopt_after[queue] = adopted.resume
+            self._adopt_at[queue] = now + 9 * (now - began)
+            if adopted.rows:
+                self._on_owned()

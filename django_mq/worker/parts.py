@@ -1,0 +1,210 @@
+"""Build the parts of one run of a worker, and connect them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from django_mq.conf.version import VERSION
+from django_mq.executor.async_runner import AsyncRunner
+from django_mq.executor.connections import Outage, Statements
+from django_mq.executor.ended import DONE, Ended, any_back
+from django_mq.executor.executor import Executor
+from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.retry_policies import policies
+from django_mq.executor.scoreboard import ExecutorEntries
+from django_mq.worker.claims import ClaimRouter
+from django_mq.worker.dispatch import Dispatch
+from django_mq.worker.fetcher import Fetcher
+from django_mq.worker.intake import Intake
+from django_mq.worker.lease_keeper import LeaseKeeper
+from django_mq.worker.listener import Listener
+from django_mq.worker.maintenance import Maintenance
+from django_mq.worker.ordered_queues import OrderedQueues
+from django_mq.worker.prefetch import Prefetch
+from django_mq.worker.queue_backoff import QueueBackoffs
+from django_mq.worker.queue_options import ClaimOptionsCache
+from django_mq.worker.quota import Quota
+from django_mq.worker.recovery import Recovery
+from django_mq.worker.resolver import Resolver, line_of
+from django_mq.worker.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from django_mq.worker import Worker
+
+#: Batches that a slice of short handlers may have, so that many messages share a commit. The local
+#: queue holds twice as many at most: those claimed while a slice runs, and those that run next.
+SLICE_BATCHES = 4
+
+
+class Parts:
+    """The parts of one run of `worker`, connected but not started. `id` names its process."""
+
+    def __init__(self, worker: Worker, id: str) -> None:
+        self._worker = worker
+        self._settings = settings = worker.settings
+        self._id = id
+        self._claim_numbers = count(1)
+        self._batch = worker.batch_size or settings.batch_size
+        self._policy = policies(settings)
+        #: Set when the drain is over: nothing waits for the database any more.
+        self.giving_up = threading.Event()
+        #: Whether the run drains: then no more ordered queues are taken.
+        self.draining = False
+        self.wakeup = Wakeup()
+        self.outage = Outage(self.giving_up)
+        self.statements = Statements(worker.alias)
+        self.scoreboard = worker.scoreboard()
+        self.quota = Quota(worker.max_messages, self.scoreboard)
+        self.options = ClaimOptionsCache(settings, batch_size=worker.batch_size)
+        self._build_running()
+        self._build_dispatch()
+        self._build_claiming()
+        self._build_threads()
+
+    def _build_running(self) -> None:
+        """Build what runs messages."""
+        worker, batch = self._worker, self._batch
+        most = batch * SLICE_BATCHES
+        self.prefetch = Prefetch(minimum=worker.threads, maximum=2 * most, batch=batch)
+        self.local_queue = LocalQueue(batch=batch, most=most, on_room=self.wakeup.poke)
+        self.backoffs = QueueBackoffs(self._settings, stopped=self.local_queue.stop_queue)
+        lease, shortest_lease = self.options.lease, self.options.shortest_lease()
+        self.executors = [
+            Executor(
+                number,
+                alias=worker.alias,
+                local_queue=self.local_queue,
+                entries=ExecutorEntries(self.scoreboard, number * batch, batch),
+                outage=self.outage,
+                policy=self._policy,
+                settled=self._on_settled,
+                slice_seconds=self._settings.slice_seconds,
+                lease=lease,
+                shortest_lease=shortest_lease,
+                most=most,
+                backoff_queues=self.backoffs.queues,
+            )
+            for number in range(worker.threads)
+        ]
+        self.runner = AsyncRunner(
+            alias=worker.alias,
+            local_queue=self.local_queue,
+            scoreboard=self.scoreboard,
+            first_entry=worker.threads * batch,
+            slots=worker.async_slots,
+            lease=lease,
+            shortest_lease=shortest_lease,
+            outage=self.outage,
+            policy=self._policy,
+            settled=self._on_settled,
+            on_room=self.wakeup.poke,
+        )
+
+    def _build_dispatch(self) -> None:
+        """Build what gives claimed rows to the parts that run them."""
+        self.dispatch = Dispatch(
+            resolver=Resolver(self._settings),
+            local_queue=self.local_queue,
+            runner=self.runner,
+            backoffs=self.backoffs,
+            quota=self.quota,
+            statements=self.statements,
+            outage=self.outage,
+            on_freed=lambda: self.fetcher.on_freed(),
+        )
+        self.intake = Intake(
+            local_queue=self.local_queue,
+            runner=self.runner,
+            prefetch=self.prefetch,
+            quota=self.quota,
+            dispatch=self.dispatch,
+            backoffs=self.backoffs,
+        )
+
+    def _build_claiming(self) -> None:
+        """Build what decides which messages to claim."""
+        self.ordered_queues = OrderedQueues(
+            self._id,
+            self.options.ordered(self._worker.queues),
+            on_owned=lambda: self.fetcher.on_freed(),
+            busy=lambda: self.draining or self.local_queue.stuck(),
+        )
+        self.claims = ClaimRouter(
+            worker=self._id,
+            claimer=lambda: f"{self._id}:{next(self._claim_numbers)}",
+            owned=self.ordered_queues.owned,
+            holding=self.local_queue.holds,
+            probing=self.backoffs.probe_started,
+            stopped=self.local_queue.stopped_queues,
+        )
+        self.fetcher = Fetcher(
+            patterns=self._worker.queues,
+            options=self.options.of,
+            intake=self.intake,
+            claims=self.claims,
+            ordered_queues=self.ordered_queues,
+            poll=self._settings.poll_interval,
+        )
+
+    def _build_threads(self) -> None:
+        """Build the threads beside the loop and the executors."""
+        alias = self._worker.alias
+        self.maintenance = Maintenance(alias, self._settings)
+        self.recovery = Recovery(
+            alias, outage=self.outage, policy=self._policy, on_freed=self._on_freed
+        )
+        self.lease_keeper = LeaseKeeper(
+            alias=alias,
+            local_queue=self.local_queue,
+            lease=self.options.lease,
+            shortest_lease=self.options.shortest_lease(),
+            heartbeat=self._heartbeat,
+            on_heartbeat=self.maintenance.on_heartbeat,
+            probes=self.backoffs.probes,
+        )
+        self.listener: Listener | None = None
+        if (wakeup := self._settings.wakeup) != "poll":
+            self.listener = Listener(alias if wakeup == "notify" else wakeup, self.wakeup)
+
+    def _on_settled(self, ended: Sequence[Ended]) -> None:
+        """Deliveries ended, and that is committed: from any thread."""
+        limited = self.claims.limited
+        next_in_line = False
+        for each in ended:
+            row = each.delivery._row
+            if row.key is not None or row.ordered:
+                next_in_line = True
+                if each.settled not in DONE and (line := line_of(row)):
+                    self.local_queue.break_line(line)
+            elif row.queue in limited:
+                next_in_line = True
+        if self.backoffs.active and self.backoffs.note(ended):
+            self.wakeup.poke()
+        self.local_queue.settled([each.delivery._row.id for each in ended])
+        if any_back(ended):
+            self._on_freed()
+        elif next_in_line:
+            self.fetcher.on_next_in_line()
+            self.wakeup.poke()
+
+    def _on_freed(self) -> None:
+        self.fetcher.on_freed()
+        self.wakeup.poke()
+
+    def _heartbeat(self) -> dict[str, Any]:
+        listener = self.listener
+        return {
+            "worker": self._id,
+            "queues": self._worker.queues,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": VERSION,
+            "wakeup": "poll" if not listener else "notify" if listener.healthy() else "degraded",
+            "draining": self._worker._stopping.is_set(),
+            "running": self.scoreboard.running(),
+        }

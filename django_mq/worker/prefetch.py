@@ -1,0 +1,83 @@
+"""How many messages to hold: enough that executors never wait, and siblings still get theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+#: Seconds that the held messages should last: the target doubles below SHORT, halves above LONG.
+SHORT, LONG = 0.25, 1.0
+#: Below this, in seconds, the target is multiplied by four: even then they last less than SHORT.
+VERY_SHORT = SHORT / 4
+
+
+class Prefetch:
+    """The number of messages to hold, between `minimum` (one per thread) and `maximum`.
+
+    It starts small, so that a process with slow handlers does not keep a hundred messages from
+    its siblings. It claims when half of the target is gone, up to `batch` messages per claim.
+    """
+
+    def __init__(
+        self, *, minimum: int, maximum: int, batch: int, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._minimum = minimum
+        self._maximum = max(minimum, maximum)
+        self._batch = batch
+        self._clock = clock
+        self._target = minimum
+        self._asked = 0
+        self._claimed_at: float | None = None
+        self._full_since: float | None = None
+
+    @property
+    def target(self) -> int:
+        """How many messages to hold."""
+        return self._target
+
+    @property
+    def claim_below(self) -> int:
+        """Claim when fewer messages than this are held."""
+        return self._target - self._half() + 1
+
+    def room(self, waiting: int) -> int:
+        """Return how many messages to claim while `waiting` are held; 0: none yet."""
+        if waiting < self.claim_below:
+            self._adapt()
+        room = self._target - waiting
+        self._asked = room if room >= self._half() else 0
+        return self._asked
+
+    def claimed(self, count: int) -> None:
+        """Note that a claim took `count` messages; only a full one tells how long they last."""
+        self._claimed_at = self._clock() if count >= min(self._asked, self._batch) else None
+
+    def holds_too_much(self, waiting: int) -> bool:
+        """Say whether the `waiting` messages have lasted so long that siblings should have them.
+
+        Ask regularly: fast messages may have raised the target to hundreds before slow ones came.
+        """
+        if waiting < self.claim_below:
+            self._full_since = None
+            return False
+        if self._full_since is None:
+            self._full_since = self._clock()
+        return self._clock() - self._full_since > 2 * LONG
+
+    def reset(self) -> None:
+        """Start small again, after held messages had to be released."""
+        self._target, self._claimed_at, self._full_since = self._minimum, None, None
+
+    def _adapt(self) -> None:
+        if self._claimed_at is None:
+            return
+        lasted = self._clock() - self._claimed_at
+        self._claimed_at = None
+        if lasted < SHORT:
+            growth = 4 if lasted < VERY_SHORT else 2
+            self._target = min(self._target * growth, self._maximum)
+        elif lasted > LONG:
+            self._target = max(self._target // 2, self._minimum)
+
+    def _half(self) -> int:
+        return max(1, self._target // 2)

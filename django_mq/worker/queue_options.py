@@ -1,0 +1,68 @@
+"""The options with which a worker claims from each queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING
+
+from django_mq import handlers
+from django_mq.policy.routing import Pattern
+from django_mq.worker.claims import ClaimOptions
+from django_mq.worker.ordered_queues import LEASE as OWNER_LEASE
+
+if TYPE_CHECKING:
+    from django_mq.conf import Settings
+
+
+class ClaimOptionsCache:
+    """Claim options per queue, from settings and handlers; `batch_size` overrides the settings."""
+
+    def __init__(self, settings: Settings, *, batch_size: int | None) -> None:
+        self._settings = settings
+        self._batch_size = batch_size
+        self.of = cache(self._make)
+
+    def lease(self, queue: str) -> float:
+        """Return the lease of the messages of `queue`, in seconds.
+
+        In an ordered queue, at most the lease of its owner: the messages move with the queue.
+        """
+        options = self._settings.queue(queue)
+        return min(options.lease, OWNER_LEASE) if options.ordered else options.lease
+
+    def shortest_lease(self) -> float:
+        """Return the shortest lease of all queues."""
+        return min([self._settings.lease, *map(self.lease, self._settings.queues)])
+
+    def ordered(self, patterns: Iterable[str]) -> list[str]:
+        """Return the ordered queues that match one of `patterns`."""
+        wanted = [Pattern(text) for text in patterns]
+        return [
+            name
+            for name, options in self._settings.queues.items()
+            if options.ordered and any(pattern.matches(name) for pattern in wanted)
+        ]
+
+    def _make(self, queue: str) -> ClaimOptions:
+        options = self._settings.queue(queue)
+        return ClaimOptions(
+            kind=self._kind(queue),
+            lease=self.lease(queue),
+            batch_size=self._batch_size or options.batch_size,
+            batch_bytes=options.batch_bytes,
+            ordered=options.ordered,
+            skip_dead=options.on_dead_head == "skip",
+            limit=options.max_in_flight,
+        )
+
+    def _kind(self, queue: str) -> str:
+        """Return what the handlers of `queue` need: `sync` (threads), `async` (slots) or `both`."""
+        kinds = {
+            each.is_async
+            for each in handlers.all_handlers()
+            if queue in handlers.allowed_queues(each, self._settings)
+        }
+        if kinds == {True}:
+            return "async"
+        return "both" if True in kinds else "sync"

@@ -1,0 +1,32 @@
+"""How many messages this run has claimed, and how many more it may claim."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_mq.executor.scoreboard import Scoreboard
+
+
+class Quota:
+    """Counts claimed messages, up to `limit` (None: no limit); used by the thread that claims."""
+
+    def __init__(self, limit: int | None, scoreboard: Scoreboard) -> None:
+        self._scoreboard = scoreboard
+        #: How many more may be claimed; None: no limit.
+        self.left = limit
+        #: How many were ever claimed, released ones included.
+        self.claimed = 0
+
+    def claim(self, count: int) -> None:
+        """Add `count` claimed messages."""
+        self._scoreboard.add_taken(count)
+        self.claimed += count
+        if self.left is not None:
+            self.left = max(0, self.left - count)
+
+    def release(self, count: int) -> None:
+        """Allow `count` released messages to be claimed again."""
+        self._scoreboard.add_taken(-count)
+        if self.left is not None:
+            self.left += count

@@ -1,0 +1,166 @@
+"""Settle what a dead sibling held, on a thread and a connection that last no longer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from django_mq.executor import reports as reporting
+from django_mq.executor import settle_effects
+from django_mq.executor.connections import LOST, Outage, Statements
+from django_mq.executor.ended import Ended, end, failed_row
+from django_mq.messages import Delivery
+from django_mq.policy.outcomes import TimedOut, WorkerLost
+from django_mq.store import leases, queue_backoff, recover, settle
+from django_mq.store import ordered_queues as lines
+from django_mq.store.limits import set_limits
+
+if TYPE_CHECKING:
+    from django_mq.messages import ClaimedRow, Fence
+    from django_mq.policy.backoff import RetryPolicy
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds between two tries: the backends of a dead process hold its locks for a moment.
+PAUSE = 0.25
+#: Seconds after the death of a process in which a claim that it had sent may still commit.
+LATE_CLAIM = 1.0
+#: Seconds that a statement may take, and that it waits for a lock, until the next try.
+STATEMENT_SECONDS, LOCK_SECONDS = 30.0, 1.0
+
+
+@dataclass(slots=True)
+class DeadWorker:
+    """A worker process that died, and the messages that lose an attempt by that.
+
+    `timed_out` ran past their timeout; `lost` were running when the process died.
+    """
+
+    worker: str
+    reason: str
+    timed_out: list[Fence] = field(default_factory=list)
+    lost: list[Fence] = field(default_factory=list)
+    told_at: float = field(default_factory=monotonic)
+
+
+class Recovery:
+    """Settles what dead siblings held; calls `on_freed` when a message may be claimed again."""
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        outage: Outage,
+        policy: Callable[[ClaimedRow], RetryPolicy],
+        on_freed: Callable[[], None],
+    ) -> None:
+        self._alias = alias
+        self._outage = outage
+        self._policy = policy
+        self._on_freed = on_freed
+        self._changed = threading.Condition()
+        self._dead: list[tuple[DeadWorker, Callable[[], None]]] = []
+        self._runs = False
+
+    def recover(self, dead: DeadWorker, done: Callable[[], None]) -> None:
+        """Begin to settle what `dead` held; `done` is called at the end. From any thread."""
+        with self._changed:
+            self._dead.append((dead, done))
+            self._changed.notify_all()
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="mq-recovery", daemon=True).start()
+
+    def recovering(self) -> bool:
+        """Say whether a message of a dead process is not settled yet."""
+        return bool(self._dead)
+
+    def finish(self, seconds: float) -> None:
+        """Wait, at most `seconds`, until all is settled and the connection is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._runs, seconds)
+
+    def _run(self) -> None:
+        statements = Statements(self._alias)
+        while True:
+            for each, done in list(self._dead):
+                if self._is_settled(statements, each):
+                    with contextlib.suppress(OSError):  # the supervisor may be gone
+                        done()
+                    with self._changed:
+                        self._dead.remove((each, done))
+            over = self._outage.stopped()
+            if over or not self._dead:
+                statements.close()
+            with self._changed:
+                if over or not self._dead:
+                    self._runs = False
+                    self._changed.notify_all()
+                    return
+                self._changed.wait(PAUSE)
+
+    def _is_settled(self, statements: Statements, dead: DeadWorker) -> bool:
+        """Call `settle()`; say whether there is nothing more to try."""
+        try:
+            return self.settle(statements, dead)
+        except psycopg.errors.LockNotAvailable:
+            return False
+        except LOST as error:
+            statements.close()
+            self._outage.wait(error)
+            return False
+        except Exception:
+            logger.exception(
+                "could not settle what worker %s held: it runs again when its leases lapse",
+                dead.worker,
+                extra={"event": "recovery_failed"},
+            )
+            statements.close()
+            return True
+
+    def settle(self, statements: Statements, dead: DeadWorker) -> bool:
+        """Settle what can be settled now of `dead`; say whether nothing of it is left."""
+        cursor = statements.cursor()
+        charged = [*dead.timed_out, *dead.lost]
+        freed = recover.release_all_but(
+            cursor, worker=dead.worker, running=[fence.id for fence in charged]
+        )
+        overran = TimedOut("the handler ran past its timeout")
+        ended = self._charge(statements, dead.timed_out, overran)
+        ended += self._charge(statements, dead.lost, WorkerLost(dead.reason))
+        for each in ended:
+            reporting.one_ended(each)
+        probed = queue_backoff.drop_probes_of(cursor, worker=dead.worker)
+        lines.disown(cursor, worker=dead.worker)
+        if freed or ended or probed:
+            self._on_freed()
+        if recover.anything_left(cursor, worker=dead.worker):
+            return False
+        if monotonic() - dead.told_at < LATE_CLAIM:
+            return False
+        leases.leave(cursor, worker=dead.worker)
+        return True
+
+    def _charge(self, statements: Statements, fences: list[Fence], error: Exception) -> list[Ended]:
+        if not fences:
+            return []
+        suspect = isinstance(error, WorkerLost)
+        ended: list[Ended] = []
+        cursor = statements.cursor()
+        with statements.transaction():
+            set_limits(cursor, statement=STATEMENT_SECONDS, lock=LOCK_SECONDS)
+            for row in recover.lock_running(cursor, fences):
+                delivery = Delivery(row)
+                each = end(delivery, self._policy(row), error, seconds=0.0)
+                failed = failed_row(each, suspect=suspect)
+                settle.fail(cursor, [failed] if failed else [])
+                ended.append(each)
+            settle_effects.follow(cursor, ended)
+        return ended

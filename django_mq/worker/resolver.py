@@ -1,0 +1,164 @@
+"""Find the handlers of each claimed row: one; several, which split the row; none, which hold it."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import TYPE_CHECKING
+
+from django_mq import handlers
+from django_mq.executor import reports as reporting
+from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.settlement import settle_all
+from django_mq.executor.tasks import Line, Task
+from django_mq.messages import ClaimedRow, Delivery
+from django_mq.store import Cursor, keys, settle
+from django_mq.store import routing as store_routing
+
+if TYPE_CHECKING:
+    from django_mq.conf import Settings
+    from django_mq.handlers import Handler
+
+
+class Resolver:
+    """Turns claimed rows into tasks; holds those that cannot run here, until `HOLD_FOR`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._known: dict[Handler, tuple[tuple[str, ...], float]] = {}
+
+    def take_ready(self, deliveries: deque[Delivery]) -> list[Task]:
+        """Take from the left the rows that can run as they are, up to the first that cannot."""
+        tasks: list[Task] = []
+        last: tuple[str, str, int] | None = None
+        handler: Handler | None = None
+        for delivery in deliveries:
+            row = delivery._row
+            kind = row.handler, row.queue, row.schema_version
+            if kind != last:  # neighbours are mostly of one kind
+                last, handler = kind, self._ready_handler(row)
+                timeout = 0.0 if handler is None else self._timeout(handler)
+            if handler is None:
+                break
+            line = None if row.key is None and not row.ordered else line_of(row)
+            tasks.append(Task(delivery, handler, timeout, line))
+        for _ in tasks:
+            deliveries.popleft()
+        return tasks
+
+    def sort(self, cursor: Cursor, delivery: Delivery) -> Task | None:
+        """Return the task of `delivery`; None if it cannot run here and was settled instead."""
+        row = delivery._row
+        handler = self._ready_handler(row)
+        if handler is not None:
+            return self._task(delivery, handler)
+        handler = handlers.get(row.handler) if row.handler else None
+        if handler is not None and row.queue in self._queues(handler):
+            return self._hold(cursor, row, self._newer(row, handler))
+        return self._route(cursor, row, handler)
+
+    def _ready_handler(self, row: ClaimedRow) -> Handler | None:
+        """Return the handler that `row` names, if it can run the row here."""
+        handler = handlers.get(row.handler) if row.handler else None
+        if (
+            handler is None
+            or row.queue not in self._queues(handler)
+            or row.schema_version > handler.schema_version
+        ):
+            return None
+        return handler
+
+    def _task(self, delivery: Delivery, handler: Handler) -> Task:
+        return Task(delivery, handler, self._timeout(handler), line_of(delivery._row))
+
+    def _queues(self, handler: Handler) -> tuple[str, ...]:
+        return self._facts(handler)[0]
+
+    def _timeout(self, handler: Handler) -> float:
+        return self._facts(handler)[1]
+
+    def _facts(self, handler: Handler) -> tuple[tuple[str, ...], float]:
+        """Return the queues and the timeout of a handler, looked up once."""
+        facts = self._known.get(handler)
+        if facts is None:
+            settings = self._settings
+            facts = (
+                handlers.allowed_queues(handler, settings),
+                handlers.timeout_of(handler, settings),
+            )
+            self._known[handler] = facts
+        return facts
+
+    def _route(self, cursor: Cursor, row: ClaimedRow, handler: Handler | None) -> Task | None:
+        if handler is not None:
+            return self._hold(
+                cursor, row, f"handler {handler.name} is not allowed in queue {row.queue}"
+            )
+        if row.handler:
+            return self._hold(cursor, row, f"this worker has no handler named {row.handler}")
+        try:
+            metadata = json.loads(row.metadata)
+        except (ValueError, RecursionError) as error:
+            return self._hold(cursor, row, f"its metadata cannot be decoded: {error}")
+        if not isinstance(metadata, dict):
+            return self._hold(cursor, row, "its metadata is not a JSON object")
+        matching = [
+            each
+            for each in handlers.table().match(row.type, metadata)
+            if row.queue in self._queues(each)
+        ]
+        if not matching:
+            return self._hold(
+                cursor, row, f"this worker has no handler for {row.type} in queue {row.queue}"
+            )
+        for each in matching:
+            if row.schema_version > each.schema_version:
+                return self._hold(cursor, row, self._newer(row, each))
+        return self._split(cursor, row, matching)
+
+    def _split(self, cursor: Cursor, row: ClaimedRow, ready: list[Handler]) -> Task | None:
+        attempts = [
+            # A policy that the message carries overrides the handler's.
+            row.max_attempts
+            if row.retry is not None
+            else handlers.retry_of(each, row.queue, self._settings).max_attempts
+            for each in ready
+        ]
+        fence = Delivery(row).fence
+        names = [each.name for each in ready]
+        if not store_routing.split(cursor, fence, handlers=names, max_attempts=attempts):
+            reporting.lease_lost(Delivery(row))
+            return None
+        if row.key is not None:  # now in the line of a handler, which has an order of its own
+            settle.release(cursor, [fence])
+            keys.free_next(cursor, [keys.KeyLine(row.queue, "", row.key)])
+            return None
+        row = row._replace(handler=names[0], max_attempts=attempts[0])
+        return self._task(Delivery(row), ready[0])
+
+    def _newer(self, row: ClaimedRow, handler: Handler) -> str:
+        return (
+            f"its schema version {row.schema_version} is newer than version"
+            f" {handler.schema_version} that handler {handler.name} understands"
+        )
+
+    def _hold(self, cursor: Cursor, row: ClaimedRow, reason: str) -> Task | None:
+        """Hold the row for a while, or dead-letter it after `HOLD_FOR`; returns no task."""
+        too_long = row.held_for is not None and row.held_for >= self._settings.hold_for
+        delivery = Delivery(row)
+        if too_long:
+            ended = Ended(delivery, Settled.BURIED, reason=f"held for too long: {reason}")
+        else:
+            ended = Ended(delivery, Settled.HELD, reason=reason)
+        if settle_all(cursor, [ended]):
+            reporting.lease_lost(delivery)
+        elif row.held_for is None or too_long:
+            reporting.one_ended(ended)
+        return None
+
+
+def line_of(row: ClaimedRow) -> Line | None:
+    """Return the line of `row`: that of its ordered queue, that of its key, or None."""
+    if row.ordered:
+        return (row.queue,)
+    return None if row.key is None else (row.queue, row.handler, row.key)

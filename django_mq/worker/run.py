@@ -1,0 +1,275 @@
+"""One run of a worker: the loop, and the drain that ends it.
+
+The loop fetches, then sleeps on the wakeup. Executors and the async runner take from the local
+queue what the fetcher put there. The lease keeper renews the leases of what this process holds,
+and maintenance does the chores, each on a thread and a connection of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from django_mq.executor.calls import is_conflict
+from django_mq.executor.connections import LOST
+from django_mq.signals import announce_worker, worker_started, worker_stopped
+from django_mq.store import Cursor, queue_backoff, recover
+from django_mq.store import look as looking
+from django_mq.store import notify as doorbell
+from django_mq.worker.parts import Parts
+from django_mq.worker.wakeup import Deadline
+
+if TYPE_CHECKING:
+    from django_mq.executor.tasks import Task
+    from django_mq.worker import Worker
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds until a backoff level is written again after another session had its row locked.
+WRITE_AGAIN = 0.25
+#: Seconds, in a drain, between two renewals of the ordered queues of what still runs.
+KEEP_EVERY = 0.5
+#: Seconds that the end of a drain waits for the recovery of dead siblings.
+LAST_RECOVERY = 5.0
+
+
+class Run:
+    """The loop of one run of `worker`, over its parts."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.id = worker._given_id or secrets.token_hex(8)
+        self.parts = Parts(worker, self.id)
+        self._deadline = Deadline(worker.max_seconds)
+        # Whether a claim may have been committed whose answer was lost.
+        self._in_doubt = False
+        self._worked = False
+
+    def run(self, until_empty: bool) -> bool:
+        """Work, then drain; return whether everything that had started was finished."""
+        self._check_tables()
+        self._start()
+        try:
+            self._loop(until_empty)
+        finally:
+            done = self._drain()
+        return done
+
+    def _check_tables(self) -> None:
+        """Find out whether the tables can be used, before each thread would report that it can't.
+
+        A lost database raises one of LOST, except in a supervised process, which waits for it.
+        """
+        statements = self.parts.statements
+        try:
+            looking.prove(statements.cursor())
+        except Exception as error:
+            statements.close()
+            if not (self.worker._given_id and isinstance(error, LOST)):
+                raise
+
+    # ---- the loop
+
+    def _loop(self, until_empty: bool) -> None:
+        parts = self.parts
+        looked_after = -1
+        while not self.worker._stopping.is_set() and not self._deadline.passed():
+            try:
+                sleep = self._fetch()
+            except Exception as error:
+                self._wait_out(error)
+                continue
+            used_up = parts.quota.left == 0
+            done = used_up or (until_empty and parts.fetcher.empty)
+            if done and parts.local_queue.idle() and not parts.recovery.recovering():
+                if looked_after == parts.quota.claimed or used_up:
+                    return
+                looked_after = parts.quota.claimed  # the last handlers may have broadcast
+                parts.fetcher.on_freed()
+                continue
+            left = self._deadline.left()
+            parts.wakeup.sleep(sleep if left is None else min(sleep, left))
+
+    def _wait_out(self, error: Exception) -> None:
+        lost = isinstance(error, LOST)
+        if not (lost or self._worked):
+            raise error  # tables are missing or forbidden: trying again would not help
+        if not lost:
+            logger.error("worker loop failed", exc_info=error, extra={"event": "loop_failed"})
+        self.parts.statements.close()
+        self._in_doubt = True
+        self.parts.fetcher.on_freed()  # what it was about to claim is still due
+        if not is_conflict(error):
+            self.parts.outage.wait(error)
+
+    def _fetch(self) -> float:
+        parts = self.parts
+        cursor = parts.statements.cursor()
+        if parts.wakeup.take_ring():
+            parts.fetcher.on_ring()
+        claims_first = parts.fetcher.urgent and parts.local_queue.idle()
+        if self._in_doubt or parts.backoffs.noted() or not claims_first:
+            self._tend_local_queue(cursor)
+        sleep = parts.fetcher.fetch(cursor)
+        self._worked = True
+        parts.outage.over()
+        parts.lease_keeper.report()
+        return min(sleep, WRITE_AGAIN) if parts.backoffs.noted() else sleep
+
+    def _tend_local_queue(self, cursor: Cursor) -> None:
+        """Before a claim: start what may start by now, release what must not or cannot soon."""
+        parts = self.parts
+        if self._in_doubt:
+            self._release_unanswered(cursor)
+        parts.dispatch.sort(cursor)
+        waiting = parts.local_queue.waiting()
+        due_lines = parts.ordered_queues.owned & parts.fetcher.due_queues
+        if (due_lines or waiting) and parts.local_queue.stuck():
+            self._give_back(cursor, due_lines)
+        elif parts.prefetch.holds_too_much(waiting):
+            self._give_back(cursor, ())
+        if parts.backoffs.noted():
+            parts.backoffs.write(cursor)
+            if not parts.backoffs.noted():
+                parts.fetcher.on_freed()  # another level: another time at which something is due
+        if given_back := parts.local_queue.take_given_back():
+            self._release(given_back)
+        parts.dispatch.start_coroutines()
+
+    def _give_back(self, cursor: Cursor, ordered: Collection[str]) -> None:
+        """Release what waits here, and ordered queues, so that siblings can have them.
+
+        The `ordered` queues go too, unless a message of theirs is held.
+        """
+        parts = self.parts
+        waiting = parts.local_queue.give_back()
+        if waiting:
+            parts.prefetch.reset()
+            self._release(waiting)
+        queues = {*ordered, *(task.delivery.queue for task in waiting)}
+        free = self._unused(queues & parts.ordered_queues.owned)
+        if free:
+            parts.ordered_queues.disown(cursor, free)
+        if waiting or free:
+            doorbell.ring(cursor)
+
+    def _release(self, tasks: list[Task]) -> None:
+        """Release tasks that were claimed and did not start."""
+        self.parts.quota.release(len(tasks))
+        self.parts.dispatch.release(tasks)
+        self.parts.fetcher.on_freed()
+
+    def _release_unanswered(self, cursor: Cursor) -> None:
+        """Release the rows of claims that were committed, but whose answers were lost."""
+        parts = self.parts
+        known = [delivery.fence for delivery in parts.local_queue.held()]
+        if recover.release_all_but(cursor, worker=self.id, running=[f.id for f in known]):
+            parts.fetcher.on_freed()
+        if parts.backoffs.active:
+            claimers = {fence.claimed_by for fence in known}
+            queue_backoff.drop_probes_of(cursor, worker=self.id, but=claimers)
+        self._in_doubt = False
+
+    def _unused(self, queues: Collection[str]) -> list[str]:
+        return [queue for queue in queues if not self.parts.local_queue.holds(queue)]
+
+    # ---- start and drain
+
+    def _start(self) -> None:
+        parts = self.parts
+        parts.lease_keeper.start()
+        parts.maintenance.start()
+        self.take_recoveries()
+        if parts.listener:
+            parts.listener.start()
+        for executor in parts.executors:
+            executor.start()
+        queues = self.worker.queues
+        named = "all queues" if "#" in queues else f"queues {', '.join(queues)}"
+        announce_worker(
+            worker_started,
+            self.id,
+            f"worker {self.id} started: {named}, {self.worker.threads} thread(s),"
+            f" process {os.getpid()}",
+            queues=queues,
+        )
+
+    def take_recoveries(self) -> None:
+        """Begin to settle what dead siblings held: from any thread."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.parts.recovery.recover(*self.worker._to_recover.pop())
+
+    def _drain(self) -> bool:
+        """Finish what runs, release what did not start, and take leave of the fleet."""
+        parts = self.parts
+        deadline = Deadline(self.worker.drain_seconds)
+        parts.draining = True
+        if parts.listener:
+            parts.listener.stop()
+        parts.dispatch.release(parts.local_queue.close())
+        parts.runner.end(deadline.left())
+        for executor in parts.executors:
+            self._join(executor, deadline)
+        if parts.runner.is_alive():
+            self._join(parts.runner, deadline)
+        threads = (*parts.executors, parts.runner)
+        done = not (parts.runner.cut_off or any(thread.is_alive() for thread in threads))
+        if done:
+            parts.recovery.finish(LAST_RECOVERY)
+        parts.giving_up.set()
+        parts.dispatch.release(parts.local_queue.close())
+        self._leave_queues()
+        parts.maintenance.end()
+        parts.lease_keeper.end()
+        parts.lease_keeper.join(5.0)
+        parts.lease_keeper.report()
+        parts.statements.close()
+        announce_worker(
+            worker_stopped,
+            self.id,
+            f"worker {self.id} stopped"
+            + ("" if done else f": {len(parts.scoreboard.running())} message(s) still ran"),
+            drained=done,
+        )
+        return done
+
+    def _join(self, thread: threading.Thread, drain: Deadline) -> None:
+        """Wait for a thread until the drain is over; at least 0.5 s, since it may be idle."""
+        left = drain.left()
+        deadline = Deadline(None if left is None else max(left, 0.5))
+        while thread.is_alive() and not deadline.passed():
+            self._keep_ordered_queues()
+            left = deadline.left()
+            thread.join(KEEP_EVERY if left is None else min(left, KEEP_EVERY))
+
+    def _keep_ordered_queues(self) -> None:
+        """Renew the ordered queues of what still runs, and disown the others.
+
+        A new owner would end the transactions of what still runs.
+        """
+        parts = self.parts
+        if not parts.ordered_queues.owned:
+            return
+        try:
+            cursor = parts.statements.cursor()
+            if free := self._unused(parts.ordered_queues.owned):
+                parts.ordered_queues.disown(cursor, free)
+            parts.ordered_queues.tend(cursor)
+        except LOST:
+            parts.statements.close()
+
+    def _leave_queues(self) -> None:
+        """Write the last backoffs, and disown the ordered queues."""
+        parts = self.parts
+        try:
+            cursor = parts.statements.cursor()
+            parts.backoffs.write(cursor)
+            parts.ordered_queues.disown(cursor)
+        except LOST:
+            parts.statements.close()

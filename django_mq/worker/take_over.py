@@ -1,0 +1,58 @@
+"""Take over lapsed messages; dead-letter those that lost their last attempt with a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from django_mq.executor import reports as reporting
+from django_mq.executor import settle_effects
+from django_mq.executor.connections import within_transaction
+from django_mq.executor.ended import Ended, Settled
+from django_mq.messages import Delivery
+from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Failure
+from django_mq.store import claim_lapsed as lapsed
+
+if TYPE_CHECKING:
+    from django_mq.messages import ClaimedRow
+    from django_mq.store import Cursor
+    from django_mq.store.claim_lapsed import Lapsed
+
+VANISHED = DeadLettered(EXHAUSTED, Failure("WorkerVanished", "the lease lapsed"))
+
+
+def take_over(
+    cursor: Cursor,
+    *,
+    queues: Sequence[str],
+    claimer: str,
+    lease: float,
+    limit: int,
+    max_bytes: int,
+    skip_dead: bool = False,
+    admitted: bool = False,
+) -> Lapsed:
+    """Claim lapsed messages as `claim_lapsed()` does, and apply the effects of those that died."""
+    with within_transaction(cursor):
+        found = lapsed.claim_lapsed(
+            cursor,
+            queues=queues,
+            claimer=claimer,
+            lease=lease,
+            limit=limit,
+            max_bytes=max_bytes,
+            skip_dead=skip_dead,
+            admitted=admitted,
+        )
+        settle_effects.follow_where_possible(cursor, list(map(_buried, found.dead)))
+    return found
+
+
+def announce_dead(found: Lapsed) -> None:
+    """Announce the messages that a take-over dead-lettered, after its commit."""
+    for row in found.dead:
+        reporting.one_ended(_buried(row))
+
+
+def _buried(row: ClaimedRow) -> Ended:
+    return Ended(Delivery(row), Settled.FAILED, outcome=VANISHED)

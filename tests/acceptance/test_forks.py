@@ -1,0 +1,178 @@
+"""No connection, pool, socket or thread is shared by two processes. Guarantee 25."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from tests.acceptance.conftest import Queue, database_url
+from tests.acceptance.processes import Worker, eventually
+from tests.database import second_connection
+from tests.worker.proxy import Proxy
+
+pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks in /proc")
+
+#: By which the server's sessions of these workers are known.
+NAME = "mq-fork-test"
+
+#: What a project may do where it is loaded, and in what the supervisor itself logs.
+CONNECTS = """
+import logging
+from threading import Thread
+from django.db import connections
+
+def connect():
+    for alias in connections:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("select 1")
+
+class ToTheDatabase(logging.Handler):
+    def emit(self, record):
+        if record.event == "worker_died":
+            connect()
+
+connect()
+thread = Thread(target=connect)
+thread.start()
+thread.join()
+logging.getLogger("django_mq").addHandler(ToTheDatabase())
+"""
+
+#: What no one but its owner can close.
+KEEPS_OPEN = """
+import threading
+import psycopg
+from django.db import connection
+
+link = psycopg.connect(**connection.get_connection_params())
+threading.Thread(target=threading.Event().wait, name="metrics", daemon=True).start()
+"""
+
+
+@pytest.fixture
+def proxy(empty_tables: None) -> Iterator[Proxy]:
+    """TCP in any case, so that /proc tells which sockets lead to the server."""
+    proxy = Proxy(connection.get_connection_params())
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def start_with(
+    start: Callable[..., Worker], proxy: Proxy, tmp_path: Path
+) -> Callable[[str, Any], Worker]:
+    """Start two children on two aliases, with `code` in the project's handlers.py."""
+
+    def start_with(code: str, pool: Any) -> Worker:
+        (tmp_path / "imported_at_start.py").write_text(code)
+        options = {"host": "127.0.0.1", "port": proxy.port, "application_name": NAME}
+        if pool:
+            options["pool"] = pool
+        return start(
+            *("--processes", 2),
+            url=database_url(),
+            database={"OPTIONS": options},
+            ACCEPTANCE_ALIASES=json.dumps({"other": {}}),
+            ACCEPTANCE_IMPORT="imported_at_start",
+            PYTHONPATH=str(tmp_path),
+        )
+
+    return start_with
+
+
+def sockets(pid: int) -> set[int]:
+    """Return the inodes of the sockets that process `pid` has open."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor))
+        except FileNotFoundError:
+            continue
+        if match:
+            found.add(int(match[1]))
+    return found
+
+
+def leading_to(port: int) -> set[int]:
+    """Return the inodes of all established TCP sockets whose other end is `port`."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(r[9]) for r in rows if int(r[2].split(":")[1], 16) == port and r[3] == "01"}
+
+
+def sessions() -> int:
+    with second_connection() as server:
+        asked = server.execute(
+            "select count(*) from pg_stat_activity where application_name = %s", [NAME]
+        )
+        return asked.fetchone()[0]
+
+
+def has_sockets_of_its_own(worker: Worker, proxy: Proxy) -> bool:
+    """Say whether each session is one socket of one child; AssertionError if any is shared."""
+    held = {pid: sockets(pid) for pid in (worker.pid, *worker.alive())}
+    holders = Counter(inode for inodes in held.values() for inode in inodes)
+    shared = [inode for inode, count in holders.items() if count > 1]
+    assert not shared, f"sockets {shared} are shared by {held}"
+    links = leading_to(proxy.port)
+    assert not held.pop(worker.pid) & links, "the supervisor is connected"
+    own = [len(inodes & links) for inodes in held.values()]
+    # The executor connects when it has a message; all others at once.
+    return len(own) == 2 and set(own) <= {3, 4} and sessions() == sum(own)
+
+
+@pytest.mark.parametrize("code", ["", CONNECTS], ids=["plain", "connects"])
+@pytest.mark.parametrize("pool", [False, {"min_size": 2, "max_size": 4}], ids=["", "pool"])
+def test_each_session_is_of_one_process(
+    start_with: Callable[..., Worker], queue: Queue, proxy: Proxy, pool: Any, code: str
+) -> None:
+    """`threads + 3` for each child, none for the supervisor, also once it replaced children.
+
+    Whatever the project opened on any alias where it was loaded, in a thread that is gone, or in
+    a handler of the log.
+    """
+    worker = start_with(code, pool)
+    worker.has_started(2)
+    worker.until(lambda: has_sockets_of_its_own(worker, proxy), "as many sessions as sockets")
+    for number in (0, 2):
+        queue.send("write", f"before{number}")
+        queue.wait_empty(worker)
+        worker.kill_child(number)
+        worker.has_started(number // 2 + 3)
+    worker.until(lambda: has_sockets_of_its_own(worker, proxy), "as many sessions as sockets")
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
+    eventually(lambda: not sessions(), "the server ends their sessions")
+
+
+def test_what_else_is_open_is_named_once(start_with: Callable[..., Worker], queue: Queue) -> None:
+    """A connection of the driver alone and a thread: only the project can close them."""
+    worker = start_with(KEEPS_OPEN, False)
+    worker.has_started(2)
+    queue.send("write", "before")
+    queue.wait_empty(worker)
+    worker.kill_child(0)
+    worker.has_started(3)
+    [warning] = [line for line in worker.said().splitlines() if "must not inherit" in line]
+    assert re.search(r": connection to 127\.0\.0\.1:\d+, thread metrics\.", warning)
+
+
+def test_nothing_is_named_where_nothing_is_open(
+    start_with: Callable[..., Worker], queue: Queue
+) -> None:
+    """Neither what the supervisor has itself, nor what it has closed."""
+    worker = start_with(CONNECTS, {"min_size": 2})
+    worker.has_started(2)
+    queue.send("write", "before")
+    queue.wait_empty(worker)
+    worker.kill_child(0)
+    worker.has_started(3)
+    assert "must not inherit" not in worker.said()

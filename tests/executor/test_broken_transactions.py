@@ -1,0 +1,354 @@
+"""Guarantee 2: whatever a handler does to its transaction, only that handler fails."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.db import (
+    IntegrityError,
+    connection,
+    transaction,
+)
+
+from django_mq import RetryPolicy, fixed, handler
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt, QueuedMessage
+from testproject.shop.models import Product
+from tests.database import second_connection
+from tests.executor.breaking import (
+    BREAKS,
+    close,
+    driver_commit,
+    flip_autocommit,
+    inner_block_left_open,
+    raw,
+    set_rollback,
+    swallow_error,
+)
+from tests.rows import add, stored
+from tests.worker.conftest import (
+    Bench,
+    add_many,
+    attempts_of,
+    effect,
+    effects,
+    waiting,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BROKE = "django_mq.exceptions.HandlerBrokeTransaction"
+
+
+def ids(messages: list[QueuedMessage]) -> set[int]:
+    return {message.pk for message in messages}
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after effect", "first thing"])
+@pytest.mark.parametrize("do", BREAKS, ids=lambda each: each.__name__)
+def test_ending_or_spoiling_the_transaction_is_the_culprits_failure(
+    bench: Bench, do: Callable[[Delivery], None], first: bool
+) -> None:
+    """Guarantee 2: neighbours before and behind it in the slice run once and are acked."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(60)))
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+        bad = delivery.payload == "bad"
+        if bad and first:
+            do(delivery)
+            return
+        effect(delivery)
+        if bad:
+            do(delivery)
+
+    messages = [
+        add(handler="h", payload=payload, after=-60 + n)
+        for n, payload in enumerate(["a", "b", "bad", "c", "d"])
+    ]
+    bad = messages[2]
+    bench.run_all(bench.claim())
+    # What the culprit committed itself stays, and is run again: that it was told.
+    assert effects() - {bad.pk} == ids(messages) - {bad.pk}
+    assert waiting() == {bad.pk}
+    stored(bad)
+    assert (bad.attempts, bad.claimed_by) == (1, None)
+    assert len(attempts_of(bad)) == 1
+    assert FailedAttempt.objects.count() == 1
+    assert ran.count(bad.pk) == 1
+    assert sorted(bench.settled) == sorted(ids(messages))
+    # The next message starts on a clean connection.
+    after = add(handler="h", payload="e")
+    bench.run_all(bench.claim())
+    assert after.pk in effects()
+    assert after.pk not in waiting()
+
+
+@pytest.mark.parametrize(
+    ("do", "words"),
+    [
+        (swallow_error, "swallowed a database error"),
+        (set_rollback, "marked its transaction for rollback"),
+        (raw("commit"), "ended its transaction"),
+        (close, "connection was closed"),
+        (inner_block_left_open, "left an atomic"),
+    ],
+)
+def test_the_culprit_is_told_what_it_did(
+    bench: Bench, do: Callable[[Delivery], None], words: str
+) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        do(delivery)
+
+    message = add(handler="h")
+    bench.run_all(bench.claim())
+    assert attempts_of(message) == [BROKE]
+    assert words in stored(message).last_error
+
+
+@pytest.mark.parametrize(
+    "do", [do for do in BREAKS if "commit" not in do.__name__], ids=lambda each: each.__name__
+)
+def test_the_writes_of_the_culprit_are_undone(bench: Bench, do: Callable[[Delivery], None]) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        do(delivery)
+
+    message = add(handler="h")
+    bench.run_all(bench.claim())
+    assert effects() == set()
+    assert waiting() == {message.pk}
+
+
+@pytest.mark.parametrize(
+    "do",
+    [raw("commit"), driver_commit, flip_autocommit],
+    ids=["raw", "driver", "autocommit"],
+)
+def test_neighbours_that_a_raw_commit_kept_do_not_run_again(
+    bench: Bench, do: Callable[[Delivery], None]
+) -> None:
+    ran: list[str] = []
+    hooks: list[str] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.payload)
+        effect(delivery)
+        transaction.on_commit(lambda: hooks.append(delivery.payload))
+        if delivery.payload == "bad":
+            do(delivery)
+        if delivery.payload == "fails":
+            raise ValueError
+
+    messages = [
+        add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "fails", "bad", "b"])
+    ]
+    bench.run_all(bench.claim())
+    assert ran == ["a", "fails", "bad", "b"]
+    assert hooks == ["a", "b"]
+    assert waiting() == {messages[1].pk, messages[2].pk}
+    assert attempts_of(messages[1]) == ["ValueError"]
+    assert attempts_of(messages[2]) == [BROKE]
+
+
+def test_a_raw_rollback_runs_neighbours_again_uncharged(bench: Bench) -> None:
+    attempts: list[tuple[str, int]] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        attempts.append((delivery.payload, delivery.attempt))
+        effect(delivery)
+        if delivery.payload == "bad":
+            connection.cursor().execute("rollback")
+
+    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad"])]
+    bench.run_all(bench.claim())
+    assert attempts == [("a", 1), ("bad", 1), ("a", 1)]
+    assert effects() == {messages[0].pk}
+
+
+def test_a_handler_may_use_savepoints_of_its_own(bench: Bench) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        with pytest.raises(IntegrityError), transaction.atomic():
+            effect(delivery)
+        with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+            Product.objects.create(name="undone 1", price=1)
+            1 / 0  # noqa: B018
+        sid = transaction.savepoint()
+        Product.objects.create(name="undone 2", price=1)
+        transaction.savepoint_rollback(sid)
+        connection.cursor().execute("savepoint mine; rollback to mine; release mine")
+
+    messages = add_many(2, handler="h")
+    bench.run_all(bench.claim())
+    assert effects() == ids(messages)
+    assert waiting() == set()
+
+
+def test_durable_blocks_are_refused_inside(bench: Bench) -> None:
+    """Not promised, and said so: section 11 of the design."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        with transaction.atomic(durable=True):
+            pass
+
+    message = add(handler="h")
+    bench.run_all(bench.claim())
+    assert attempts_of(message) == ["RuntimeError"]
+
+
+@pytest.fixture
+def family(transactional_db: None) -> Iterator[Callable[[Delivery], None]]:
+    """Returns what writes a child without a parent: its foreign key is checked at COMMIT."""
+    with second_connection() as other:
+        other.execute(
+            "create table worker_parent (id bigint primary key);"
+            "create table worker_child (parent bigint references worker_parent"
+            " deferrable initially deferred)"
+        )
+
+        def write_child(delivery: Delivery) -> None:
+            connection.cursor().execute("insert into worker_child values (%s)", [delivery.id])
+
+        yield write_child
+        other.execute("drop table worker_child, worker_parent")
+
+
+def test_a_deferred_violation_is_blamed_on_the_right_message(
+    bench: Bench, family: Callable[[Delivery], None]
+) -> None:
+    """A Django foreign key is checked at COMMIT, and would take the whole slice along."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        if delivery.payload == "bad":
+            family(delivery)
+
+    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad", "b"])]
+    bench.run_all(bench.claim())
+    assert effects() == {messages[0].pk, messages[2].pk}
+    assert waiting() == {messages[1].pk}
+    assert attempts_of(messages[1]) == ["django.db.utils.IntegrityError"]
+    assert bench.runs == [[m.pk for m in messages]]  # found without running anything twice
+
+
+def test_constraints_are_deferred_again_for_the_next_message(
+    bench: Bench, family: Callable[[Delivery], None]
+) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        family(delivery)
+        connection.cursor().execute("insert into worker_parent values (%s)", [delivery.id])
+
+    messages = add_many(3, handler="h")
+    bench.run_all(bench.claim())
+    assert effects() == ids(messages)
+
+
+@pytest.fixture
+def immediate() -> Iterator[str]:
+    """A table whose unique constraint is deferrable, and checked at once unless told otherwise."""
+    with second_connection() as other:
+        other.execute(
+            "create table worker_immediate"
+            " (n int, constraint worker_immediate_n unique (n) deferrable initially immediate)"
+        )
+        yield "worker_immediate"
+        other.execute("drop table worker_immediate")
+
+
+def test_constraints_that_are_initially_immediate_stay_so(bench: Bench, immediate: str) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"insert into {immediate} values (%s)", [delivery.id])
+            with pytest.raises(IntegrityError), transaction.atomic():
+                cursor.execute(f"insert into {immediate} values (%s)", [delivery.id])
+
+    add_many(3, handler="h")
+    bench.run_all(bench.claim())
+    assert waiting() == set()
+
+
+def test_a_constraint_that_goes_away_meanwhile_is_nobodys_failure(
+    bench: Bench, immediate: str
+) -> None:
+    """A migration dropped it while this worker's connection remembers it."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    first = add(handler="h")
+    bench.run_all(bench.claim())
+    with second_connection() as other:
+        other.execute(f"alter table {immediate} drop constraint worker_immediate_n")
+    second = add(handler="h")
+    bench.run_all(bench.claim())
+    assert effects() == {first.pk, second.pk}
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_a_violation_that_only_commit_finds_is_blamed_on_the_right_message(
+    bench: Bench, family: Callable[[Delivery], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COMMIT fails all the same: the slice runs again one by one, nothing is charged twice."""
+    monkeypatch.setattr(
+        bench.session.savepoint,
+        "_compose_release",
+        lambda: b"release savepoint django_mq_delivery",
+    )
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        if delivery.payload == "bad":
+            family(delivery)
+
+    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad", "b"])]
+    bench.run_all(bench.claim())
+    assert effects() == {messages[0].pk, messages[2].pk}
+    assert attempts_of(messages[1]) == ["django.db.utils.IntegrityError"]
+    assert FailedAttempt.objects.count() == 1
+    assert stored(messages[1]).attempts == 1
+
+
+@pytest.mark.parametrize("do", [None, *BREAKS], ids=lambda do: do.__name__ if do else "raise")
+def test_a_batch_that_fails_runs_one_by_one(
+    bench: Bench, do: Callable[[Delivery], None] | None
+) -> None:
+    """PMQ-21, PMQ-58 as changed: one bad message does not take the others along."""
+    calls: list[list[str]] = []
+
+    @handler("#", queue="mail", name="h", batch=True)
+    def h(deliveries: list[Delivery]) -> None:
+        calls.append([each.payload for each in deliveries])
+        for each in deliveries:
+            if each.payload == "bad":
+                if do is None:
+                    raise ValueError
+                do(each)
+                return
+            effect(each)
+
+    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad", "b"])]
+    if do is not None and "commit" in do.__name__:
+        pytest.skip("what a batch committed itself is done twice: it was told")
+    bench.run_all(bench.claim())
+    assert calls == [["a", "bad", "b"], ["a"], ["bad"], ["b"]]
+    assert effects() == {messages[0].pk, messages[2].pk}
+    assert waiting() == {messages[1].pk}
+    assert len(attempts_of(messages[1])) == 1
+    assert stored(messages[1]).attempts == 1

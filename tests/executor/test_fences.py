@@ -1,0 +1,366 @@
+"""A message runs and settles only while its row is ours: locks and fences."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from time import monotonic
+from typing import Any
+
+import pytest
+from django.db import (
+    OperationalError,
+    connection,
+    transaction,
+)
+
+from django_mq import handler
+from django_mq.executor import connections as database
+from django_mq.executor.stopped_queues import StoppedQueues
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt, QueuedMessage
+from tests.database import second_connection
+from tests.rows import add, stored
+from tests.worker.conftest import (
+    Bench,
+    add_many,
+    attempts_of,
+    effect,
+    effects,
+    waiting,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: The benches whose messages are not locked before they start, and those whose are.
+fresh = pytest.mark.parametrize("make_bench", [True], ids=["fresh"], indirect=True)
+locked_first = pytest.mark.parametrize("make_bench", [False], ids=["locked-first"], indirect=True)
+
+
+def ids(messages: list[QueuedMessage]) -> set[int]:
+    return {message.pk for message in messages}
+
+
+def take_over(id: int) -> None:
+    """As if the lease had lapsed and another worker had claimed it."""
+    with second_connection() as other:
+        other.execute(
+            "update django_mq_queuedmessage set claimed_by = 'other:1', attempts = attempts + 1"
+            " where id = %s",
+            [id],
+        )
+
+
+def test_a_message_taken_before_the_slice_does_not_run(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guarantee 4."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+        effect(delivery)
+
+    messages = add_many(3, handler="h")
+    tasks = bench.claim()
+    take_over(messages[1].pk)
+    bench.run_all(tasks)
+    assert ran == [messages[0].pk, messages[2].pk]
+    assert waiting() == {messages[1].pk}
+    assert stored(messages[1]).claimed_by == "other:1"
+    assert [r.event for r in caplog.records if hasattr(r, "event")] == ["lease_lost"]
+    assert sorted(bench.settled) == sorted(ids(messages))
+
+
+@pytest.mark.parametrize("how", ["deleted", "taken"])
+@pytest.mark.parametrize("fails", [False, True], ids=["acks", "fails"])
+def test_lease_lost_while_it_runs_takes_the_writes_along(
+    bench: Bench, how: str, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lock prevents it, except from a handler that gave the locks away, or from within."""
+    ran: list[str] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.payload)
+        effect(delivery)
+        if delivery.payload != "lost":
+            return
+        with connection.cursor() as cursor:
+            if how == "deleted":
+                cursor.execute("delete from django_mq_queuedmessage where id = %s", [delivery.id])
+            else:
+                cursor.execute(
+                    "update django_mq_queuedmessage set claimed_by = 'other:1' where id = %s",
+                    [delivery.id],
+                )
+        if fails:
+            raise ValueError
+
+    messages = [
+        add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "lost", "b"])
+    ]
+    bench.run_all(bench.claim())
+    if fails:  # what it did to the row was undone with the rest
+        assert attempts_of(messages[1]) == ["ValueError"]
+    else:
+        assert "lease_lost" in [getattr(r, "event", "") for r in caplog.records]
+    assert effects() == {messages[0].pk, messages[2].pk}
+    assert waiting() == {messages[1].pk}
+    assert sorted(set(bench.settled)) == sorted(ids(messages))
+
+
+@locked_first
+def test_a_row_that_somebody_has_locked_waits_its_turn(bench: Bench) -> None:
+    """A renewal has it for a moment: it is still ours, and runs in a later slice."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    messages = add_many(3, handler="h")
+    tasks = bench.claim()
+    with second_connection() as other:
+        with other.transaction():
+            other.execute(
+                "select from django_mq_queuedmessage where id = %s for update", [messages[1].pk]
+            )
+            remainder = bench.run(tasks)
+            assert [task.delivery.id for task in remainder.locked] == [messages[1].pk]
+            assert (remainder.left, remainder.again) == ([], [])
+        assert ran == [m.pk for m in messages if m is not messages[1]]
+        assert waiting() == {messages[1].pk}
+        bench.run_all(remainder.locked)
+    assert ran[-1] == messages[1].pk
+    assert waiting() == set()
+
+
+@fresh
+@pytest.mark.parametrize(
+    ("writes", "ends"),
+    [
+        (True, "returns"),
+        *((writes, ends) for writes in (True, False) for ends in ("commit", "rollback", "close")),
+        (True, "swallows"),
+        (False, "swallows"),
+    ],
+)
+def test_writes_made_while_another_session_has_the_row_are_not_kept(
+    bench: Bench, writes: bool, ends: str
+) -> None:
+    """It cannot use its connection then, so it can end nothing; it runs again, uncharged."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+        transaction.on_commit(lambda: ran.append(0))
+        if len(ran) == 1 and ends == "swallows":
+            for _ in range(2):
+                with contextlib.suppress(Exception):
+                    effect(delivery)
+        elif len(ran) == 1 and ends == "close":
+            connection.close()
+        elif len(ran) == 1 and ends != "returns":
+            connection.connection.execute(ends)
+        if writes:
+            effect(delivery)
+
+    message = add(handler="h")
+    tasks = bench.claim()
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        remainder = bench.run(tasks)
+        assert (remainder.locked, remainder.left, remainder.again) == (tasks, [], [])
+    assert (effects(), bench.settled) == (set(), [])
+    bench.run_all(tasks)
+    assert ran == [message.pk, message.pk, 0]
+    assert effects() == ({message.pk} if writes else set())
+    assert (waiting(), FailedAttempt.objects.count()) == (set(), 0)
+
+
+@fresh
+@pytest.mark.parametrize("made", ["key", "suspect", "batch", "old", "taken over", "silent"])
+def test_messages_that_must_not_start_before_their_row_is_locked(bench: Bench, made: str) -> None:
+    """However young its claim is; nor what was claimed long ago."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h", batch=made == "batch")
+    def h(delivery: Any) -> None:
+        ran.append(1)
+
+    add(handler="h", suspect=made == "suspect")
+    tasks = bench.claim()
+    if made == "key":
+        tasks = [task._replace(line=("mail", "h", "k")) for task in tasks]
+    elif made == "old":
+        tasks[0].delivery._sure_at -= 501  # half of the lease of 1,000 s
+    elif made == "taken over":
+        tasks[0].delivery._sure_at = 0.0
+    elif made == "silent":  # a firewall may have forgotten the connection
+        bench.session._used_at -= 61
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        assert bench.run(tasks).locked == tasks
+    assert ran == []
+
+
+def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None:
+    """It ran for nothing: what is left of its transaction cannot be committed."""
+    ran: list[str] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        try:
+            connection.cursor()
+            ran.append("fine")
+        except OperationalError as error:  # Django's, as for all that a handler does
+            ran.append(type(error).__name__)
+
+    first, message = add_many(2, handler="h")
+    before, *tasks = bench.claim()
+    bench.run([before])
+    driver = bench.session.connect()
+    driver.execute("set lock_timeout = '10ms'")
+    with second_connection() as other, other.transaction():
+        other.execute("lock table django_mq_queuedmessage")
+        remainder = bench.run(tasks)
+        unfinished = (remainder.again, remainder.left)[:: 1 if bench.fresh else -1]
+        assert (*unfinished, remainder.locked) == (tasks, [], [])
+    assert ran == ["fine"] + ["OperationalError"] * bench.fresh
+    bench.run_all(tasks)
+    assert ran[1 + bench.fresh :] == ["fine"]
+    assert (bench.settled, waiting()) == ([first.pk, message.pk], set())
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_the_time_of_a_handler_does_not_run_while_its_row_is_not_locked(bench: Bench) -> None:
+    """Somebody has the whole table for long: that is not the handler's fault.
+
+    And other threads, which have the driver's connection, wait until it is free.
+    """
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        if delivery.id == message.pk:
+            connection.cursor()
+
+    before, message = add_many(2, handler="h")
+    tasks = bench.claim()
+    bench.run(tasks[:1])
+    driver = bench.session.connect()
+    pid = driver.info.backend_pid
+    seen: list[list[int]] = []
+    held: list[bool] = []
+
+    def wait_for_it() -> None:
+        other.execute("begin; lock table django_mq_queuedmessage")
+        locked.set()
+        is_waiting = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+        deadline = monotonic() + 30
+        while monotonic() < deadline and not other.execute(is_waiting, [pid]).fetchone()[0]:
+            other.execute("select pg_sleep(0.01)")
+        seen.append(bench.scoreboard.running())
+        held.append(driver.lock.locked())
+        other.execute("commit")
+
+    locked = threading.Event()
+    with second_connection() as other:
+        thread = threading.Thread(target=wait_for_it)
+        thread.start()
+        assert locked.wait(30)
+        bench.run(tasks[1:])
+        thread.join()
+    begun = [message.pk] * bench.fresh  # who is locked for late is to blame for what happens now
+    assert (seen, bench.settled) == ([begun], [before.pk, message.pk])
+    assert held == [bench.fresh]
+
+
+def test_a_shut_queue_and_a_locked_row_give_back_one_task(bench: Bench) -> None:
+    """Each task comes back once, whatever hinders it."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    add(handler="h")
+    tasks = bench.claim()
+    bench.slices._stopped = StoppedQueues()
+    bench.slices._stopped.queue("mail", None)
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        remainder = bench.run(tasks)
+    assert [*remainder.left, *remainder.locked, *remainder.again] == tasks
+
+
+def test_the_answer_that_a_handler_takes_away(bench: Bench) -> None:
+    """By libpq's connection, kept from an earlier message: it runs again, behind the lock."""
+    kept: list[Any] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        for pgconn in kept:
+            pgconn.exec_(b"select 1")
+        effect(delivery)
+        kept.append(connection.connection.pgconn)
+
+    messages = add_many(2, handler="h")
+    for task in bench.claim():
+        bench.run_all([task])
+    assert (effects(), waiting()) == (ids(messages), set())
+    assert FailedAttempt.objects.count() == 0
+
+
+@fresh
+def test_a_wait_for_the_lock_that_is_interrupted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a time limit that raises in the thread: it runs again, on a sound connection."""
+
+    class TimeUp(Exception):
+        pass
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        if not interrupted:
+            interrupted.append(TimeUp())
+            for _ in range(2):  # nothing passes from then on
+                with pytest.raises(TimeUp):
+                    connection.cursor()
+        effect(delivery)
+
+    def answers(driver: Any) -> Any:
+        if len(interrupted) == 1:
+            interrupted.append(None)
+            raise interrupted[0]
+        return plain(driver)
+
+    interrupted: list[Any] = []
+    plain = database.results
+    monkeypatch.setattr(database, "results", answers)
+    message = add(handler="h")
+    bench.run_all(bench.claim())
+    assert (effects(), bench.settled) == ({message.pk}, [message.pk])
+
+
+@locked_first
+def test_a_row_that_stays_locked_is_not_asked_for_without_rest(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee 16: with nothing else to do it rests before the next try."""
+    rests: list[bool] = []
+    monkeypatch.setattr(bench.slices._outage, "wait_quietly", lambda: rests.append(True))
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    first, _ = add_many(2, handler="h")
+    tasks = bench.claim()
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage where id = %s for update", [first.pk])
+        remainder = bench.run(tasks)
+        assert rests == []  # it had something else to do
+        assert waiting() == {first.pk}
+        bench.run(remainder.locked)
+        assert rests == [True]

@@ -1,0 +1,1 @@
+"""Handlers of the fault suite: installed only in its own processes."""

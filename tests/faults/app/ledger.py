@@ -1,0 +1,80 @@
+"""What was sent, and what took effect: two tables, written by whoever sends and by handlers.
+
+A message is known by the `name` in its payload, which outlives its row. `promise` is what is
+promised of it:
+
+- `once`: one effect, which appears with the removal of the message;
+- `repeat`: at least one effect, since each run commits by itself;
+- `run`: it has no effect, and at least one run of its handler returned.
+
+Messages with the same `line` are to be handled one after another, in the order of `id`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from django.conf import settings
+from django.db import connections
+
+Promise = Literal["once", "repeat", "run"]
+
+ALIAS: str = getattr(settings, "DJANGO_MQ", {}).get("DATABASE") or "default"
+
+# No unique constraint on effects: one that comes twice is to be seen, not refused.
+CREATE = """
+create table if not exists faults_sent (
+    id bigint generated always as identity primary key,
+    name text not null unique,
+    promise text not null,
+    line text,
+    fails int not null,
+    waits bool not null,
+    request bigint
+);
+create table if not exists faults_effect (
+    id bigint generated always as identity primary key,
+    name text not null,
+    attempt int not null,
+    pid int not null
+);
+create table if not exists faults_trace (
+    id bigint primary key,
+    event text not null,
+    name text not null,
+    attempt int not null,
+    pid int not null
+);
+"""
+TABLES = ("faults_sent", "faults_effect", "faults_trace")
+
+SEND = """
+insert into faults_sent (name, promise, line, fails, waits, request)
+values (%s, %s, %s, %s, %s, %s)
+"""
+EFFECT = "insert into faults_effect (name, attempt, pid) values (%s, %s, %s)"
+
+
+def sent(
+    name: str,
+    promise: Promise,
+    *,
+    line: str | None = None,
+    fails: int = 0,
+    waits: bool = False,
+    request: int | None = None,
+) -> None:
+    """Write down, in the transaction that broadcasts it, that a message is sent.
+
+    Its first `fails` attempts raise. One that `waits` is not due while the point runs; `request`
+    is the id under which a reply is awaited.
+    """
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(SEND, (name, promise, line, fails, waits, request))
+
+
+def effect(delivery: Any) -> None:
+    """Have the effect of a message, in whatever transaction there is."""
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(EFFECT, (delivery.payload["name"], delivery.attempt, os.getpid()))

@@ -1,0 +1,227 @@
+"""The kinds of faults: what happens at request N, and what the rest of the point is then."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.faults.app import trace
+from tests.faults.driver import Tree, until
+from tests.faults.invariants import ALWAYS
+from tests.faults.wire import ANY, COMMIT, Fault, When
+
+if TYPE_CHECKING:
+    from tests.faults.stage import Stage
+
+#: Seconds in which a worker must have done everything, less than any lease. The machine may be
+#: loaded; the bounds of the guarantees are other tests' matter.
+SOON = 30.0
+#: A lease that a point waits out, in seconds.
+SHORT = 1.0
+#: What handlers ask of the server themselves.
+INSIDE = re.compile("faults_(effect|sent)")
+#: What begins a slice, in one query with its lock: the handler runs already, or waits for it.
+BEGINS = re.compile(r"^begin\b.*;", re.IGNORECASE)
+#: After so many seconds a worker has done what it can and sleeps. If it does not yet, a point
+#: shows less than it could.
+ASLEEP = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`play(stage, at)` runs workers until all is done; the fault is at request `at`.
+
+    `spare` is how many attempts a message may be charged without having started. `swept`: there
+    is a point for each request `among` those that are counted; others have one point. `strict`:
+    there is no fault, so nothing may run twice; `freezes`: a worker stands still beyond its lease.
+    It `sends` the messages itself, or they are there when it begins. `only` are the scenarios that
+    it is for.
+    """
+
+    play: Callable[[Stage, int], None]
+    spare: int = 0
+    swept: bool = True
+    sends: bool = False
+    strict: bool = False
+    freezes: bool = False
+    among: re.Pattern[str] = ANY
+    only: tuple[str, ...] = ()
+
+    def points(self, requests: Sequence[str]) -> int:
+        """Return how many points there are, where a worker without faults sends `requests`."""
+        return sum(bool(self.among.search(text)) for text in requests) if self.swept else 1
+
+
+def _end(stage: Stage, worker: Tree) -> None:
+    """Wait until all is done; a new worker ends it, should this one have left."""
+    stage.wait(lambda: stage.is_done() or worker.code() is not None, SOON)
+    if worker.code() is not None:
+        worker.destroy()
+        stage.start(direct=True)
+        stage.wait_done(SOON)
+
+
+def _first(workers: list[Tree]) -> Tree:
+    """Return the first worker, which may send its first request before it is in the list."""
+    until(lambda: workers, "the first worker")
+    return workers[0]
+
+
+def nothing(stage: Stage, at: int) -> None:
+    """No fault: what is recorded, and what the faults are compared with."""
+    stage.proxy.begin()
+    worker = stage.start()
+    stage.wait_done(SOON)
+    stage.leave(worker)
+
+
+def tree(when: When, among: re.Pattern[str] = ANY) -> Callable[[Stage, int], None]:
+    """The whole worker is killed; another one, later, meets the lapsed leases."""
+
+    def play(stage: Stage, at: int) -> None:
+        workers: list[Tree] = []
+        stage.proxy.begin(Fault(at, lambda link: _first(workers).kill(), when, among))
+        workers.append(stage.start())
+        stage.wait(lambda: stage.proxy.struck.is_set() or stage.is_done(), SOON)
+        if not stage.proxy.struck.is_set():
+            return
+        until(workers[0].is_gone, "the end of a killed worker")
+        until(stage.is_quiet, "the end of its transactions")
+        stage.check(ALWAYS)
+        stage.pass_time()
+        stage.start(direct=True)
+        stage.wait_done(SOON)
+
+    return play
+
+
+def child(when: When, among: re.Pattern[str] = ANY) -> Callable[[Stage, int], None]:
+    """The process that runs handlers is killed; its supervisor replaces it."""
+
+    def play(stage: Stage, at: int) -> None:
+        workers: list[Tree] = []
+        stage.proxy.begin(Fault(at, lambda link: _first(workers).kill_child(), when, among))
+        workers.append(stage.start())
+        _end(stage, workers[0])
+
+    return play
+
+
+def cut(when: When) -> Callable[[Stage, int], None]:
+    """One session is cut; the worker lives. `after`: the server has done what it was asked."""
+
+    def play(stage: Stage, at: int) -> None:
+        stage.proxy.begin(Fault(at, lambda link: None, when))
+        _end(stage, stage.start())
+
+    return play
+
+
+def lose_commit(stage: Stage, at: int) -> None:
+    """The reply to a COMMIT is lost: it is committed, and the worker cannot know."""
+    stage.proxy.begin(Fault(at, lambda link: None, "after", COMMIT))
+    _end(stage, stage.start())
+
+
+def refuse(stage: Stage, at: int) -> None:
+    """The server is gone, and back after it was asked for in vain three times."""
+    stage.proxy.begin(Fault(at, lambda link: stage.proxy.refuse()))
+    worker = stage.start()
+    stage.wait(
+        lambda: stage.is_done() or stage.proxy.refused > 2 or worker.code() is not None, SOON
+    )
+    stage.proxy.let_in()
+    _end(stage, worker)
+
+
+def stall(stage: Stage, at: int) -> None:
+    """One link stands still for a moment: the server has the request, its answer comes late."""
+    stage.proxy.begin(Fault(at, stage.proxy.hold, "passing"))
+    worker = stage.start()
+    stage.wait(lambda: stage.proxy.struck.is_set() or stage.is_done(), SOON)
+    stage.wait(stage.is_done, ASLEEP)
+    stage.proxy.let_in()
+    _end(stage, worker)
+
+
+def freeze(among: re.Pattern[str] = ANY) -> Callable[[Stage, int], None]:
+    """A worker stops for longer than its leases; another one takes over; the first wakes up.
+
+    It wakes up while a handler of the other one waits at the gate.
+    """
+
+    def play(stage: Stage, at: int) -> None:
+        workers: list[Tree] = []
+        stop = Fault(at, lambda link: _first(workers).signal_all(signal.SIGSTOP), "passing", among)
+        stage.proxy.begin(stop)
+        with trace.shut_gate(stage.directory):
+            workers.append(stage.start(LEASE=SHORT))
+            stage.wait(lambda: stage.proxy.struck.is_set() or stage.is_done(), SOON)
+            workers.append(stage.start(direct=True, gated=True, LEASE=10 * SOON))
+            stage.wait_lapsed(SHORT)
+            stage.wait_taken(SOON)
+            stage.wait(lambda: stage.is_done() or trace.is_anybody_waiting(stage.directory), ASLEEP)
+            workers[0].signal_all(signal.SIGCONT)
+            stage.leave(workers[0])
+        stage.wait_done(SOON)
+
+    return play
+
+
+def held(stage: Stage, at: int) -> None:
+    """Somebody has locked a message, say in psql: that one waits, and nothing else does."""
+    stage.proxy.begin()
+    with stage.somebody_locks_first():
+        worker = stage.start()
+        stage.wait(stage.are_others_done, SOON)
+        if not stage.are_others_done():
+            stage.find("a row that is locked holds up others")
+    stage.wait_done(SOON)
+    stage.leave(worker)
+
+
+def deaf(stage: Stage, at: int) -> None:
+    """No notification arrives; the messages come when the worker sleeps."""
+    stage.proxy.begin(deaf=True)
+    stage.start()
+    stage.wait(lambda: stage.execute("select 1 from django_mq_workerheartbeat").fetchone(), SOON)
+    time.sleep(ASLEEP)
+    stage.send()
+    stage.wait_done(SOON)
+
+
+def twins(stage: Stage, at: int) -> None:
+    """Two workers; a handler runs for longer than its lease, which is renewed."""
+    stage.proxy.begin()
+    with trace.shut_gate(stage.directory):
+        workers = [stage.start(gated=True, LEASE=SHORT) for _ in range(2)]
+        stage.wait(lambda: trace.events(stage.directory), SOON)
+        stage.wait_lapsed(2.5 * SHORT)
+    stage.wait_done(SOON)
+    stage.leave(*workers)
+
+
+KINDS = {
+    "none": Kind(nothing, swept=False, strict=True),
+    "held": Kind(held, swept=False, only=("writes", "reads", "unused", "calls", "coroutines")),
+    "deaf": Kind(deaf, swept=False, sends=True, only=("writes",)),
+    "twins": Kind(twins, swept=False, strict=True, only=("long",)),
+    "tree-before": Kind(tree("before"), spare=1),
+    "tree-after": Kind(tree("after"), spare=1),
+    "tree-commit": Kind(tree("after", COMMIT), spare=1, among=COMMIT),
+    "child-before": Kind(child("before")),
+    "child-after": Kind(child("after")),
+    "child-inside": Kind(child("before", INSIDE), among=INSIDE),
+    "child-begins": Kind(child("after", BEGINS), among=BEGINS),
+    "cut-before": Kind(cut("before")),
+    "cut-after": Kind(cut("after")),
+    "commit-lost": Kind(lose_commit, among=COMMIT),
+    "refuse": Kind(refuse),
+    "stall": Kind(stall),
+    "freeze": Kind(freeze(), spare=1, freezes=True),
+    "freeze-inside": Kind(freeze(INSIDE), spare=1, freezes=True, among=INSIDE),
+}

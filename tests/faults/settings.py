@@ -1,0 +1,38 @@
+"""The settings that `FAULTS_SETTINGS` names (default: the test project's), made ready for faults.
+
+| variable          | meaning                                                            |
+|-------------------|--------------------------------------------------------------------|
+| `FAULTS_SETTINGS` | module with your settings                                          |
+| `FAULTS_DATABASE` | JSON that is put over `DATABASES[alias]`; the sweep sets it itself |
+"""
+
+import importlib
+import json
+import os
+from typing import Any
+
+_yours = importlib.import_module(os.environ.get("FAULTS_SETTINGS", "testproject.settings"))
+globals().update({name: getattr(_yours, name) for name in dir(_yours) if name.isupper()})
+
+INSTALLED_APPS: list[str] = [*_yours.INSTALLED_APPS, "tests.faults.app"]
+
+_mq: dict[str, Any] = getattr(_yours, "DJANGO_MQ", {})
+DJANGO_MQ = {
+    # Short where a point would wait for it. A lease that nothing waits for, unless its worker's
+    # whole tree died: with a shorter one, a message that nobody settles would be found too soon.
+    "POLL_INTERVAL": 0.1,
+    "LEASE": 120,
+    **_mq,
+    "QUEUES": {
+        **_mq.get("QUEUES", {}),
+        "faults.ordered": {"ordered": True},
+        "faults.easing": {"backoff": {"multiplier": 0.05, "maximum": 0.2}},
+    },
+}
+
+_alias = _mq.get("DATABASE") or "default"
+_database = {**_yours.DATABASES[_alias], **json.loads(os.environ.get("FAULTS_DATABASE", "{}"))}
+if _database.get("HOST"):  # then the private server runs, and is not asked for again
+    _plain = "django.db.backends.postgresql"
+    _database["ENGINE"] = _database["ENGINE"].replace("testproject.embedded", _plain)
+DATABASES = {**_yours.DATABASES, _alias: _database}

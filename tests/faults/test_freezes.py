@@ -1,0 +1,14 @@
+"""Workers stand still for longer than their leases, and wake up. A sample of the sweep."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.points import pairs
+
+
+@pytest.mark.parametrize(("scenario", "kind"), list(pairs(kinds=("freeze", "freeze-inside"))))
+def test_a_freeze_breaks_no_promise(
+    play: Callable[[str, str], None], scenario: str, kind: str
+) -> None:
+    play(scenario, kind)

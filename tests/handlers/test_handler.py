@@ -1,0 +1,370 @@
+"""@handler and its registry."""
+
+import asyncio
+import dataclasses
+import functools
+import json
+import types
+from collections.abc import Callable, Iterator
+from datetime import date, timedelta
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from django_mq import Delivery, InvalidHandler, RetryPolicy, fixed, handler, handlers
+from django_mq.conf import get_settings
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    with handlers.isolated():
+        yield
+
+
+def plain(delivery: Delivery) -> None: ...
+
+
+def another(delivery: Delivery) -> None: ...
+
+
+def optional(delivery: Delivery, also: int = 0, *, flag: bool = False) -> None: ...
+
+
+async def waiting(delivery: Delivery) -> None: ...
+
+
+def no_argument() -> None: ...
+
+
+def two_arguments(one: Delivery, two: Delivery) -> None: ...
+
+
+def keyword_only(*, delivery: Delivery) -> None: ...
+
+
+def required_keyword(delivery: Delivery, *, flag: bool) -> None: ...
+
+
+def generator(delivery: Delivery) -> Iterator[None]:
+    yield
+
+
+class Service:
+    def __init__(self, delivery: Delivery) -> None: ...
+
+    def method(self, delivery: Delivery) -> None: ...
+
+
+class Callee:
+    def __call__(self, delivery: Delivery) -> None: ...
+
+
+class AsyncCallee:
+    async def __call__(self, delivery: Delivery) -> None: ...
+
+
+class Tier(StrEnum):
+    GOLD = "gold"
+
+
+# As django.tasks makes them, and where it may not be installed.
+Task = type("Task", (), {"__module__": "django_tasks.base", "func": plain})
+
+
+def test_the_function_stays_what_it_is_and_is_found_by_name() -> None:
+    """RMQ-4: handlers come from a registry."""
+    assert handler("shop.orders.placed")(plain) is plain
+    found = handlers.get(f"{__name__}.plain")
+    assert found is not None
+    assert found.function is plain
+    assert handlers.all_handlers() == (found,)
+    assert handlers.get("os.system") is None
+
+
+def test_defaults() -> None:
+    """KAF-19: the pattern is all that must be said."""
+    handler("a.b")(plain)
+    (found,) = handlers.all_handlers()
+    assert {
+        each.name: getattr(found, each.name)
+        for each in dataclasses.fields(found)
+        if each.name not in ("function", "name")
+    } == {
+        "patterns": ("a.b",),
+        "queue": None,
+        "queues": (),
+        "where": None,
+        "match": "all",
+        "aliases": (),
+        "schema_version": 1,
+        "retry": None,
+        "atomic": True,
+        "batch": False,
+        "timeout": None,
+        "is_async": False,
+    }
+    settings = get_settings()
+    assert handlers.queue_of(found, settings) == "default"
+    assert handlers.timeout_of(found, settings) == 300.0
+    assert handlers.retry_of(found, "default", settings) == RetryPolicy()
+
+
+def test_options_are_kept() -> None:
+    policy = RetryPolicy(max_attempts=3, backoff=lambda attempt: attempt)
+    handler(
+        "a.*", "#", "a.*", queue="mail", queues=["slow", "mail"], where={"tier": "gold"},
+        match="any", name="send", aliases=("old.send", "send"), schema_version=2, retry=policy,
+        atomic=False, timeout=timedelta(minutes=2),
+    )(plain)  # fmt: skip
+    (found,) = handlers.all_handlers()
+    assert found.patterns == ("a.*", "#")
+    assert found.where == {"tier": "gold"}
+    assert found.aliases == ("old.send",)
+    assert (found.atomic, found.schema_version, found.timeout) == (False, 2, 120.0)
+    assert handlers.get("old.send") is handlers.get("send") is found
+    assert handlers.allowed_queues(found, get_settings()) == ("mail", "slow")
+    assert handlers.retry_of(found, "mail", get_settings()) is policy
+
+
+def test_the_queues_policy_stands_between_the_handlers_and_the_default(settings: Any) -> None:
+    of_queue = RetryPolicy(max_attempts=4)
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"retry": of_queue}}, "RETRY": RetryPolicy.never()}
+    handler("a", name="a", queue="mail")(plain)
+    handler("a", name="b", retry=RetryPolicy(backoff=fixed(1)))(another)
+    without, with_policy = handlers.all_handlers()
+    now = get_settings()
+    assert handlers.retry_of(without, "mail", now) == of_queue
+    assert handlers.retry_of(without, "other", now) == RetryPolicy.never()
+    assert handlers.retry_of(None, "mail", now) == of_queue
+    assert handlers.retry_of(with_policy, "mail", now) == RetryPolicy(backoff=fixed(1))
+
+
+def test_async_handlers_are_never_atomic() -> None:
+    handler("a", name="function")(waiting)
+    handler("a", name="partial")(functools.partial(waiting))
+    handler("a", name="instance")(AsyncCallee())
+    handler("a", name="method")(AsyncCallee().__call__)
+    assert [(each.is_async, each.atomic) for each in handlers.all_handlers()] == [(True, False)] * 4
+
+
+def test_a_plain_wrapper_around_an_async_function_is_plain() -> None:
+    @handler("a")
+    @functools.wraps(waiting)
+    def run(delivery: Delivery) -> None:
+        asyncio.run(waiting(delivery))
+
+    assert [(each.is_async, each.atomic) for each in handlers.all_handlers()] == [(False, True)]
+
+
+@pytest.mark.parametrize("accepted", [optional, Service(None).method, lambda delivery: None])  # type: ignore[arg-type]
+def test_what_takes_one_delivery_is_accepted(accepted: Callable[..., Any]) -> None:
+    """NSQ-22: a function, a method, whatever can be called with one."""
+    handler("a", name="it")(accepted)
+    assert handlers.get("it") is not None
+
+
+def test_a_name_leaves_out_locals() -> None:
+    def local(delivery: Delivery) -> None: ...
+
+    handler("a")(local)
+    assert [each.name for each in handlers.all_handlers()] == [
+        f"{__name__}.test_a_name_leaves_out_locals.local"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        pytest.param(Service, "Service is a class: put @handler on a function", id="class"),
+        pytest.param(Task(), "is a Django task: put @handler on a plain function", id="task"),
+        pytest.param("plain", "put @handler on a function, not on a str", id="text"),
+        pytest.param(no_argument, "no_argument must take one positional", id="no-argument"),
+        pytest.param(two_arguments, "must take one positional", id="two-arguments"),
+        pytest.param(Service.method, "must take one positional", id="unbound-method"),
+        pytest.param(keyword_only, "must take one positional", id="keyword-only"),
+        pytest.param(required_keyword, "must take one positional", id="required-keyword"),
+        pytest.param(generator, "generator is a generator", id="generator"),
+        pytest.param(functools.partial(generator), "is a generator", id="partial-of-generator"),
+        pytest.param(functools.partial(plain), "a partial has no name of its own", id="partial"),
+        pytest.param(Callee(), "a Callee has no name of its own", id="instance"),
+        pytest.param(lambda delivery: None, r"give @handler\(..., name=...\)", id="lambda"),
+    ],
+)
+def test_what_cannot_be_a_handler_is_refused(function: Any, said: str) -> None:
+    with pytest.raises(InvalidHandler, match=said):
+        handler("a.b")(function)
+    assert handlers.all_handlers() == ()
+
+
+def test_a_task_of_django_itself_is_refused() -> None:
+    tasks = pytest.importorskip("django.tasks")
+    with pytest.raises(InvalidHandler, match="Django task"):
+        handler("a.b")(tasks.task(no_argument))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param({"queue": "no spaces"}, "queue 'no spaces' is not a name", id="queue"),
+        pytest.param({"queue": ""}, "queue '' is not a name", id="empty-queue"),
+        pytest.param({"queues": "mail"}, r'queues=\("mail",\)', id="queues-text"),
+        pytest.param({"queues": ("a b",)}, "is not a name", id="queues-name"),
+        pytest.param({"aliases": "old"}, "aliases= must be a tuple", id="aliases-text"),
+        pytest.param({"name": "é"}, "is not a name", id="name"),
+        pytest.param({"name": "x" * 129}, "is not a name", id="long-name"),
+        pytest.param({"where": ["tier"]}, "where= must be a dict", id="where"),
+        pytest.param({"where": {1: "gold"}}, "where= must be a dict", id="where-key"),
+        pytest.param({"match": "some"}, 'match= must be "all" or "any"', id="match"),
+        pytest.param({"schema_version": 0}, "a whole number from 1", id="version-0"),
+        pytest.param({"schema_version": True}, "a whole number from 1", id="version-bool"),
+        pytest.param({"retry": 3}, "retry= must be a RetryPolicy", id="retry"),
+        pytest.param({"timeout": 0}, "timeout= must be seconds above zero", id="timeout-0"),
+        pytest.param({"timeout": "5"}, "timeout= must be seconds above zero", id="timeout-text"),
+        pytest.param({"timeout": float("inf")}, "timeout= must be seconds", id="timeout-infinite"),
+        pytest.param({"batch": True, "atomic": False}, "runs in one transaction", id="batch"),
+        pytest.param({"batch": 50}, "QUEUES.*batch_size", id="batch-number"),
+        pytest.param({"atomic": "no"}, "atomic= must be True or False, not 'no'", id="atomic-text"),
+        pytest.param({"match": "any"}, "needs where=", id="match-of-nothing"),
+        pytest.param({"match": "any", "where": {}}, "needs where=", id="match-of-empty"),
+        pytest.param({"where": {"tier": ("a", "b")}}, r"\('a', 'b'\).*never", id="where-tuple"),
+        pytest.param({"where": {"tier": {"a"}}}, "never", id="where-set"),
+        pytest.param({"where": {"on": date(2030, 1, 1)}}, "never", id="where-date"),
+        pytest.param({"where": {"id": UUID(int=1)}}, "never", id="where-uuid"),
+        pytest.param({"where": {"map": {1: "a"}}}, "never", id="where-key-inside"),
+        pytest.param({"where": {"x": float("nan")}}, "never", id="where-nan"),
+        pytest.param({"where": {"x": len}}, "never", id="where-function"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidHandler, match=said):
+        handler("a.b", **options)(plain)
+    assert handlers.all_handlers() == ()
+
+
+@pytest.mark.parametrize(
+    "where", [{"a": [1, {"b": None}]}, {"a": Tier.GOLD}, {"a": 1.5, "b": True}, {}], ids=repr
+)
+def test_a_where_that_metadata_can_meet_is_accepted(where: dict[str, Any]) -> None:
+    handler("a", where=where)(plain)
+    metadata = json.loads(json.dumps(where))
+    assert len(handlers.table().match("a", metadata)) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [waiting, AsyncCallee(), functools.partial(waiting)],
+    ids=["function", "instance", "partial"],
+)
+def test_an_async_handler_cannot_be_atomic(function: Any) -> None:
+    """It was accepted, and its writes were committed one by one."""
+    with pytest.raises(InvalidHandler, match=r"no async transactions.*plain def"):
+        handler("a.b", name="it", atomic=True)(function)
+    assert handlers.all_handlers() == ()
+    handler("a.b", name="it", atomic=False)(function)
+    assert [each.atomic for each in handlers.all_handlers()] == [False]
+
+
+def test_a_batch_handler_cannot_be_async() -> None:
+    with pytest.raises(InvalidHandler, match="plain def"):
+        handler("a.b", batch=True)(waiting)
+
+
+@pytest.mark.parametrize("patterns", [(), ("",), ("a b",), ("a.**",), (5,), ("ok", "ä")], ids=repr)
+def test_no_pattern_or_a_bad_one_is_refused(patterns: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidHandler):
+        handler(*patterns)(plain)
+
+
+def test_the_brackets_must_not_be_forgotten() -> None:
+    with pytest.raises(InvalidHandler, match="say what plain subscribes to"):
+        handler(plain)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "first"}, {"name": "old"}, {"name": "x", "aliases": ("first",)}], ids=repr
+)
+def test_a_name_belongs_to_one_handler(options: dict[str, Any]) -> None:
+    handler("a", name="first", aliases=("old",))(plain)
+    with pytest.raises(InvalidHandler, match=r"already belongs to the handler plain:.*aliases="):
+        handler("b", **options)(another)
+    assert [each.function for each in handlers.all_handlers()] == [plain]
+
+
+def test_two_decorators_on_one_function_are_refused() -> None:
+    with pytest.raises(InvalidHandler, match=r"give all its patterns to one @handler"):
+
+        @handler("a", name="one")
+        @handler("b", name="two")
+        def stacked(delivery: Delivery) -> None: ...
+
+
+def test_two_decorators_are_found_out_through_another_between_them() -> None:
+    def wrapping(function: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
+        return functools.wraps(function)(lambda delivery: function(delivery))
+
+    with pytest.raises(InvalidHandler, match=r"give all its patterns to one @handler"):
+
+        @handler("a")
+        @wrapping
+        @handler("b")
+        def stacked(delivery: Delivery) -> None: ...
+
+
+SOURCE = """
+from django_mq import handler
+
+@handler("PATTERN", aliases=("ALIAS",))
+def reloaded(delivery): ...
+"""
+
+
+def run_module(source: str, file: str) -> None:
+    module = types.ModuleType("shop.handlers")
+    exec(compile(source, file, "exec"), module.__dict__)  # noqa: S102
+
+
+def test_a_reloaded_module_replaces_its_handler() -> None:
+    handler("first", name="first")(plain)
+    run_module(SOURCE.replace("PATTERN", "old").replace("ALIAS", "before"), "handlers.py")
+    assert [each.name for each in handlers.table().match("old", {})] == ["shop.handlers.reloaded"]
+    handler("last", name="last")(another)
+    run_module(SOURCE.replace("PATTERN", "new").replace("ALIAS", "after"), "handlers.py")
+    assert [each.patterns for each in handlers.all_handlers()] == [("first",), ("new",), ("last",)]
+    assert handlers.table().match("old", {}) == ()
+    assert handlers.get("before") is None
+    assert handlers.get("after") is handlers.get("shop.handlers.reloaded")
+
+
+def test_another_function_of_the_same_name_does_not_replace_it() -> None:
+    run_module(SOURCE, "handlers.py")
+    with pytest.raises(InvalidHandler, match="belongs to"):
+        run_module("\n" + SOURCE, "handlers.py")
+    with pytest.raises(InvalidHandler, match="belongs to"):
+        run_module(SOURCE, "elsewhere.py")
+
+
+def test_partials_with_one_name_do_not_replace_each_other() -> None:
+    handler("a", name="it")(functools.partial(plain))
+    with pytest.raises(InvalidHandler, match="belongs to"):
+        handler("a", name="it")(functools.partial(another))
+
+
+def test_the_routing_table_follows_the_registry() -> None:
+    handler("a.b", name="one")(plain)
+    before = handlers.table()
+    assert handlers.table() is before
+    handler("a.#", name="two")(another)
+    assert [each.name for each in handlers.table().match("a.b", {})] == ["one", "two"]
+
+
+def test_isolated_brings_back_what_was_there() -> None:
+    handler("a", name="outer")(plain)
+    with handlers.isolated():
+        handler("a", name="inner")(another)
+        assert handlers.get("outer") is None
+    with handlers.isolated(handlers.all_handlers()):
+        handler("a", name="inner")(another)
+        assert [each.name for each in handlers.all_handlers()] == ["outer", "inner"]
+    assert [each.name for each in handlers.all_handlers()] == ["outer"]

@@ -1,0 +1,145 @@
+"""max_backlog: a full queue takes no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_mq import BroadcastBusy, Message, broadcast, broadcast_many, handlers
+from django_mq.models import QueuedMessage
+from django_mq.outbox import backlog
+from tests.rows import add
+
+pytestmark = pytest.mark.django_db
+
+
+class Clock:
+    """The clock of this process, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(backlog, "monotonic", clock)
+    monkeypatch.setattr(backlog, "_counts", {})
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def block(settings: Any) -> Iterator[None]:
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_backlog": 3}}}
+    with handlers.isolated(), transaction.atomic():
+        yield
+
+
+def send(**options: Any) -> Any:
+    return broadcast("a.b", **{"queue": "mail", **options})
+
+
+def test_a_full_queue_is_busy_and_says_what_to_do() -> None:
+    """S17: bounded growth."""
+    for _ in range(3):
+        send()
+    with pytest.raises(BroadcastBusy, match=r"queue mail has 3 .*max_backlog is 3\. Try again"):
+        send()
+    assert send(queue="other")
+    assert QueuedMessage.objects.filter(queue="mail").count() == 3
+
+
+def test_only_what_waits_counts() -> None:
+    add(leased=30)
+    add(leased=-30)
+    add(dead=-1)
+    add(blocked_by=1, key="k")
+    add("other")
+    for _ in range(3):
+        send()
+    with pytest.raises(BroadcastBusy):
+        send()
+
+
+def test_it_counts_once_a_second(clock: Clock, django_assert_num_queries: Any) -> None:
+    send()
+    with django_assert_num_queries(1):
+        send()
+    QueuedMessage.objects.all().delete()
+    clock.now += 0.9
+    with django_assert_num_queries(1):
+        send()  # the third that this process knows of
+    clock.now += 0.2
+    with django_assert_num_queries(2):
+        send()
+
+
+def test_a_full_queue_is_looked_at_again_soon(clock: Clock, django_assert_num_queries: Any) -> None:
+    """So that producers go on as soon as there is room."""
+    broadcast_many([Message("a.b", queue="mail")] * 3)
+    QueuedMessage.objects.all().delete()
+    with django_assert_num_queries(0), pytest.raises(BroadcastBusy):
+        send()
+    clock.now += 0.06
+    assert send()
+
+
+def test_a_call_is_refused_as_a_whole(clock: Clock) -> None:
+    send()
+    with pytest.raises(BroadcastBusy, match="has 1 messages waiting and no room for 3 more"):
+        broadcast_many([Message("a.b", queue="mail")] * 3)
+    assert QueuedMessage.objects.count() == 1
+    assert len(broadcast_many([Message("a.b", queue="mail")] * 2)) == 2
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+def test_a_stream_does_not_count_its_own_rows_twice(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("django_mq.outbox.stream.CHUNK_ROWS", 1)
+
+    def messages(count: int) -> Iterator[Message]:
+        for _ in range(count):
+            yield Message("a.b", queue="mail")
+            clock.now += seconds
+
+    assert broadcast_many(messages(3)).count == 3
+    QueuedMessage.objects.all().delete()
+    clock.now += 5
+    with pytest.raises(BroadcastBusy):
+        broadcast_many(messages(4))
+    assert not QueuedMessage.objects.exists()
+
+
+def test_what_adds_nothing_is_not_refused() -> None:
+    for n in range(3):
+        send(unique_id=str(n))
+    assert send(unique_id="1").outcome == "duplicate"
+    assert send(unique_id="1", on_duplicate="update").outcome == "updated"
+    with pytest.raises(BroadcastBusy):
+        send(unique_id="3")
+
+
+def test_other_queues_pay_nothing(django_assert_num_queries: Any) -> None:
+    with django_assert_num_queries(1):
+        send(queue="other")
+
+
+def test_a_count_ends_with_the_test_that_it_was_made_in() -> None:
+    """What one TestCase stored is rolled back, at a moment when the clock has not moved."""
+    for _ in range(2):
+        test = transaction.atomic()
+        test._from_testcase = True
+        with test:
+            with transaction.atomic():
+                for _ in range(3):
+                    send()
+                with pytest.raises(BroadcastBusy):
+                    send()
+            transaction.set_rollback(True)

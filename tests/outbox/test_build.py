@@ -1,0 +1,32 @@
+"""The row builder caches routes, never payloads."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from django_mq import broadcast_many
+from django_mq.conf import get_settings
+from django_mq.messages import Message
+from django_mq.models import QueuedMessage
+from django_mq.outbox.build import MAX_CACHED_ROUTES, RowBuilder
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_stream_of_many_types_is_not_remembered() -> None:
+    builder = RowBuilder(get_settings())
+    for n in range(MAX_CACHED_ROUTES + 10):
+        builder.rows(Message(f"t.{n}", {"large": "x" * 100}))
+    assert len(builder._cached_kinds) <= MAX_CACHED_ROUTES
+    assert "x" * 100 not in repr(builder._cached_kinds)
+
+
+def test_the_same_address_with_another_payload() -> None:
+    with transaction.atomic():
+        broadcast_many([Message("t", {"n": n}) for n in range(3)])
+    assert [row.payload for row in QueuedMessage.objects.order_by("id")] == [
+        {"n": 0},
+        {"n": 1},
+        {"n": 2},
+    ]

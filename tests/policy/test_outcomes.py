@@ -1,0 +1,228 @@
+"""How a handler ended, and what becomes of its delivery."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_mq.exceptions import LeaseLost, Reject, Retry, Snooze
+from django_mq.policy.backoff import MAX_WAIT, RetryPolicy, fixed, intervals
+from django_mq.policy.outcomes import (
+    Acked,
+    AttemptEnded,
+    DeadLettered,
+    Outcome,
+    Retried,
+    Snoozed,
+    TimedOut,
+    WorkerLost,
+    decide,
+)
+
+MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def decided(error: BaseException | None = None, **changes: Any) -> Outcome:
+    given = {"attempt": 1, "max_attempts": 3, "policy": RetryPolicy(backoff=fixed(5))}
+    return decide(error=error, random=lambda: 0.5, **(given | changes))
+
+
+@pytest.mark.parametrize("result", [None, False, 0, "error", {"status": "retry"}, ValueError()])
+def test_whatever_is_returned_is_an_ack(result: object) -> None:
+    """PMQ-32, CAR-27, NSQ-15: a return value never means failure; the last attempt included."""
+    assert decided(result=result, attempt=3) == Acked(result)
+
+
+@pytest.mark.parametrize(
+    ("error", "after", "backoff"),
+    [
+        (ValueError("x"), 5.0, True),
+        (TimeoutError("of a socket"), 5.0, True),
+        (SystemExit(1), 5.0, True),
+        (KeyboardInterrupt(), 5.0, True),
+        (LeaseLost("x"), 5.0, True),
+        (AttemptEnded("x"), 5.0, False),
+        (TimedOut("ran longer than 300 s"), 5.0, False),
+        (WorkerLost("x"), 5.0, False),
+        (Retry(), 5.0, False),
+        (Retry(backoff=True), 5.0, True),
+        (Retry(30), 30.0, False),
+        (Retry(0), 0.0, False),
+        (Retry(timedelta(minutes=1), backoff=True), 60.0, True),
+        (Retry(MOMENT), MOMENT, False),
+    ],
+    ids=repr,
+)
+def test_failed_attempt_is_retried(
+    error: BaseException, after: float | datetime, backoff: bool
+) -> None:
+    """CAR-25, CAR-26, NSQ-12, NSQ-13, NSQ-16, NSQ-20; PMQ-46: all forms of failure alike."""
+    outcome = decided(error)
+    assert isinstance(outcome, Retried)
+    assert (outcome.after, outcome.backoff, outcome.warning) == (after, backoff, "")
+    assert outcome.failure.error_class.endswith(type(error).__name__)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), Retry(), Retry(30, backoff=True), TimedOut("x"), WorkerLost("x")]
+)
+@pytest.mark.parametrize(("attempt", "max_attempts"), [(1, 1), (3, 3), (7, 3)])
+def test_last_failed_attempt_is_a_dead_letter(
+    error: Exception, attempt: int, max_attempts: int
+) -> None:
+    """RMQ-16: a limit and a count; the count that decides is the message's own."""
+    outcome = decided(error, attempt=attempt, max_attempts=max_attempts)
+    assert isinstance(outcome, DeadLettered)
+    assert outcome.reason == "exhausted"
+    assert outcome.failure.error_class.endswith(type(error).__name__)
+
+
+def test_message_decides_how_often_and_policy_how_long() -> None:
+    """A requeued dead letter has more attempts than its policy says."""
+    outcome = decided(ValueError("x"), attempt=20, max_attempts=21, policy=RetryPolicy.never())
+    assert isinstance(outcome, Retried)
+
+
+def test_policy_is_asked_with_the_attempt() -> None:
+    """RMQ-17; PMQ-45: the first failed attempt is 1."""
+    policy = RetryPolicy(backoff=intervals(15, 30, 60))
+    waits = [
+        decided(ValueError("x"), attempt=attempt, max_attempts=9, policy=policy)
+        for attempt in (1, 2, 3, 4)
+    ]
+    assert [each.after for each in waits if isinstance(each, Retried)] == [15, 30, 60, 60]
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_reject_is_dead_at_once(attempt: int) -> None:
+    """CAR-25: the way to say "error, do not retry"."""
+    outcome = decided(Reject("no such\ncustomer\0"), attempt=attempt)
+    assert isinstance(outcome, DeadLettered)
+    assert outcome.reason == "no such customer\ufffd"
+    assert outcome.failure.error_class == "django_mq.exceptions.Reject"
+
+
+def test_reject_without_a_reason_has_one() -> None:
+    for error in (Reject(), Reject(""), Reject(" \n")):
+        outcome = decided(error)
+        assert isinstance(outcome, DeadLettered)
+        assert outcome.reason == "rejected"
+
+
+@pytest.mark.parametrize("attempt", [1, 3, 9])
+def test_snooze_uses_no_attempt(attempt: int) -> None:
+    assert decided(Snooze(60), attempt=attempt) == Snoozed(60.0)
+    assert decided(Snooze(MOMENT), attempt=attempt) == Snoozed(MOMENT)
+
+
+def test_wait_beyond_the_maximum_is_cut_with_a_warning() -> None:
+    """NSQ-18."""
+    retried, snoozed = decided(Retry(1e300)), decided(Snooze(timedelta(days=1000)))
+    assert isinstance(retried, Retried)
+    assert isinstance(snoozed, Snoozed)
+    for outcome in (retried, snoozed):
+        assert outcome.after == MAX_WAIT
+        assert "was cut to" in outcome.warning
+
+
+def test_policy_that_raises_counts_as_one_second_and_is_reported() -> None:
+    """PMQ-54."""
+
+    def broken(attempt: int) -> float:
+        raise LookupError("no\nsuch wait")
+
+    outcome = decided(ValueError("the failure"), policy=RetryPolicy(backoff=broken))
+    assert isinstance(outcome, Retried)
+    assert outcome.after == 1.0
+    assert outcome.failure.text == "the failure"
+    assert (
+        outcome.warning == "the backoff callable raised (LookupError: no such wait); waiting 1.0 s"
+    )
+
+
+def test_policy_that_returns_nonsense_counts_as_one_second_and_is_reported() -> None:
+    """PMQ-54."""
+    outcome = decided(Retry(), policy=RetryPolicy(backoff=lambda attempt: -3))
+    assert isinstance(outcome, Retried)
+    assert outcome.after == 1.0
+    assert "returned -3" in outcome.warning
+
+
+def test_policy_is_not_asked_when_the_handler_said_when_or_all_is_used_up() -> None:
+    def broken(attempt: int) -> float:
+        raise AssertionError("asked")
+
+    policy = RetryPolicy(backoff=broken)
+    assert decided(Retry(3), policy=policy).warning == ""
+    assert isinstance(decided(ValueError("x"), policy=policy, attempt=3), DeadLettered)
+
+
+class ForgetfulRetry(Retry):
+    def __init__(self) -> None:
+        pass
+
+
+class ForgetfulSnooze(Snooze):
+    def __init__(self) -> None:
+        pass
+
+
+class ForgetfulReject(Reject):
+    def __init__(self) -> None:
+        pass
+
+
+class Lies(Exception):
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError
+
+
+def spoiled(error: Retry | Snooze, after: object) -> Retry | Snooze:
+    error.after = after
+    return error
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ForgetfulRetry,
+        ForgetfulSnooze,
+        ForgetfulReject,
+        lambda: spoiled(Retry(), "soon"),
+        lambda: spoiled(Snooze(1), float("nan")),
+        lambda: spoiled(Snooze(1), None),
+        Lies,
+    ],
+)
+def test_spoiled_exception_is_an_error_like_any_other(make: Callable[[], Exception]) -> None:
+    outcome = decided(make())
+    assert isinstance(outcome, Retried)
+    assert (outcome.after, outcome.backoff) == (5.0, True)
+
+
+errors = st.sampled_from(
+    [None, ValueError("x"), TimedOut(), Reject(), Snooze(1), Retry(), Retry(2)]
+)
+
+
+@given(errors, st.integers(1, 30), st.integers(1, 30), st.floats(0, 1, exclude_max=True))
+def test_no_failure_outlives_its_attempts(
+    error: Exception | None, attempt: int, max_attempts: int, number: float
+) -> None:
+    """S15: bounded retries; only an ack and a snooze are no failures."""
+    outcome = decide(
+        attempt=attempt,
+        max_attempts=max_attempts,
+        policy=RetryPolicy(),
+        random=lambda: number,
+        error=error,
+    )
+    if isinstance(outcome, Retried):
+        assert attempt < max_attempts
+        assert 0 < outcome.after <= MAX_WAIT
+    else:
+        assert isinstance(outcome, DeadLettered) or error is None or isinstance(error, Snooze)

@@ -1,0 +1,422 @@
+"""The exact reason why a message does not run now, for each state."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from django_mq import handlers, queues
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
+from tests.rows import add, beat, decide
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers():
+    with handlers.isolated():
+        yield
+
+
+def shown(at):
+    return f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def why(message, state, *parts):
+    """Assert that the answer for `message` has all `parts`, and return it."""
+    answer = queues.why(message.pk)
+    assert (answer.id, answer.state) == (message.pk, state)
+    assert answer.text.startswith(f"Message {message.pk} (shop.orders.placed, queue mail) ")
+    for part in parts:
+        assert part in answer.text
+    return answer
+
+
+def test_next_to_be_taken():
+    beat()
+    message = add()
+    why(message, "processable", "has been due since", "and is next to be claimed")
+
+
+def test_behind_others():
+    beat()
+    add(priority=5)
+    add(after=-90)
+    add("other", priority=9)
+    for columns in ({"after": 60}, {"dead": -1}, {"leased": 60}, {"after": -30}):
+        add(priority=0, **columns)
+    why(add(), "processable", "and is behind 2 other messages of its queue")
+
+
+def test_among_equals_by_id():
+    beat()
+    first = add()
+    second = add(processable_after=first.processable_after)
+    why(first, "processable", "is next")
+    why(second, "processable", "behind 1 other message of")
+
+
+def test_no_live_worker():
+    beat("dead", seen=-31)
+    beat("elsewhere", queues=["other"])
+    why(add(), "processable", "no live worker serves its queue")
+
+
+def test_only_draining_workers():
+    beat(draining=True)
+    why(add(), "processable", "every worker of its queue is draining")
+    beat("fresh")
+    why(add(), "processable", "other message of its queue")
+
+
+@pytest.mark.parametrize(
+    ("configured", "decided", "stopped_at"), [(1, None, 1), (None, 1, 1), (5, 1, 1), (1, 5, None)]
+)
+def test_as_many_in_flight_as_may_be(settings, configured, decided, stopped_at):
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": configured}}}
+    if decided:
+        decide(max_in_flight=decided)
+    beat()
+    add(leased=60)
+    text = f"reached its limit of messages in flight: {stopped_at}"
+    assert (text in queues.why(add().pk).text) is (stopped_at is not None)
+
+
+def test_behind_its_key():
+    """Guarantee 8; a follower that no worker has met yet, so that nothing stands in blocked_by."""
+    beat()
+    head = add(key="k", leased=60)
+    add(key="k", handler="other", leased=60), add("other", key="k", leased=60)
+    answer = why(add(key="k"), "processable", f"but waits behind message {head.pk} of its key k")
+    assert "which is leased until" in answer.text
+    assert answer.behind == head.pk
+    answer = why(add(key="k"), "processable", "2 others of its key k; the first, message")
+    assert f"message {head.pk}, is leased until" in answer.text
+
+
+def test_a_later_one_of_its_key_that_a_worker_has():
+    """An earlier id that became visible later: nothing of the key is claimed beside a claim."""
+    beat()
+    first, later = add(key="k"), add(key="k", leased=60)
+    assert why(first, "processable", f"behind message {later.pk} of its key k").behind == later.pk
+
+
+HEADS = [
+    ({"after": 60}, "which is delayed until"),
+    ({"after": 60, "attempts": 2}, "which failed attempt 2 of 20 and runs again after"),
+    ({"dead": -5, "dead_reason": "exhausted"}, "which has been dead since"),
+    (
+        {"dead": -5, "dead_reason": "card 4111"},
+        "Requeue or discard that message so that the others",
+    ),
+    ({"leased": 60}, "by worker worker (host host, process 7)"),
+    ({"held": -5, "handler": "gone"}, "no handler named gone is registered here"),
+    ({"expires": -5}, "which expired at"),
+    ({}, "which has been due since"),
+]
+
+
+@pytest.mark.parametrize(("columns", "text"), HEADS)
+@pytest.mark.parametrize("parked", [True, False])
+def test_what_its_head_waits_for(columns, text, parked):
+    beat()
+    handler = columns.get("handler", "")
+    head = add(key="k", **columns)
+    message = add(key="k", handler=handler, blocked_by=head.pk if parked else None)
+    state = "blocked" if parked else "processable"
+    answer = why(message, state, f"waits behind message {head.pk} of its key k, which", text)
+    assert answer.behind == head.pk
+    assert (answer.error, "4111" in answer.text) == ("", False)
+
+
+def test_parked_behind_one_that_is_gone():
+    """The head is the first of the line, whatever it was parked behind."""
+    beat()
+    first = add(key="k", dead=-5)
+    for _ in range(3):
+        last = add(key="k", blocked_by=10**9)
+    answer = why(
+        last, "blocked", f"waits behind 3 others of its key k; the first, message {first.pk}"
+    )
+    assert answer.behind == first.pk
+    first.delete()
+    QueuedMessage.objects.filter(blocked_by=10**9).exclude(pk=last.pk).delete()
+    answer = why(
+        last, "blocked", f"is now the first of its key k: message {10**9}, which blocked it"
+    )
+    assert "The next maintenance run of a worker frees it" in answer.text
+    assert answer.behind is None
+
+
+def test_a_dead_head_that_is_skipped(settings):
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": "skip"}}}
+    beat()
+    add(key="k", dead=-5)
+    message = add(key="k")
+    assert why(message, "processable", "is next to be claimed").behind is None
+    follower = add(key="k", blocked_by=message.pk)
+    assert why(follower, "blocked", f"behind message {message.pk} of").behind == message.pk
+
+
+@pytest.mark.parametrize("columns", [{"after": 60}, {"after": 60, "attempts": 1}, {"held": -5}])
+def test_its_own_reason_goes_first(columns):
+    head = add(key="k", dead=-5)
+    message = add(key="k", **columns)
+    answer = queues.why(message.pk)
+    assert answer.state == message.state.value
+    assert (
+        f". Then it waits behind message {head.pk} of its key k, which has been dead" in answer.text
+    )
+
+
+class TestOrdered:
+    """PMQ-42, PMQ-44: the line of an ordered queue, and who has it."""
+
+    @pytest.fixture(autouse=True)
+    def _ordered(self, settings):
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+        beat("first", host="web1", pid=5)
+
+    def own(self, worker="first", seconds=60):
+        until = Now() + timedelta(seconds=seconds)
+        decide(owner=worker, owned_until=until)
+
+    def test_its_owner_takes_it(self):
+        self.own()
+        why(
+            add(ordered=True),
+            "processable",
+            "next to be claimed by worker first (host web1, process 5)",
+        )
+
+    def test_nobody_owns_it(self):
+        why(add(ordered=True), "processable", "but no worker owns its ordered queue right now")
+        self.own(seconds=-1)
+        why(
+            add(ordered=True, priority=5),
+            "processable",
+            "which has been due since",
+            "no worker owns",
+        )
+
+    def test_its_owner_is_silent(self):
+        self.own("frozen")
+        why(add(ordered=True), "processable", "but worker frozen owns its ordered queue until")
+
+    def test_it_is_not_in_line_yet(self):
+        self.own()
+        why(add(), "processable", "but is not in line yet: worker first")
+
+    @pytest.mark.parametrize("columns", [{"after": 60, "attempts": 1}, {"dead": -5}])
+    def test_behind_its_head(self, columns):
+        self.own()
+        head = add(ordered=True, **columns)
+        add(ordered=True, key="k")
+        message = add(ordered=True, priority=100)
+        text = f"but waits behind 2 others of its ordered queue; the first, message {head.pk}, "
+        assert why(message, "processable", text).behind == head.pk
+
+    def test_behind_what_is_in_flight(self):
+        flying = add(leased=60)
+        message = add(ordered=True)
+        assert why(message, "processable", "of its ordered queue").behind == flying.pk
+
+
+def test_delayed():
+    message = add(after=60)
+    why(message, "delayed", f"is delayed until {shown(message.processable_after)}")
+
+
+def test_retrying():
+    message = add(after=60, attempts=2, max_attempts=5, last_error="ValueError: 451 busy")
+    answer = why(
+        message,
+        "retrying",
+        f"failed attempt 2 of 5 and runs again after {shown(message.processable_after)}",
+    )
+    assert "451 busy" not in answer.text
+    assert answer.error == "ValueError: 451 busy"
+    assert str(answer) == f"{answer.text} Last error: ValueError: 451 busy"
+
+
+def test_leased():
+    beat("worker", host="web1", pid=99)
+    message = add(leased=60, claimed_by="worker:17")
+    why(
+        message,
+        "leased",
+        f"until {shown(message.leased_until)}",
+        "by worker worker (host web1, process 99)",
+    )
+
+
+def test_leased_by_nobody_we_know():
+    why(add(leased=60, claimed_by="stranger:1"), "leased", "stranger (no heartbeat")
+
+
+def test_running():
+    message = add(leased=60, attempts=3)
+    beat(running=[message.pk])
+    why(message, "running", "runs now, attempt 3 of 20, by worker worker (host host, process 7)")
+
+
+def test_running_past_its_lease():
+    message = add(leased=-1)
+    beat(running=[message.pk])
+    why(message, "running", f"Its lease lapsed at {shown(message.leased_until)}")
+
+
+def test_lapsed():
+    beat("next")
+    message = add(leased=-1)
+    text = f"the lease of worker worker lapsed at {shown(message.leased_until)}"
+    why(message, "processable", text, "is next to be claimed")
+
+
+def test_paused():
+    state = decide(paused=-5)
+    message = add()
+    why(message, "paused", "its queue is paused until it is resumed")
+    state.delete()
+    state = decide(paused=-5, until=60)
+    why(message, "paused", f"its queue is paused until {shown(state.paused_until)}")
+    state.delete()
+    state = decide(backoff=60, backoff_level=4, paused=-9, until=-1)
+    why(message, "paused", f"is backing off until {shown(state.backoff_until)} (level 4)")
+
+
+def test_a_probe_of_its_queue():
+    """NSQ-7: the wait is over, and one message finds out whether the others may run."""
+    beat()
+    message = add()
+    state = decide(backoff=-1, backoff_level=4)
+    why(message, "processable", "is backing off (level 4): the next message claimed is the probe")
+    soon = {"probe_until": Now() + timedelta(seconds=9), "probe_by": "worker:7"}
+    QueueState.objects.update(**soon)
+    why(
+        message,
+        "processable",
+        "is backing off (level 4): worker worker runs one message as a probe,",
+    )
+    QueueState.objects.update(probe_until=Now() - timedelta(seconds=9))
+    why(message, "processable", "the next message claimed is the probe")
+    state.delete()
+    why(message, "processable", "is next to be claimed")
+
+
+def test_expired():
+    message = add(expires=-1)
+    why(message, "expired", f"expired at {shown(message.expires_at)}")
+
+
+class TestHeld:
+    def why(self, *parts, **columns):
+        message = add(held=-60, after=30, last_error="no such handler", **columns)
+        held = f"has been held since {shown(message.held_since)}"
+        again = f"Workers check it again at {shown(message.processable_after)}"
+        assert why(message, "held", held, again, *parts).error == "no such handler"
+
+    def test_its_handler_is_not_here(self):
+        self.why("no handler named shop.mail is registered here", handler="shop.mail")
+
+    def test_no_handler_takes_it(self):
+        self.why("no handler registered here takes shop.orders.placed")
+
+    def test_no_handler_takes_it_from_this_queue(self):
+        handlers.handler("#", name="h", queue="other")(lambda delivery: None)
+        self.why("no matching handler (h) takes messages from queue mail")
+        self.why("no matching handler (h) takes messages from queue mail", handler="h")
+
+    @pytest.mark.parametrize("handler", ["", "h"])
+    def test_it_is_newer_than_its_handler(self, handler):
+        handlers.handler("#", name="h", queue="mail", schema_version=2)(lambda delivery: None)
+        text = "its schema version 3 is newer than the one that handler h supports (2)"
+        self.why(text, handler=handler, schema_version=3)
+
+    def test_it_could_run_here(self):
+        handlers.handler("#", name="h", queue="mail")(lambda delivery: None)
+        self.why("though handler h is registered here", handler="h")
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "error"),
+    [
+        ("exhausted", "its last attempt failed (20 of 20 attempts used)", "ValueError: no"),
+        ("expired", "it expired before an attempt could start", "ValueError: no"),
+        (
+            "held for too long: no h",
+            "no worker could run it within the allowed time",
+            "held for too long: no h",
+        ),
+        ("expired card 4111", "no more attempts will be made", "expired card 4111"),
+        ("card 4111 refused", "no more attempts will be made", "card 4111 refused"),
+    ],
+)
+def test_dead(reason, text, error):
+    """S08: what a handler said is not in the text that everybody may read."""
+    message = add(dead=-5, attempts=20, dead_reason=reason, last_error="ValueError: no")
+    answer = why(
+        message, "dead", f"has been dead since {shown(message.dead_at)}", text, "Requeue it"
+    )
+    assert answer.error == error
+    assert "4111" not in answer.text
+
+
+def test_gone():
+    answer = queues.why(10**9)
+    assert (answer.state, answer.error) == ("gone", "")
+    assert "is not stored: it was acked, cancelled or purged" in str(answer)
+    assert queues.why(2**80).state == "gone"
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "error"),
+    [
+        ({"value": 4111}, "handler h returned a value", ""),
+        ({"error_class": "KeyError", "error_text": "4111"}, "h failed with KeyError", "4111"),
+        ({"error_class": "Unanswered", "error_text": "expired"}, "no answer will come", "expired"),
+    ],
+)
+def test_gone_with_a_reply(reply, text, error):
+    """RMQ-20, S08: that there is an answer is said, not what it is."""
+    stored = Result.objects.create(message_id=7, handler="h", **reply)
+    stored.refresh_from_db()
+    answer = queues.why(7)
+    assert f"Its reply was stored at {shown(stored.created_at)}" in answer.text
+    assert text in answer.text
+    assert answer.error == error
+    assert "4111" not in answer.text
+
+
+def test_gone_with_a_history():
+    for attempt in (1, 3, 2):
+        FailedAttempt.objects.create(
+            message_id=7,
+            queue="mail",
+            type="t",
+            handler="h",
+            attempt=attempt,
+            error_class="ValueError",
+            error_text=f"no {attempt}",
+        )
+    answer = queues.why(7)
+    assert "last failed attempt, number 3 (t, queue mail), ended in handler h" in answer.text
+    assert answer.error == "ValueError: no 3"
+
+
+def test_what_others_wrote_need_not_be_decodable():
+    """A row whose JSON this interpreter cannot read is explained all the same."""
+    message = add(held=-5)
+    deep = "[" * 10_000 + "]" * 10_000
+    with connection.cursor() as cursor:
+        cursor.execute("set local max_stack_depth = '6MB'")
+        cursor.execute(
+            "update django_mq_queuedmessage set payload = %s::jsonb, metadata = %s::jsonb",
+            [deep, deep],
+        )
+    assert queues.why(message.pk).state == "held"
+    assert queues.peek("mail") == [message]

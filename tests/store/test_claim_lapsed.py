@@ -1,0 +1,98 @@
+"""Messages whose lease lapsed are taken over."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from django.utils import timezone
+
+from django_mq.executor.connections import ONE_PLAN
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.store.claim_lapsed import CLAIM_LAPSED
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.rows import add, stored
+from tests.store.conftest import lock, take_lapsed
+from tests.store.plans import plan
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Cursor = psycopg.Cursor[Any]
+
+
+def test_a_lapsed_row_is_taken_over_and_its_attempt_written_down(cursor: Cursor) -> None:
+    """CAR-16, guarantee 3: attempt + 1; the row becomes suspect, and is run alone next time."""
+    message = add(handler="h", leased=-1, claimed_by="gone:3", attempts=2)
+    (row,) = take_lapsed(cursor).taken
+    assert (row.id, row.attempts, row.claimed_by, row.suspect) == (message.pk, 3, "me:8", False)
+    stored(message)
+    assert (message.attempts, message.claimed_by, message.suspect) == (3, "me:8", True)
+    assert message.leased_until is not None
+    assert message.leased_until > timezone.now() + timedelta(seconds=20)
+    attempt = FailedAttempt.objects.get()
+    assert (attempt.message_id, attempt.attempt, attempt.worker, attempt.handler) == (
+        message.pk, 2, "gone", "h"
+    )  # fmt: skip
+    assert attempt.error_class == "WorkerVanished"
+    QueuedMessage.objects.update(leased_until=timezone.now() - timedelta(seconds=1))
+    (again,) = take_lapsed(cursor).taken
+    assert again.suspect is True
+
+
+def test_a_row_whose_last_attempt_vanished_is_dead(cursor: Cursor) -> None:
+    """Guarantee 3: dead after max_attempts, also when each attempt kills its process.
+
+    KAF-6: so a message with one attempt is handled at most once.
+    """
+    message = add(leased=-1, attempts=20)
+    lapsed = take_lapsed(cursor)
+    assert lapsed.taken == []
+    assert [row.id for row in lapsed.dead] == [message.pk]
+    stored(message)
+    assert (message.attempts, message.dead_reason) == (20, "exhausted")
+    assert message.dead_at is not None
+    assert (message.claimed_by, message.leased_until) == (None, None)
+    assert FailedAttempt.objects.get().attempt == 20
+    assert take_lapsed(cursor) == ([], [])
+
+
+def test_lapsed_rows_come_longest_lapsed_first_and_never_too_many(cursor: Cursor) -> None:
+    messages = [add(leased=-n, attempts=1) for n in (1, 3, 2)]
+    add(leased=30, attempts=1)
+    add("post", leased=-9, attempts=1)
+    assert [row.id for row in take_lapsed(cursor, limit=2).taken] == [
+        messages[1].pk, messages[2].pk
+    ]  # fmt: skip
+    assert [row.id for row in take_lapsed(cursor).taken] == [messages[0].pk]
+
+
+def test_a_lapsed_row_that_is_locked_still_runs(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """Its slice has it locked, however old the lease."""
+    message = add(leased=-1, attempts=1)
+    lock(other, message.pk)
+    cursor.execute("set statement_timeout = '60s'")
+    assert take_lapsed(cursor) == ([], [])
+    assert FailedAttempt.objects.count() == 0
+    other.rollback()
+    assert len(take_lapsed(cursor).taken) == 1
+
+
+def test_the_first_of_a_line_is_not_looked_for_along_the_primary_key(cursor: Cursor) -> None:
+    """As it would be by statistics of when all was leased: past everything that is older."""
+    cursor.execute(
+        """
+        insert into django_mq_queuedmessage
+               (queue, type, payload, leased_until, claimed_by, ordered)
+        select 'line', 'a', '{}', now(), 'x:1', true from generate_series(1, 20000) n
+        """
+    )
+    cursor.execute("analyze django_mq_queuedmessage")
+    params = {"queues": ["line"], "limit": 100, "claimer": "me:1", "lease": 30.0}
+    cursor.execute(ONE_PLAN)
+    text = plan(cursor, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
+    assert "using mq_lease on django_mq_queuedmessage e\n" in text
+    assert "using django_mq_queuedmessage_pkey on django_mq_queuedmessage e\n" not in text

@@ -1,0 +1,454 @@
+"""Ordered queues: one owner, one line, taken from its head and only when nothing of it flies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from django_mq.executor.connections import ONE_PLAN
+from django_mq.messages import Fence
+from django_mq.models import QueuedMessage, QueueState
+from django_mq.queues import actions as acting
+from django_mq.store import ordered_queues as lines
+from django_mq.store import settle
+from django_mq.store.ordered_queues import CLAIM_LINE, Owned
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.database import second_connection
+from tests.rows import add, decide, stored
+from tests.store.conftest import lock
+from tests.store.plans import generic_plan
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Cursor = psycopg.Cursor[Any]
+
+
+def own(cursor: Cursor, worker: str = "me", lease: float = 6.0) -> Owned | None:
+    return lines.own(cursor, queue="line", worker=worker, lease=lease)
+
+
+def row(**given: Any) -> QueuedMessage:
+    return add("line", **{"ordered": True, **given})
+
+
+def take(
+    cursor: Cursor,
+    *,
+    worker: str = "me",
+    limit: int = 100,
+    max_bytes: int = 1 << 20,
+    skip_dead: bool = False,
+    admitted: bool = False,
+) -> list[int]:
+    """Claim, and commit; return the ids."""
+    with cursor.connection.transaction():
+        found = lines.claim(
+            cursor,
+            queue="line",
+            worker=worker,
+            claimer=f"{worker}:7",
+            lease=6.0,
+            limit=limit,
+            max_bytes=max_bytes,
+            skip_dead=skip_dead,
+            admitted=admitted,
+        )
+    return [each.id for each in found]
+
+
+def pks(*messages: QueuedMessage) -> list[int]:
+    return [message.pk for message in messages]
+
+
+@pytest.fixture
+def owner(cursor: Cursor) -> Cursor:
+    """A cursor of the worker `me`, which owns the queue."""
+    assert own(cursor) == Owned(None)
+    return cursor
+
+
+# ---- who owns it
+
+
+def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor: Cursor) -> None:
+    """As the chore that warns of a deep queue: a worker `--until-empty` would end at once."""
+    owned: list[Owned | None] = []
+    pid = cursor.connection.info.backend_pid
+    waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+    with second_connection() as other, second_connection() as watcher:
+        other.execute("begin")
+        other.execute("insert into django_mq_queuestate (queue, warned_at) values ('line', now())")
+        thread = threading.Thread(target=lambda: owned.append(own(cursor)))
+        thread.start()
+        deadline = monotonic() + 30
+        while monotonic() < deadline and watcher.execute(waits, [pid]).fetchone() != (True,):
+            pass
+        other.execute("commit")
+        thread.join(30)
+    assert owned == [Owned(None)]
+    with second_connection() as other:
+        assert own(other.cursor(), "other") is None
+
+
+def test_one_owns_a_queue(cursor: Cursor) -> None:
+    """KAF-12: the second gets it when the first gave it up, and not before."""
+    assert own(cursor, "a") == Owned(None)
+    assert own(cursor, "b") is None
+    assert own(cursor, "a") == Owned("a")
+    lines.disown(cursor, worker="b")
+    assert own(cursor, "b") is None
+    lines.disown(cursor, worker="a")
+    assert own(cursor, "b") == Owned(None)
+    assert own(cursor, "a") is None
+
+
+def test_who_does_not_renew_loses_it(cursor: Cursor) -> None:
+    """KAF-9: the next owner learns whose it was."""
+    own(cursor, "a", lease=-1.0)
+    assert own(cursor, "b") == Owned("a")
+    state = QueueState.objects.get()
+    assert (state.queue, state.owner) == ("line", "b")
+
+
+def test_owning_leaves_other_decisions_alone(cursor: Cursor) -> None:
+    before = decide("line", paused=-1, max_in_flight=3)
+    assert own(cursor) == Owned(None)
+    lines.disown(cursor, worker="me", queues=["line"])
+    after = stored(before)
+    assert (after.paused_at, after.max_in_flight) == (before.paused_at, 3)
+    assert (after.owner, after.owned_until) == (None, None)
+
+
+def test_single_queues_are_given_up(cursor: Cursor) -> None:
+    for queue in ("x", "y", "z"):
+        lines.own(cursor, queue=queue, worker="me", lease=6.0)
+    lines.disown(cursor, worker="me", queues=["x", "y"])
+    assert set(QueueState.objects.filter(owner="me").values_list("queue", flat=True)) == {"z"}
+    lines.disown(cursor, worker="me", queues=[])
+    assert QueueState.objects.filter(owner="me").count() == 1
+    lines.disown(cursor, worker="me")
+    assert QueueState.objects.filter(owner="me").count() == 0
+
+
+# ---- the claim
+
+
+def test_the_line_is_taken_in_order_of_ids(owner: Cursor) -> None:
+    """PMQ-41: whatever was due first, whatever its priority, key or handler."""
+    messages = [
+        row(after=-1, handler="a"),
+        row(after=-9, priority=50, handler="b"),
+        row(after=-5, key="k", handler="a"),
+        row(after=-7, handler=""),
+    ]
+    assert take(owner) == pks(*messages)
+    assert [stored(message).attempts for message in messages] == [1] * 4
+
+
+def test_only_the_owner_claims(cursor: Cursor) -> None:
+    row()
+    assert take(cursor) == []
+    own(cursor, "other")
+    assert take(cursor) == []
+    lines.disown(cursor, worker="other")
+    own(cursor, lease=-1.0)
+    assert take(cursor) == []  # its lease lapsed, whether or not anybody came
+    own(cursor)
+    assert len(take(cursor)) == 1
+
+
+def test_nothing_is_taken_while_something_is_in_flight(owner: Cursor) -> None:
+    """Lapsed or not, in line or not: what a queue held before it was ordered counts."""
+    waiting = row()
+    flying = add("line", leased=30)
+    assert take(owner) == []
+    QueuedMessage.objects.filter(pk=flying.pk).update(leased_until="2000-01-01 00:00Z")
+    assert take(owner) == []
+    flying.delete()
+    assert take(owner) == [waiting.pk]
+
+
+BLOCKING: dict[str, dict[str, Any]] = {
+    "delayed": {"after": 60},
+    "retrying": {"after": 60, "attempts": 3},
+    "held": {"after": 60, "held": -3},
+    "dead": {"dead": -1},
+}
+
+
+@pytest.mark.parametrize("state", BLOCKING)
+def test_a_head_that_waits_blocks_the_line(owner: Cursor, state: str) -> None:
+    """PMQ-44: nothing overtakes it; nor is anything written to the rows behind it."""
+    head = row(**BLOCKING[state])
+    behind = row()
+    assert take(owner) == []
+    assert stored(behind).blocked_by is None
+    if state != "dead":
+        QueuedMessage.objects.filter(pk=head.pk).update(processable_after=behind.created_at)
+        assert take(owner) == pks(head, behind)
+
+
+@pytest.mark.parametrize("state", BLOCKING)
+def test_one_that_waits_ends_the_run(owner: Cursor, state: str) -> None:
+    first = row()
+    row(**BLOCKING[state])
+    row()
+    assert take(owner) == [first.pk]
+
+
+def test_a_dead_one_is_passed_where_the_queue_says_so(owner: Cursor) -> None:
+    dead = row(dead=-1)
+    messages = [row(), row()]
+    row(dead=-1)
+    assert take(owner) == []
+    assert take(owner, skip_dead=True) == pks(*messages)
+    assert stored(dead).attempts == 0
+
+
+def test_a_dead_head_that_is_requeued_goes_first(owner: Cursor) -> None:
+    dead = row(dead=-1, attempts=20)
+    behind = row()
+    assert take(owner) == []
+    assert acting.requeue(dead.pk)
+    assert take(owner, skip_dead=True) == pks(dead, behind)
+
+
+@pytest.mark.parametrize("remove", [acting.discard, acting.purge])
+def test_a_dead_head_that_is_removed_blocks_no_more(owner: Cursor, remove: Any) -> None:
+    dead, behind = row(dead=-1), row()
+    assert remove("line" if remove is acting.purge else dead.pk)
+    assert take(owner) == [behind.pk]
+
+
+@pytest.mark.parametrize(("limit", "most", "expected"), [(2, 1000, 2), (4, 25, 2), (4, 5, 1)])
+def test_limits_cut_from_the_end(owner: Cursor, limit: int, most: int, expected: int) -> None:
+    """PMQ-37, PMQ-57, guarantee 15: what is over the limit stays unlocked and unclaimed."""
+    messages = [row(payload="x" * 10) for _ in range(4)]
+    assert take(owner, limit=limit, max_bytes=most) == pks(*messages[:expected])
+    left = QueuedMessage.objects.filter(leased_until__isnull=True, attempts=0)
+    assert list(left.order_by("pk").values_list("pk", flat=True)) == pks(*messages[expected:])
+
+
+def test_a_locked_row_ends_the_run(owner: Cursor, other: psycopg.Connection[Any]) -> None:
+    messages = [row(), row(), row()]
+    lock(other, messages[1].pk)
+    owner.execute("set statement_timeout = '60s'")
+    assert take(owner) == [messages[0].pk]
+
+
+def test_a_locked_head_stops_the_line(owner: Cursor, other: psycopg.Connection[Any]) -> None:
+    messages = [row(), row()]
+    lock(other, messages[0].pk)
+    owner.execute("set statement_timeout = '60s'")
+    assert take(owner) == []
+    other.rollback()
+    assert take(owner) == pks(*messages)
+
+
+PAUSES = {
+    "paused": ({"paused": -1}, False, False),
+    "paused, until later": ({"paused": -1, "until": 60}, False, False),
+    "paused, until before": ({"paused": -9, "until": -1}, True, True),
+    "backs off": ({"backoff_level": 2}, False, True),
+    "limited": ({"max_in_flight": 1}, False, True),
+}
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+def test_what_holds_the_queue_holds_its_line(cursor: Cursor, pause: str) -> None:
+    """Who was admitted through the gate of a queue that backs off may go on."""
+    given, plainly, admitted = PAUSES[pause]
+    decide("line", **given)
+    own(cursor)
+    message = row()
+    assert take(cursor) == ([message.pk] if plainly else [])
+    settle.release(cursor, [])
+    QueuedMessage.objects.update(leased_until=None, claimed_by=None)
+    assert take(cursor, admitted=True) == ([message.pk] if admitted else [])
+
+
+def test_other_queues_do_not_matter(owner: Cursor) -> None:
+    add("mail", ordered=True, leased=30)
+    add("mail", ordered=True, after=60)
+    message = row()
+    assert take(owner) == [message.pk]
+
+
+def test_a_claim_keeps_the_queue_from_moving_until_it_is_committed(cursor: Cursor) -> None:
+    """The second owner comes when the first one's claim is there for it to see; nobody waits."""
+    own(cursor, "a", lease=0.3)
+    message = row()
+    with second_connection() as other, other.cursor() as theirs:
+        theirs.execute("set statement_timeout = '60s'")
+        with cursor.connection.transaction():
+            assert lines.claim(
+                cursor, queue="line", worker="a", claimer="a:1", lease=6.0, limit=10,
+                max_bytes=1000, skip_dead=False,
+            )  # fmt: skip
+            while QueueState.objects.get().owned_until > timezone.now():
+                theirs.execute("select pg_sleep(0.01)")
+            theirs.execute("select pg_sleep(0.01)")
+            assert own(theirs, "b") is None
+            lines.disown(theirs, worker="a")
+        assert own(theirs, "b") == Owned("a")
+        assert take(theirs, worker="b") == []
+        settle.release(cursor, [Fence(message.pk, 1, "a:1")])
+        assert take(theirs, worker="b") == [message.pk]
+
+
+def test_the_plan_of_a_claim_names_its_index(owner: Cursor) -> None:
+    owner.execute(
+        """
+        insert into django_mq_queuedmessage
+               (queue, type, payload, ordered, processable_after, dead_at)
+        select case when n % 2 = 0 then 'line' else 'mail' end, 'a', '{}', true,
+               now() - interval '1 h', case when n % 7 = 0 then now() end
+          from generate_series(1, 20000) n
+        """
+    )
+    owner.execute("analyze django_mq_queuedmessage")
+    owner.execute(ONE_PLAN)
+    text = generic_plan(
+        owner,
+        CLAIM_LINE,
+        queue="line",
+        claimer="me:1",
+        lease=6.0,
+        limit=100,
+        bytes=1 << 20,
+        skip_dead=False,
+        admitted=False,
+    )
+    assert "using mq_line on" in text
+    assert "using mq_lease on" in text
+    assert "Seq Scan on django_mq_queuedmessage" not in text
+
+
+# ---- what is beside the line
+
+
+def adopt_all(cursor: Cursor, *, limit: int) -> int:
+    """Walk over the queue `line`, so many rows at a time; return how many were adopted."""
+    adopted = lines.adopt(cursor, queue="line", limit=limit)
+    rows = adopted.rows
+    while adopted.resume is not None:
+        adopted = lines.adopt(cursor, queue="line", limit=limit, after=adopted.resume)
+        rows += adopted.rows
+    return rows
+
+
+def test_each_that_waits_beside_the_line_is_met(cursor: Cursor) -> None:
+    """Whatever its priority, due time and key: a walk passes over none, and ends."""
+    for n in range(60):
+        add(
+            "line",
+            priority=n % 3 - 1,
+            after=n // 20,
+            key="k" if n % 5 == 0 else None,
+            handler="hi"[n % 2],
+            ordered=n % 4 == 0,
+            blocked_by=1 if n % 10 == 0 else None,
+        )
+    assert adopt_all(cursor, limit=7) == 45
+    assert not QueuedMessage.objects.filter(ordered=False).exists()
+
+
+def test_what_waits_beside_the_line_is_put_into_it(cursor: Cursor) -> None:
+    """From SQL, from those who do not know, from before: by its id among the others."""
+    first = row()
+    strange = [add("line"), add("line", after=60), add("line", key="k")]
+    last = row()
+    add("mail")
+    assert adopt_all(cursor, limit=2) == 3
+    assert adopt_all(cursor, limit=2) == 0
+    assert all(stored(message).ordered for message in strange)
+    assert QueuedMessage.objects.filter(queue="mail", ordered=True).count() == 0
+    own(cursor)
+    assert take(cursor) == pks(first, strange[0])
+    assert stored(last).leased_until is None
+
+
+def test_what_was_parked_by_its_key_is_put_into_the_line(cursor: Cursor) -> None:
+    """The queue had keys before it was ordered: there is one line now."""
+    head = add("line", key="k", handler="h", after=60)
+    parked = add("line", key="k", handler="h", blocked_by=head.pk)
+    late = row()
+    assert lines.adopt(cursor, queue="line", limit=10).rows == 2
+    assert stored(parked).ordered
+    head.delete()
+    own(cursor)
+    assert take(cursor) == pks(parked, late)
+    assert stored(parked).blocked_by is None
+
+
+def test_what_is_in_flight_dead_or_locked_is_left_alone(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    messages = [add("line", leased=30), add("line", dead=-1), add("line")]
+    lock(other, messages[2].pk)
+    cursor.execute("set statement_timeout = '60s'")
+    assert lines.adopt(cursor, queue="line", limit=10).rows == 0
+    assert not any(stored(message).ordered for message in messages[:2])
+
+
+# ---- an owner that froze
+
+
+@pytest.fixture
+def frozen(transactional_db: None) -> Iterator[list[psycopg.Connection[Any]]]:
+    """Transactions that stay open: of the owner before us, and of others."""
+    opened: list[psycopg.Connection[Any]] = []
+    own = connection.get_connection_params()
+    params = {k: v for k, v in own.items() if k in ("dbname", "user", "password", "host", "port")}
+    for _ in range(4):
+        opened.append(psycopg.connect(**params))
+    yield opened
+    for each in opened:
+        each.close()
+
+
+def alive(connection: psycopg.Connection[Any]) -> bool:
+    try:
+        connection.execute("select 1")
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def test_only_the_transaction_of_the_frozen_owner_is_ended(
+    cursor: Cursor, frozen: list[psycopg.Connection[Any]]
+) -> None:
+    """Guarantee 9: others that have something of the queue locked, or it something else, live."""
+    messages = [
+        row(leased=-1, claimed_by="gone:3"),
+        row(leased=30, claimed_by="gone:4"),  # still renewed: it runs
+        row(leased=-1, claimed_by="other:3"),
+        add("mail", leased=-1, claimed_by="gone:5"),
+    ]
+    for each, message in zip(frozen, messages, strict=True):
+        lock(each, message.pk)
+    assert lines.end_frozen(cursor, queue="line", worker="gone") == [messages[0].pk]
+    assert not alive(frozen[0])
+    assert all(map(alive, frozen[1:]))
+    assert lines.end_frozen(cursor, queue="line", worker="gone") == []
+
+
+def test_a_name_that_begins_alike_is_somebody_else(
+    cursor: Cursor, frozen: list[psycopg.Connection[Any]]
+) -> None:
+    message = row(leased=-1, claimed_by="gone2:1")
+    lock(frozen[0], message.pk)
+    assert lines.end_frozen(cursor, queue="line", worker="gone") == []
+    assert alive(frozen[0])
+
+
+def test_what_nobody_has_locked_is_not_looked_for(cursor: Cursor) -> None:
+    row(leased=-1, claimed_by="gone:3")
+    assert lines.end_frozen(cursor, queue="line", worker="gone") == []

@@ -1,0 +1,164 @@
+"""The gate of a queue: one claim at a time over the fleet, and room for so many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from django_mq.store import claim_lapsed as lapsed
+from django_mq.store import queue_limits as gates
+from django_mq.store.claim import Lane, claim
+from django_mq.store.claim_lapsed import claim_lapsed
+from django_mq.store.look import look
+from django_mq.store.queue_limits import Gate
+from tests.rows import add, decide
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Cursor = psycopg.Cursor[Any]
+
+
+def enter(cursor: Cursor, limit: int | None = None, queue: str = "mail") -> Gate | None:
+    with cursor.connection.transaction():
+        return gates.enter(cursor, queue=queue, limit=limit)
+
+
+def take(cursor: Cursor, *, admitted: bool) -> list[int]:
+    found = claim(
+        cursor,
+        lanes=[Lane("mail", 0)],
+        claimer="me:7",
+        lease=30.0,
+        limit=10,
+        max_bytes=1 << 20,
+        admitted=admitted,
+    )
+    return [row.id for row in found.rows]
+
+
+def take_over(cursor: Cursor, *, admitted: bool) -> list[int]:
+    found = claim_lapsed(
+        cursor,
+        queues=["mail"],
+        claimer="me:8",
+        lease=30.0,
+        limit=10,
+        max_bytes=1 << 20,
+        admitted=admitted,
+    )
+    return [row.id for row in found.taken]
+
+
+def test_without_a_limit_there_is_any_room(cursor: Cursor) -> None:
+    add(leased=30)
+    assert enter(cursor) == Gate(0, None, None)
+    assert Gate(0, None, None).room is None
+
+
+@pytest.mark.parametrize(("limit", "room"), [(0, 0), (1, 0), (3, 0), (4, 1), (100, 97)])
+def test_what_is_in_flight_takes_room(cursor: Cursor, limit: int, room: int) -> None:
+    """NSQ-23: also what lapsed, until it is taken over; not what waits, nor other queues."""
+    for seconds in (30, 30, -1):
+        add(leased=seconds)
+    add()
+    add(dead=-1)
+    add("other", leased=30)
+    gate = enter(cursor, limit)
+    assert gate is not None
+    assert (gate.most, gate.room) == (limit, room)
+
+
+def test_what_was_decided_goes_before_the_settings(cursor: Cursor) -> None:
+    decide(max_in_flight=0)
+    decide("other", paused=-1)
+    gate, other = enter(cursor, 5), enter(cursor, 5, "other")
+    assert gate is not None
+    assert other is not None
+    assert (gate.most, gate.room, other.most) == (0, 0, 5)
+
+
+def test_the_level_is_told(cursor: Cursor) -> None:
+    decide(backoff_level=3, backoff=60)
+    assert enter(cursor) == Gate(3, None, None)
+
+
+def test_one_at_a_time_and_nobody_waits(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
+    """Each queue has a gate of its own; it opens with the end of the transaction."""
+    assert gates.enter(other.cursor(), queue="mail", limit=5) is not None
+    assert enter(cursor, 5) is None
+    assert enter(cursor, 5, "other") is not None
+    other.rollback()
+    assert enter(cursor, 5) is not None
+
+
+def test_what_is_counted_is_true_when_the_claim_commits(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """The gate is counted by a statement that began after the lock was had."""
+    add()
+    theirs = other.cursor()
+    assert gates.enter(theirs, queue="mail", limit=1) == Gate(0, 1, 0)
+    assert len(take(theirs, admitted=True)) == 1
+    other.commit()
+    assert enter(cursor, 1) == Gate(0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("decided", "open_to_all", "open_to_admitted"),
+    [
+        ({}, True, True),
+        ({"max_in_flight": 9}, False, True),
+        ({"backoff_level": 1}, False, True),
+        ({"paused": -1}, False, False),
+        ({"paused": -9, "until": -1}, True, True),
+        ({"paused": -9, "until": 60}, False, False),
+        ({"paused": -1, "backoff_level": 1, "max_in_flight": 9}, False, False),
+    ],
+)
+def test_who_is_admitted(
+    cursor: Cursor, decided: dict[str, Any], open_to_all: bool, open_to_admitted: bool
+) -> None:
+    """A worker that has not looked yet claims past no gate; a pause is for all."""
+    decide(**decided)
+    waiting = [add().pk]
+    flying = [add(leased=-1).pk]
+    assert take(cursor, admitted=False) == waiting * open_to_all
+    assert take_over(cursor, admitted=False) == flying * open_to_all
+    assert take(cursor, admitted=True) == waiting * (open_to_admitted and not open_to_all)
+    assert take_over(cursor, admitted=True) == flying * (open_to_admitted and not open_to_all)
+
+
+def test_any_lapsed(cursor: Cursor) -> None:
+    add()
+    add(leased=30)
+    add("other", leased=-1)
+    assert not lapsed.any_lapsed(cursor, queue="mail")
+    add(leased=-1)
+    assert lapsed.any_lapsed(cursor, queue="mail")
+
+
+def test_a_look_tells_the_special_ones(cursor: Cursor) -> None:
+    """With the limit; with the seconds to the end of a wait, or of a pause."""
+    decide("a", max_in_flight=7)
+    decide("b", backoff_level=2, backoff=60, max_in_flight=3)
+    decide("c", backoff_level=1, backoff=-60)
+    decide("d", paused=-1)
+    decide("e", paused=-1, until=60, backoff_level=1, backoff=900)
+    decide("f", paused=-60, until=-1)
+    found = {each.queue: each for each in look(cursor)}
+    assert {queue: each.kind for queue, each in found.items()} == {
+        "a": "limited",
+        "b": "easing",
+        "c": "easing",
+        "d": "closed",
+        "e": "closed",
+    }
+    assert found["a"].priority == 7
+    waits = {queue: each.next_in for queue, each in found.items()}
+    assert waits["a"] is None
+    assert waits["d"] is None
+    assert 50 < (waits["b"] or 0) <= 60
+    assert -70 < (waits["c"] or 0) <= -60
+    assert 50 < (waits["e"] or 0) <= 60

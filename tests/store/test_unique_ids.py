@@ -1,0 +1,234 @@
+"""Statements about unique ids: what they lock, what they skip, which index they use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from django_mq import broadcast
+from django_mq.models import QueuedMessage, UniqueKey
+from django_mq.store import backlog
+from django_mq.store import free_unique_ids as freeing
+from django_mq.store import operators as operate
+from django_mq.store import put_aside as aside
+from django_mq.store import unique_ids as unique
+from django_mq.store.free_unique_ids import Done
+from django_mq.store.rows import NewRow
+from django_mq.store.unique_ids import Seen, Unique, UniqueId
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.database import second_connection
+from tests.rows import add, stored
+from tests.store.conftest import lock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Cursor = psycopg.Cursor[Any]
+ID = UniqueId("mail", "h", "a.b", "u")
+ROW = NewRow(queue="mail", type="a.b", payload='{"n": 2}', max_attempts=20, handler="h")
+NOTHING = Seen(None, None, False, False, False, False)
+
+
+def take(**given: Any) -> QueuedMessage:
+    """Insert a message that has the id."""
+    message = add("mail", **{"type": "a.b", "handler": "h", "unique_id": "u", **given})
+    UniqueKey.objects.create(**ID._asdict(), message_id=message.pk)
+    return message
+
+
+def new(id: int, seen: Seen = NOTHING, **given: Any) -> Unique:
+    return Unique(id, ROW._replace(**given), "u", None, seen)
+
+
+def look(cursor: Cursor) -> Seen:
+    [seen] = unique.look(cursor, [ID])
+    return seen
+
+
+def end(cursor: Cursor, message: QueuedMessage, *, success: bool = True) -> list[int]:
+    cursor.execute("delete from django_mq_queuedmessage where id = %s", [message.pk])
+    return freeing.end(cursor, [Done(message.pk, ID, success)])
+
+
+def test_an_id_is_taken_only_if_it_is_as_it_was_seen(cursor: Cursor) -> None:
+    """Whoever looked before somebody else took and freed it has to look again."""
+    old = look(cursor)
+    assert unique.add(cursor, [new(101, old)]) == {101}
+    assert unique.add(cursor, [new(102, old)]) == set()
+    [message] = QueuedMessage.objects.all()
+    assert look(cursor) == Seen(message.pk, None, True, False, False, False)
+    before = look(cursor)
+    cursor.execute("update django_mq_uniquekey set unique_for = interval '1 min'")
+    end(cursor, message)
+    assert unique.add(cursor, [new(103, before)]) == set()
+    quiet = look(cursor)
+    assert (quiet.quiet, quiet.alive) == (True, False)
+    assert unique.add(cursor, [new(104, quiet)]) == {104}
+    assert look(cursor).message_id == 104
+
+
+def test_what_is_quiet_again_is_not_what_was_seen(cursor: Cursor) -> None:
+    UniqueKey.objects.create(**ID._asdict(), quiet_until="2020-01-01T00:00:00Z")
+    seen = look(cursor)
+    UniqueKey.objects.update(quiet_until="2099-01-01T00:00:00Z")
+    assert unique.add(cursor, [new(101, seen)]) == set()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
+def test_what_was_seen_is_given_back_as_it_was(cursor: Cursor, zone: str) -> None:
+    UniqueKey.objects.create(**ID._asdict(), quiet_until="2020-07-01T00:00:00.123456Z")
+    cursor.execute("select set_config('timezone', %s, false)", [zone])
+    assert unique.add(cursor, [new(101, look(cursor))]) == {101}
+
+
+def test_an_update_of_what_is_locked_changes_nothing(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """It waits for no worker, and no worker can wait for it in turn."""
+    message = take()
+    lock(other, message.pk)
+    cursor.execute("set statement_timeout = '60s'")
+    assert unique.replace(cursor, [(new(message.pk), True)]) == []
+    other.rollback()
+    assert [each.id for each in unique.replace(cursor, [(new(message.pk), True)])] == [message.pk]
+    assert stored(message).payload == {"n": 2}
+
+
+@pytest.mark.parametrize("columns", [{"leased": 30}, {"leased": -30}, {"dead": -1}])
+def test_an_update_touches_only_what_waits(cursor: Cursor, columns: dict[str, Any]) -> None:
+    message = take(**columns)
+    assert unique.replace(cursor, [(new(message.pk), True)]) == []
+
+
+def test_the_end_of_a_message_that_has_lost_its_id_changes_nothing(cursor: Cursor) -> None:
+    """It died, another one has the id, and then somebody removed it."""
+    dead = add("mail", type="a.b", handler="h", unique_id="u", dead=-1)
+    holder = take()
+    assert end(cursor, dead) == []
+    assert UniqueKey.objects.get().message_id == holder.pk
+
+
+def test_ends_wait_for_no_transaction_that_puts_aside(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    message = take(leased=30)
+    unique.put_aside(other.cursor(), [new(0)])
+    cursor.execute("set statement_timeout = '60s'")
+    assert end(cursor, message) == []
+    other.commit()
+    assert aside.left_aside(cursor, limit=10).left == [ID]
+    [id] = freeing.come_forward(cursor, [ID])
+    assert freeing.come_forward(cursor, [ID]) == []
+    assert QueuedMessage.objects.get().pk == id
+
+
+def test_what_is_aside_stays_while_its_id_is_taken(cursor: Cursor) -> None:
+    take()
+    unique.put_aside(cursor, [new(0)])
+    assert freeing.come_forward(cursor, [ID]) == []
+    assert aside.left_aside(cursor, limit=10).left == []
+
+
+def test_coming_forward_rings(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
+    """CAR-14."""
+    from tests.database import listening
+
+    message = take()
+    unique.put_aside(cursor, [new(0)])
+    with listening() as listener:
+        end(cursor, message)
+        assert listener.heard() == [""]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_at_other_isolation_levels(level: str) -> None:
+    """Guarantee 17: what the snapshot cannot see is an error that asks for another try."""
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"set transaction isolation level {level}")
+        assert broadcast("a.b", unique_id="mine").outcome == "added"
+        assert broadcast("a.b", unique_id="mine").outcome == "duplicate"
+        with second_connection() as other:
+            unique.add(
+                other.cursor(),
+                [Unique(77, ROW._replace(queue="default", handler=""), "u", None, NOTHING)],
+            )
+        with pytest.raises(OperationalError) as caught:
+            broadcast("a.b", unique_id="u")
+        assert caught.value.__cause__.sqlstate == "40001"  # type: ignore[union-attr]
+        assert broadcast("a.b", unique_id="other").outcome == "added"
+    assert QueuedMessage.objects.count() == 3
+
+
+STATEMENTS: dict[str, Callable[[Cursor], object]] = {
+    "look": lambda cursor: unique.look(cursor, [ID]),
+    "add": lambda cursor: unique.add(cursor, [new(101)]),
+    "replace": lambda cursor: unique.replace(cursor, [(new(101), True)]),
+    "put aside": lambda cursor: unique.put_aside(cursor, [new(0)]),
+    "end": lambda cursor: freeing.end(cursor, [Done(101, ID, True)]),
+    "come forward": lambda cursor: freeing.come_forward(cursor, [ID]),
+    "lock": lambda cursor: freeing.lock(cursor, [ID]),
+    "take again": lambda cursor: freeing.take_again(cursor, ids=[101]),
+    "forget quiet": lambda cursor: aside.forget_quiet(cursor, limit=10),
+    "count": lambda cursor: backlog.count_waiting(cursor, queue="mail", limit=10),
+}
+
+
+class Explainer:
+    """A cursor that explains what it should execute."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self.plan = ""
+
+    def execute(self, statement: str, params: Any) -> None:
+        self._cursor.execute("explain " + statement, params)
+        self.plan += "\n".join(line for (line,) in self._cursor.fetchall())
+        self._cursor.execute(statement, params)
+
+    def fetchall(self) -> list[Any]:
+        return self._cursor.fetchall()
+
+    def fetchone(self) -> Any:
+        return self._cursor.fetchone()
+
+
+@pytest.mark.parametrize("statement", STATEMENTS.values(), ids=STATEMENTS)
+def test_no_statement_reads_a_whole_table(
+    cursor: Cursor, statement: Callable[[Any], object]
+) -> None:
+    cursor.execute("set enable_seqscan = off")
+    explainer = Explainer(cursor)
+    statement(explainer)
+    assert explainer.plan
+    assert not re.findall(r"Seq Scan on django_mq\w+", explainer.plan)
+
+
+def test_the_columns_of_a_row_are_those_of_every_insert() -> None:
+    """A column that is new in one is not forgotten in the others."""
+    from django_mq.store import insert
+
+    def columns(statement: str) -> set[str]:
+        found = re.search(r"(?:into|copy) django_mq_queuedmessage \(([^)]*)\)", statement)
+        assert found is not None
+        return set(re.findall(r"\w+", found[1]))
+
+    plain = columns(insert.INSERT_ONE)
+    assert columns(insert.INSERT_FEW) == plain
+    assert columns(insert.COPY) == plain | {"id", "created_at"}
+    unique_ones = plain | {"id", "unique_id", "unique_for"}
+    assert columns(unique.ADD) == columns(freeing.COME_FORWARD) == unique_ones
+
+
+def test_the_limit_of_waits_is_put_back(cursor: Cursor) -> None:
+    for limit, most, within in [("0", 200, "200ms"), ("50ms", 200, "50ms"), ("7s", 200, "200ms")]:
+        with cursor.connection.transaction():
+            cursor.execute("select set_config('lock_timeout', %s, true)", [limit])
+            before = operate.limit_waits(cursor, most=most)
+            assert cursor.execute("show lock_timeout").fetchone() == (within,)
+            operate.restore_waits(cursor, before)
+            assert cursor.execute("show lock_timeout").fetchone() == (limit,)

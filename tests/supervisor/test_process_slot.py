@@ -1,0 +1,28 @@
+"""The brake between the processes that die in one slot."""
+
+from __future__ import annotations
+
+from django_mq.executor.scoreboard import Scoreboard
+from django_mq.messages import Fence
+from django_mq.supervisor.process_slot import ProcessSlot
+
+
+def test_the_brake_doubles_up_to_a_minute_and_stays_there() -> None:
+    """For weeks, if need be: 2,000 processes that died before they worked."""
+    slot = ProcessSlot(Scoreboard(1))
+    slot.prepare()
+    brakes = [slot.brake() for _ in range(2000)]
+    assert brakes[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert set(brakes[8:]) == {60}
+
+
+def test_no_brake_after_a_process_that_ran_anything() -> None:
+    """Whether that had ended, or killed the process."""
+    slot = ProcessSlot(Scoreboard(2))
+    for over in (True, False):
+        slot.prepare()
+        assert slot.brake() > 0
+        slot.scoreboard.write(1, Fence(7, 1, "me:3"), 0.0, True)
+        if over:
+            slot.scoreboard.clear(1)
+        assert slot.brake() == 0

@@ -1,0 +1,332 @@
+"""Whatever psql puts into a column of ours harms that row alone (guarantee 24).
+
+The cases come from the models: each column gets every odd value of its kind, so a new column does,
+too. What its table refuses is no case; what it lets in is read by workers, pages and commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import DEFAULT_DB_ALIAS, IntegrityError, connection, models, transaction
+from django.test import Client
+
+from django_mq import Delivery, handler, handlers, queues
+from django_mq.conf import get_settings
+from django_mq.executor.connections import Statements
+from django_mq.models import (
+    FailedAttempt,
+    QueuedMessage,
+    QueueState,
+    Result,
+    UniqueKey,
+    WorkerHeartbeat,
+)
+from django_mq.worker import Worker, chores
+from tests import odd_values
+from tests.admin.pages import MODELS, url
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.rows import add, beat
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Row = tuple[type[models.Model], Any, str]
+
+MESSAGE = {
+    "queue": "mail",
+    "type": "odd",
+    "payload": "{}",
+    "handler": "h",
+    "processable_after": "2020-01-01",
+}
+LAPSED = {"leased_until": "2020-01-02", "claimed_by": "w:1", "unique_id": "{}"}
+#: Messages in whatever way they are read: run, failed, taken over, buried, ...
+WAYS: dict[str, dict[str, str]] = {
+    "runs": {"wants_result": "true", "unique_id": "{}"},
+    "fails": {"type": "odd.fails"},
+    "fails for good": {"type": "odd.fails", "max_attempts": "1", "key": "k"},
+    "lapsed": {**LAPSED, "attempts": "0"},
+    "lapsed for good": {**LAPSED, "attempts": "20", "wants_result": "true"},
+    "lapsed behind another": {**LAPSED, "key": "lapsed"},
+    "ordered": {"ordered": "true"},
+    "unrouted": {"handler": "", "type": "odd.unrouted", "held_since": "2020-01-02"},
+    "expired": {"expires_at": "2020-01-02", "unique_id": "{}"},
+    "dead": {"dead_at": "2020-01-02", "dead_reason": "no such order", "unique_id": "{}"},
+    "blocked": {"blocked_by": "1", "key": "blocked"},
+}
+#: A row of every other table that is as it should be.
+OTHERS: dict[type[models.Model], dict[str, str]] = {
+    FailedAttempt: {
+        "message_id": "1",
+        "queue": "mail",
+        "type": "odd",
+        "handler": "h",
+        "attempt": "1",
+        "worker": "w",
+        "error_class": "ValueError",
+        "error_text": "",
+        "traceback": "",
+    },
+    QueueState: {"queue": "{}"},
+    Result: {"message_id": "{}", "handler": "h", "value": "1"},
+    WorkerHeartbeat: {
+        "id": "{}",
+        "queues": '["mail"]',
+        "host": "host",
+        "pid": "1",
+        "version": "0",
+        "wakeup": "notify",
+        "running": "[]",
+    },
+    UniqueKey: {"queue": "mail", "handler": "h", "type": "odd", "unique_id": "{}"},
+}
+
+
+@pytest.fixture(autouse=True)
+def ran(settings: Any) -> Iterator[list[int]]:
+    """Only these handlers exist; return the ids of the messages that they got."""
+    storage = {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}
+    settings.STORAGES = {**settings.STORAGES, "staticfiles": storage}
+    ran: list[int] = []
+    with handlers.isolated():
+
+        @handler("good", "odd", "odd.fails", queue="mail", name="h")
+        def h(delivery: Delivery) -> int:
+            ran.append(delivery.id)
+            if delivery.type == "odd.fails":
+                raise ValueError("no")
+            return 7
+
+        yield ran
+
+
+@pytest.fixture
+def good() -> list[int]:
+    """Messages like any others, before and behind the odd ones."""
+    options = ({"after": -(10**9)}, {"after": -1}, {"key": "good"}, {"wants_result": True})
+    return [add(handler="h", type="good", **each).pk for each in options]
+
+
+def store(model: type[models.Model], row: dict[str, str], column: str, way: str = "") -> list[Row]:
+    """Insert the row with every odd value of `column`; return what the table let in."""
+    field = next(each for each in model._meta.concrete_fields if each.column == column)
+    found = []
+    for number, value in enumerate(odd_values.values(field)):
+        columns = {name: text.format(f"{number}.{column}.{way}"[:32].replace(" ", "-"))
+                   if text == "{}" and name in ("id", "queue", "unique_id") else text
+                   for name, text in row.items()}  # fmt: skip
+        if model is Result:
+            columns["message_id"] = str(number + 1000 * len(column))
+        key = odd_values.insert(model, {**columns, column: value})
+        if key is None:
+            continue
+        found.append((model, key, f"{way} {column}={str(value)[:40]!r}"))
+        if model is QueuedMessage and "unique_id" in row and column not in UNIQUE:
+            taken = {name: columns[name] for name in ("queue", "handler", "type", "unique_id")}
+            assert odd_values.insert(UniqueKey, {**taken, "message_id": str(key)}) is not None
+    return found
+
+
+UNIQUE = ("queue", "handler", "type", "unique_id")
+
+
+def shown_badly(rows: list[Row]) -> list[str]:
+    """Return what pages, commands and functions cannot show while these rows are there."""
+    found = []
+    client = Client(raise_request_exception=False)
+    boss, _ = User.objects.get_or_create(username="ada", is_staff=True, is_superuser=True)
+    client.force_login(boss)
+    pages = {f"list of {name}": url(name) for name in MODELS}
+    for model, key, label in rows:
+        pages[f"page of {label}"] = url(model.__name__.lower(), "change", key)
+    for label, address in pages.items():
+        if (status := client.get(address).status_code) != 200:
+            found.append(f"{label}: {status}")
+    commands = [("mq_status",), ("mq_status", "--json"), ("mq_peek",), ("mq_peek", "--payload")]
+    commands += [("mq_why", str(key)) for model, key, _ in rows if model is QueuedMessage]
+    for command in commands:
+        try:
+            call_command(*command, stdout=StringIO())
+        except (CommandError, RecursionError, ValueError) as error:
+            found.append(f"{command}: {error!r}")
+    assert queues.state("mail") is not None
+    assert queues.counts() is not None
+    return found
+
+
+def run_chores() -> None:
+    """Run the chores in full, whoever had the turn; they did their work."""
+    beat("gone", seen=-1000)
+    QueueState.objects.filter(pk=":").delete()
+    statements = Statements(DEFAULT_DB_ALIAS)
+    try:
+        assert chores.run(statements.cursor(), get_settings())
+    finally:
+        statements.close()
+    assert not WorkerHeartbeat.objects.filter(pk="gone").exists()
+
+
+def handle_all(good: list[int], ran: list[int]) -> None:
+    """Let a worker run until nothing is left to do: it comes to an end, and the good are done."""
+    for _ in range(10):  # what was given back, not taken over, may be left to the next run
+        assert Worker(queues=["mail"], max_seconds=120).run(until_empty=True)
+        if not QueuedMessage.objects.filter(leased_until__lt="2021-01-01").exists():
+            break
+    assert set(good) <= set(ran)
+    assert not QueuedMessage.objects.filter(pk__in=good).exists()
+
+
+@pytest.mark.parametrize("column", [each.column for each in QueuedMessage._meta.concrete_fields])
+def test_whatever_stands_in_a_message(
+    column: str, good: list[int], ran: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = {
+        way: store(QueuedMessage, {**MESSAGE, **more}, column, way) for way, more in WAYS.items()
+    }
+    rows = stored["runs"] + stored["lapsed"]
+    assert shown_badly(rows) == []
+    run_chores()
+    handle_all(good, ran)
+    assert settled_badly(caplog) == []
+    lapsed = QueuedMessage.objects.filter(leased_until__lt="2021-01-01", queue="mail")
+    assert not lapsed.exists()  # taken over, or given back
+    left = QueuedMessage.objects.filter(pk__in=[key for _, key, _ in rows]).values_list("pk")
+    assert shown_badly([row for row in rows if (row[1],) in left]) == []
+    call_command("mq_requeue", "--all", "--yes", stdout=StringIO())
+
+
+@pytest.mark.parametrize("model", OTHERS)
+def test_whatever_stands_in_another_table(
+    model: type[models.Model],
+    good: list[int],
+    ran: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = []
+    for field in model._meta.concrete_fields:
+        rows += store(model, OTHERS[model], field.column)
+    if model is QueueState:  # of this one queue anything may be decided
+        QueueState.objects.filter(pk__in=["mail", ":"]).delete()
+    assert rows
+    assert shown_badly(rows) == []
+    run_chores()
+    handle_all(good, ran)
+    assert settled_badly(caplog) == []
+
+
+def test_whatever_is_decided_about_a_queue(
+    settings: Any, good: list[int], ran: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It holds for that queue; the worker goes on with the others."""
+    served: dict[str, dict[str, Any]] = {}
+    for field in QueueState._meta.concrete_fields:
+        rows = store(QueueState, OTHERS[QueueState], field.column)
+        options = {"ordered": True} if field.column.startswith("own") else {"backoff": {}}
+        served.update({key: options for _, key, _ in rows if key not in ("mail", ":")})
+    settings.DJANGO_MQ = {"QUEUES": served}
+    for name, options in served.items():
+        for type in ("odd", "odd.fails"):
+            add(name, type=type, handler="everywhere", ordered="ordered" in options)
+
+    @handler("#", queue="mail", queues=("mail", *served), name="everywhere")
+    def everywhere(delivery: Delivery) -> None:
+        if delivery.type == "odd.fails":
+            raise ValueError("no")
+
+    Worker(queues=["#"], max_seconds=8).run(until_empty=True)
+    handle_all(good, ran)
+    assert shown_badly([]) == []
+    run_chores()
+    assert settled_badly(caplog) == []
+
+
+def settled_badly(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the errors of the workers that are not a death."""
+    events = {"keeper_failed", "loop_failed", "settle_refused", "put_aside_refused"}
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if getattr(record, "event", "") in events | {"sorting_failed"}
+    ]
+
+
+@pytest.mark.parametrize("model", [QueuedMessage, *OTHERS])
+def test_every_time_is_between_1900_and_9998(model: type[models.Model]) -> None:
+    """S17: the driver raises for others, and one such row ends the query that reads it."""
+    row = MESSAGE if model is QueuedMessage else OTHERS[model]
+    for field in model._meta.concrete_fields:
+        if isinstance(field, models.DateTimeField):
+            more = {"claimed_by": "w:1"} if field.column == "leased_until" else {}
+            got = [label for _, _, label in store(model, {**row, **more}, field.column)]
+            years = [label.split("'")[1][:4] for label in got if "None" not in label]
+            assert years == ["1900", "9998"], field.column
+
+
+@pytest.mark.parametrize("aside", ["null", "7", "[]", '[{"payload": 1}]', '"text"'])
+def test_what_is_put_aside_is_an_object(aside: str) -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        put_aside(aside)
+
+
+@pytest.mark.parametrize(
+    "aside",
+    [
+        "{}",
+        '{"metadata": []}',
+        '{"metadata": null}',
+        '{"max_attempts": "20"}',
+        '{"max_attempts": 2147483647}',
+        '{"max_attempts": [1]}',
+        '{"max_attempts": -1}',
+        '{"max_attempts": null}',
+        '{"schema_version": 0}',
+        '{"priority": 101}',
+        '{"priority": 1e400}',
+        '{"priority": {}}',
+        '{"key": ""}',
+        '{"key": "a b"}',
+        '{"key": 7}',
+        '{"key": ["k"]}',
+        '{"wants_result": "maybe"}',
+        '{"ordered": 1}',
+        '{"due": "2026-02-31"}',
+        '{"due": "infinity"}',
+        '{"due": 1e20}',
+        '{"due": -2208988801}',
+        '{"expires": 253370678401}',
+        '{"expires": [0]}',
+        '{"unique_for": -1}',
+        '{"unique_for": 1e12}',
+        '{"unique_for": "1 day"}',
+        '{"else": {"a": []}}',
+        '{"payload": null, "key": null, "retry": null, "due": null, "expires": null}',
+        '{"max_attempts": 1.0, "priority": -99.5, "schema_version": 1.0, "due": 1e9}',
+        '{"max_attempts": 2147483646, "due": -2208988800, "expires": 253370678400}',
+        '{"retry": [7], "unique_for": 3155760000, "wants_result": true, "ordered": true}',
+        f'{{"payload": {"1" * 5000}, "retry": {"[" * 2000 + "]" * 2000}}}',
+    ],
+)
+def test_what_is_put_aside_badly_comes_forward(aside: str, good: list[int], ran: list[int]) -> None:
+    """What is missing or wrong has its default; a good one beside it is not kept back."""
+    put_aside(aside)
+    put_aside('{"payload": {}}', unique_id="good")
+    run_chores()
+    assert not UniqueKey.objects.filter(put_aside__isnull=False).exists()
+    forward = QueuedMessage.objects.filter(type="odd")
+    assert set(forward.values_list("unique_id", flat=True)) == {"u", "good"}
+    assert shown_badly([(QueuedMessage, each.pk, aside[:40]) for each in forward]) == []
+    handle_all(good, ran)
+
+
+def put_aside(aside: str, unique_id: str = "u") -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "insert into django_mq_uniquekey (queue, handler, type, unique_id, put_aside)"
+            " values ('mail', 'h', 'odd', %s, %s)",
+            [unique_id, aside],
+        )

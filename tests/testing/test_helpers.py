@@ -1,0 +1,312 @@
+"""django_mq.testing: all in a plain TestCase (PMQ-13, PMQ-14, PMQ-15, PMQ-16, PMQ-19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import TestCase
+
+from django_mq import (
+    InvalidPayload,
+    Message,
+    Reject,
+    Retry,
+    broadcast,
+    broadcast_many,
+    cancel,
+    handler,
+)
+from django_mq.handlers import isolated
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, drain, due
+from testproject.shop.models import Product
+
+
+@pytest.fixture(autouse=True)
+def _own_handlers() -> Iterator[None]:
+    with isolated():
+        yield
+
+
+def send(type: str, payload: Any = None, **options: Any) -> Any:
+    with transaction.atomic():
+        return broadcast(type, payload, **options)
+
+
+def _broadcast_and_fail() -> None:
+    with transaction.atomic():
+        broadcast("test.lost")
+        raise ZeroDivisionError
+
+
+class DrainTest(TestCase):
+    def test_it_runs_what_is_due_and_what_that_broadcasts(self) -> None:
+        """PMQ-19: it returns the number of messages that were processed, 0 for none."""
+        seen = []
+
+        @handler("test.first", name="first")
+        def first(delivery: Any) -> None:
+            seen.append(delivery.payload)
+            broadcast("test.second", {"after": delivery.payload["n"]})
+
+        @handler("test.second", name="second", atomic=False)
+        def second(delivery: Any) -> None:
+            seen.append(delivery.payload)
+
+        assert drain() == 0
+        send("test.first", {"n": 1})
+        assert drain() == 2
+        assert seen == [{"n": 1}, {"after": 1}]
+        assert not QueuedMessage.objects.exists()
+
+    def test_one_queue_alone(self) -> None:
+        @handler("test.a", queue="a", name="a")
+        def a(delivery: Any) -> None: ...
+
+        @handler("test.b", queue="b", name="b")
+        def b(delivery: Any) -> None: ...
+
+        send("test.a")
+        send("test.b")
+        assert drain("a") == 1
+        assert [row.queue for row in QueuedMessage.objects.all()] == ["b"]
+
+    def test_a_failure_is_undone_written_down_and_due_later(self) -> None:
+        @handler("test.fails", name="fails")
+        def fails(delivery: Any) -> None:
+            Product.objects.create(name="undone", price=1, stock=1)
+            if delivery.attempt < 3:
+                raise ValueError(f"attempt {delivery.attempt}")
+
+        send("test.fails")
+        with self.assertRaisesMessage(ValueError, "attempt 1"):
+            drain()
+        assert not Product.objects.filter(name="undone").exists()
+        assert QueuedMessage.objects.get().state == "retrying"
+        assert due() == 1
+        assert [str(each) for each in drain(errors="keep")] == ["attempt 2"]
+        assert due() == 1
+        assert drain() == 1
+        assert Product.objects.filter(name="undone").count() == 1
+        assert [each.error_text for each in FailedAttempt.objects.order_by("attempt")] == [
+            "attempt 1",
+            "attempt 2",
+        ]
+
+    def test_retry_and_reject(self) -> None:
+        @handler("test.retry", name="retry")
+        def retry(delivery: Any) -> None:
+            if delivery.attempt == 1:
+                raise Retry(after=0)
+            raise Reject("no such customer")
+
+        send("test.retry")
+        assert drain() == 2
+        dead = QueuedMessage.objects.get()
+        assert (dead.state, dead.dead_reason) == ("dead", "no such customer")
+
+    def test_async_and_batch_handlers(self) -> None:
+        seen = []
+
+        @handler("test.async", name="async")
+        async def coroutine(delivery: Any) -> None:
+            seen.append(delivery.payload)
+
+        @handler("test.batch", name="batch", batch=True)
+        def batch(deliveries: Any) -> None:
+            seen.extend(each.payload for each in deliveries)
+
+        send("test.async", {"n": 1})
+        send("test.batch", {"n": 2})
+        assert drain() == 2
+        assert seen == [{"n": 1}, {"n": 2}]
+
+    def test_what_is_delayed_stays_until_it_is_due_in_its_order(self) -> None:
+        seen = []
+
+        @handler("test.later", name="later")
+        def later(delivery: Any) -> None:
+            seen.append(delivery.payload["n"])
+
+        send("test.later", {"n": 2}, after=7200)
+        send("test.later", {"n": 1}, after=60)
+        assert drain() == 0
+        assert due() == 2
+        assert drain() == 2
+        assert seen == [1, 2]
+
+    def test_the_connection_is_given_back_as_it_was(self) -> None:
+        before = type(connection._connections[connection._alias])  # type: ignore[attr-defined]
+
+        @handler("test.any", name="any")
+        def any_(delivery: Any) -> None: ...
+
+        send("test.any")
+        drain()
+        after = type(connection._connections[connection._alias])  # type: ignore[attr-defined]
+        assert after is before
+
+
+class DeliverTest(TestCase):
+    def test_the_payload_goes_through_json(self) -> None:
+        """PMQ-13, PMQ-15: no row is written, and keys arrive as they would from the queue."""
+
+        @handler("test.one", name="one")
+        def one(delivery: Any) -> Any:
+            return delivery.payload, delivery.attempt, delivery.metadata, delivery.handler
+
+        answer = deliver(one, {1: "x"}, attempt=3, metadata={"tier": "gold"})
+        assert answer == ({"1": "x"}, 3, {"tier": "gold"}, "one")
+        assert deliver("one", {"n": 1})[0] == {"n": 1}
+        assert not QueuedMessage.objects.exists()
+
+    def test_errors_reach_the_caller_and_writes_are_undone(self) -> None:
+        @handler("test.one", name="one")
+        def one(delivery: Any) -> None:
+            Product.objects.create(name="undone", price=1, stock=1)
+            raise KeyError("no")
+
+        with pytest.raises(KeyError):
+            deliver(one)
+        assert not Product.objects.filter(name="undone").exists()
+
+    def test_what_could_not_be_broadcast_is_refused(self) -> None:
+        """PMQ-16: a serialization error is the caller's."""
+
+        @handler("test.one", name="one")
+        def one(delivery: Any) -> None: ...
+
+        with pytest.raises(InvalidPayload):
+            deliver(one, {"x": object()})
+        with pytest.raises(LookupError, match="is not a handler"):
+            deliver(print)
+
+    def test_a_handler_that_is_not_atomic_may_finish(self) -> None:
+        @handler("test.one", name="one", atomic=False)
+        def one(delivery: Any) -> None:
+            delivery.extend(60)
+            with delivery.finish():
+                Product.objects.create(name="finished", price=1, stock=1)
+
+        @handler("test.two", name="two")
+        async def two(delivery: Any) -> Any:
+            return await delivery.afinish(Product.objects.count)
+
+        deliver(one)
+        assert deliver(two) == 1
+
+    def test_an_atomic_handler_is_finished_by_returning(self) -> None:
+        @handler("test.one", name="one")
+        def one(delivery: Any) -> None:
+            delivery.finish()
+
+        with pytest.raises(TypeError, match="atomic=False"):
+            deliver(one)
+
+
+class CaptureTest(TestCase):
+    def test_what_is_rolled_back_is_not_captured(self) -> None:
+        with capture_broadcasts() as broadcasts:
+            send("test.kept", {"n": 1})
+            with pytest.raises(ZeroDivisionError):
+                _broadcast_and_fail()
+            with transaction.atomic():
+                broadcast_many(Message("test.many", {"n": n}) for n in range(2))
+        assert [each.type for each in broadcasts] == ["test.kept", "test.many", "test.many"]
+        assert broadcasts[0].payload == {"n": 1}
+        assert len(broadcasts) == 3
+
+    def test_a_stream_is_captured_as_a_list_is(self) -> None:
+        """In order, each message once: whether or not some have unique ids."""
+        for name in ("one", "two"):
+            handler("test.*", name=name)(lambda delivery: None)
+        messages = [Message("test.x", n, unique_id="u" if n % 2 else None) for n in range(4)]
+        for made in (messages, iter(messages)):
+            with capture_broadcasts() as broadcasts, transaction.atomic():
+                broadcast_many(made)
+                if made is messages:
+                    cancel(type="test.x")
+            assert [(each.payload, each.handlers) for each in broadcasts] == [
+                (n, ("one", "two")) for n in (0, 1, 2)
+            ]
+
+    def test_it_ends_with_its_block(self) -> None:
+        with capture_broadcasts() as broadcasts:
+            pass
+        send("test.later")
+        assert not broadcasts
+
+    def test_it_still_holds_what_was_drained(self) -> None:
+        @handler("test.one", name="one")
+        def one(delivery: Any) -> None: ...
+
+        with capture_broadcasts():
+            send("test.one")
+            drain()
+            assert_broadcast("test.one", times=1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("count", [10, 60])
+def test_who_commits_by_hand_captures_at_once(settings: Any, count: int) -> None:
+    """Django knows no hooks then."""
+    settings.DJANGO_MQ = {"REQUIRE_ATOMIC": False}
+    connection.set_autocommit(False)
+    try:
+        with capture_broadcasts() as broadcasts:
+            broadcast_many([Message("test.x", n) for n in range(count)])
+        assert len(broadcasts) == count
+        connection.commit()
+    finally:
+        connection.set_autocommit(True)
+    assert QueuedMessage.objects.count() == count
+
+
+class AssertBroadcastTest(TestCase):
+    def test_a_message_with_several_handlers_counts_once(self) -> None:
+        @handler("test.*", name="one")
+        def one(delivery: Any) -> None: ...
+
+        @handler("test.#", name="two")
+        def two(delivery: Any) -> None: ...
+
+        send("test.two", {"n": 1})
+        assert_broadcast("test.two", payload={"n": 1}, times=1)
+        send("test.two", {"n": 1})
+        assert_broadcast("test.two", payload={"n": 1}, times=2)
+        assert_broadcast("test.other", times=0)
+
+    def test_it_says_what_there_is(self) -> None:
+        send("test.there", {"n": 1})
+        with pytest.raises(AssertionError, match=r'test\.there \{"n": 1\} \(1\)'):
+            assert_broadcast("test.there", payload={"n": 2})
+        with pytest.raises(AssertionError, match="was broadcast 1 time"):
+            assert_broadcast("test.there", times=2)
+
+
+@pytest.mark.django_db
+def test_a_drain_does_not_begin_within_another() -> None:
+    """On the same connection each would take the other's savepoints away."""
+    refused: list[str] = []
+
+    @handler("inner", queue="mail", name="inner")
+    def inner(delivery: Any) -> None: ...
+
+    @handler("outer", queue="other", name="outer")
+    def outer(delivery: Any) -> None:
+        Product.objects.create(name="undone", price=1)
+        try:
+            drain("mail")
+        except RuntimeError as error:
+            refused.append(str(error))
+        raise Reject("no")
+
+    with transaction.atomic():
+        broadcast("outer", queue="other")
+        broadcast("inner", queue="mail")
+    drain("other")
+    assert refused == ["drain() cannot be called by a handler or hook that drain() runs"]
+    assert not Product.objects.exists()

@@ -1,0 +1,327 @@
+"""Guarantee 25: a renewal does not wait for handlers, operators, or the rest of the worker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection, connections
+from django.utils import timezone
+
+from django_mq import handler, signals
+from django_mq.messages import Delivery, Fence
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState
+from django_mq.worker import DeadWorker
+from tests.database import second_connection
+from tests.rows import add, decide, stored
+from tests.worker.conftest import PATIENCE, Running, Said
+from tests.worker.service import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+
+#: Seconds; a sibling that polls looks for lapsed leases each second.
+LEASE = 2.0
+
+
+class Block(logging.Handler):
+    """Something that blocks: a log handler, or a receiver of a signal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def __call__(self, *args: Any, **data: Any) -> None:
+        self.entered.set()
+        assert self.gate.wait(PATIENCE * 4)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        self()
+        return True
+
+
+@pytest.fixture
+def block() -> Iterator[Block]:
+    block = Block()
+    yield block
+    block.gate.set()
+
+
+@contextmanager
+def locked(statement: str) -> Iterator[psycopg.Connection[Any]]:
+    """Hold the locks of `statement` in the transaction of another session."""
+    with second_connection() as other, other.transaction(force_rollback=True):
+        other.execute(statement)
+        yield other
+
+
+class Long:
+    """A message whose handler runs in no transaction: nothing but its lease keeps it."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.attempts: list[int] = []
+
+        @handler("#", queue="mail", name="long", atomic=False)
+        def long(delivery: Delivery) -> None:
+            self.attempts.append(delivery.attempt)
+            assert self.gate.wait(PATIENCE * 4)
+
+        self.message = add(handler="long")
+
+    def outlives(self, leases: int) -> None:
+        """Wait until its lease was renewed for so long; it must not be taken meanwhile."""
+        until(lambda: stored(self.message).leased_until is not None)
+        began = timezone.now()
+        enough = began + timedelta(seconds=LEASE * (leases + 1))
+
+        def renewed_or_taken() -> bool:
+            row = stored(self.message)
+            assert row.leased_until is not None
+            return row.attempts > 1 or row.leased_until > enough
+
+        until(renewed_or_taken)
+        assert self.attempts == [1]
+
+    def ends(self, said: Said) -> None:
+        self.gate.set()
+        said.wait("message_acked")
+        assert self.attempts == [1]
+        assert FailedAttempt.objects.count() == 0
+        assert not QueuedMessage.objects.filter(pk=self.message.pk).exists()
+
+
+@pytest.fixture
+def long(settings: Any) -> Iterator[Long]:
+    settings.DJANGO_MQ = {
+        "LEASE": LEASE,
+        "WAKEUP": "poll",
+        "QUEUES": {"post": {"warn_depth": 1}, "slow": {"backoff": {}}},
+    }
+    long = Long()
+    yield long
+    long.gate.set()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        pytest.param(
+            "select from django_mq_queuestate where queue = ':' for update", id="turn-of-chores"
+        ),
+        pytest.param("lock table django_mq_failedattempt", id="table-of-a-chore"),
+        pytest.param("lock table django_mq_uniquekey", id="unique-ids"),
+    ],
+)
+def test_chores_that_are_held_up_delay_no_renewal(
+    start: Start, said: Said, long: Long, statement: str
+) -> None:
+    """A live worker keeps its message, though siblings look for lapsed leases."""
+    decide(":", chores_resume={})
+    with locked(statement):
+        start()
+        start()
+        long.outlives(3)
+    long.ends(said)
+
+
+def test_a_locked_heartbeat_delays_no_renewal(start: Start, said: Said, long: Long) -> None:
+    """By an operator, or by a delete: the heartbeat is skipped."""
+    start()
+    start()
+    said.wait("worker_started", 2)
+    with locked("select from django_mq_workerheartbeat for update"):
+        long.outlives(6)
+    long.ends(said)
+
+
+def test_a_table_of_heartbeats_that_a_migration_has_delays_no_renewal(
+    start: Start, said: Said, long: Long
+) -> None:
+    with locked("lock table django_mq_workerheartbeat"):
+        start()
+        start()
+        long.outlives(3)
+    long.ends(said)
+
+
+def test_a_table_of_queues_that_a_migration_has_delays_no_renewal(
+    start: Start, said: Said, long: Long
+) -> None:
+    """While it lasts no worker claims; afterwards siblings look for lapsed leases at once."""
+    start()
+    start()
+    said.wait("message_started")
+    with locked("lock table django_mq_queuestate"):
+        long.outlives(3)
+    long.ends(said)
+
+
+def test_a_receiver_that_blocks_delays_no_renewal(
+    start: Start, said: Said, long: Long, block: Block
+) -> None:
+    """The chores announce a queue that is too deep; the receiver takes its time."""
+    signals.queue_deep.connect(block, weak=False)
+    try:
+        for _ in range(3):
+            add("post")
+        start(queues=["mail"])
+        start(queues=["mail"])
+        assert block.entered.wait(PATIENCE)
+        long.outlives(3)
+        block.gate.set()
+        long.ends(said)
+    finally:
+        signals.queue_deep.disconnect(block)
+
+
+def test_a_dead_sibling_delays_no_renewal(
+    start: Start, said: Said, long: Long, block: Block
+) -> None:
+    """What it held is settled while a receiver of that blocks."""
+    lost = add(handler="long", leased=600, claimed_by="dead:1", attempts=1, max_attempts=1)
+    signals.message_dead.connect(block, weak=False)
+    try:
+        running, _ = start(), start()
+        said.wait("message_started")
+        dead = DeadWorker("dead", "was killed", lost=[Fence(lost.pk, 1, "dead:1")])
+        done = threading.Event()
+        running.worker.recover(dead, done.set)
+        assert block.entered.wait(PATIENCE)
+        assert running.worker.running
+        long.outlives(3)
+        assert not done.is_set()
+        block.gate.set()
+        assert done.wait(PATIENCE)
+    finally:
+        signals.message_dead.disconnect(block)
+    long.gate.set()
+    said.wait("message_acked")
+    assert long.attempts == [1]
+
+
+def test_a_log_handler_that_blocks_delays_no_renewal(
+    start: Start, said: Said, long: Long, block: Block
+) -> None:
+    """All connections are cut once: what is to be said of it is said by others."""
+    start()
+    start()
+    said.wait("message_started")
+    logger = logging.getLogger("django_mq")
+    logger.addHandler(block)
+    try:
+        with second_connection() as other:
+            other.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and pid <> all(%s)",
+                [[other.info.backend_pid, connection.connection.info.backend_pid]],
+            )
+        assert block.entered.wait(PATIENCE)
+        long.outlives(3)
+    finally:
+        logger.removeHandler(block)
+        block.gate.set()
+    long.ends(said)
+
+
+def test_limits_of_the_role_cut_no_renewal(start: Start, said: Said, long: Long) -> None:
+    """Guarantee 24: a setting of the role is for handlers; our statements have their own."""
+    with second_connection() as own:
+        name = own.execute("select current_database()").fetchone()[0]  # type: ignore[index]
+        own.execute(
+            "create function pg_temp.slow() returns trigger language plpgsql as"
+            " 'begin perform pg_sleep(0.2); return new; end'"
+        )
+        own.execute(f'alter database "{name}" set statement_timeout = 100')
+        try:
+            start()
+            said.wait("message_started")
+            own.execute(
+                "create trigger slow before update on django_mq_queuedmessage"
+                " for each row execute function pg_temp.slow()"
+            )
+            try:
+                long.outlives(3)
+            finally:
+                own.execute("drop trigger slow on django_mq_queuedmessage")
+        finally:
+            own.execute(f'alter database "{name}" reset statement_timeout')
+    long.ends(said)
+
+
+def backends() -> int:
+    """Return how many sessions this database has, without the one that asks."""
+    with second_connection() as other:
+        row = other.execute(
+            "select count(*) - 1 from pg_stat_activity"
+            " where datname = current_database() and backend_type = 'client backend'"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_worker_has_a_connection_more_only_while_chores_run(
+    start: Start, said: Said, settings: Any, block: Block
+) -> None:
+    """`threads + 3`: executors, claims, renewals, LISTEN. The manual says so."""
+    settings.DJANGO_MQ = {"QUEUES": {"post": {"warn_depth": 1}}}
+    gate = threading.Event()
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("select 1")
+        assert gate.wait(PATIENCE * 4)
+
+    for queue in ("mail", "mail", "post", "post"):
+        add(queue, handler="h")
+    signals.queue_deep.connect(block, weak=False)
+    before = backends()
+    try:
+        start(queues=["mail"], threads=2, batch_size=1)
+        said.wait("message_started", 2)
+        assert block.entered.wait(PATIENCE)
+        until(lambda: backends() == before + 2 + 3 + 1)
+        block.gate.set()
+        until(lambda: backends() == before + 2 + 3)
+    finally:
+        signals.queue_deep.disconnect(block)
+        gate.set()
+
+
+def said_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [each for each in caplog.records if getattr(each, "event", "") == "renewal_failed"]
+
+
+def test_trouble_with_renewals_is_said_and_they_go_on(
+    start: Start, said: Said, long: Long, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line every few seconds, from the loop."""
+    start()
+    said.wait("message_started")
+    trouble = [
+        "create function pg_temp.no() returns trigger language plpgsql as"
+        " 'begin raise exception ''no more leases''; end'",
+        "create trigger no before update on django_mq_queuedmessage"
+        " for each row execute function pg_temp.no()",
+    ]
+    with second_connection() as own:
+        for statement in trouble:
+            own.execute(statement)
+        try:
+            until(lambda: bool(said_of(caplog)))
+        finally:
+            own.execute("drop trigger no on django_mq_queuedmessage")
+    [line] = said_of(caplog)
+    assert "no more leases" in line.getMessage()
+    assert line.threadName != "mq-lease-keeper"
+    QueueState.objects.all().delete()
+    long.ends(said)

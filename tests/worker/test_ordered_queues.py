@@ -1,0 +1,196 @@
+"""The ordered queues of a worker: when it keeps them, and when it gives them up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_mq import RetryPolicy, fixed, handler
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState
+from django_mq.worker import ordered_queues, queue_options
+from tests.database import second_connection
+from tests.rows import add, decide, stored
+from tests.worker.conftest import PATIENCE, Running, Said, proxied
+from tests.worker.proxy import Proxy
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+
+LATER = RetryPolicy(max_attempts=50, backoff=fixed(3600))
+
+
+def test_a_locked_decision_about_a_line_stops_no_other_queue(start: Start, settings: Any) -> None:
+    """A worker froze while claiming from the line, or a long transaction pauses it."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
+    ran: list[int] = []
+    done = threading.Event()
+
+    @handler("#", queue="mail", queues=("mail", "line"), name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+        done.set()
+
+    decide("line")
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuestate where queue = 'line' for update")
+        message = add(handler="h")
+        start()
+        assert done.wait(PATIENCE)
+    assert ran == [message.pk]
+
+
+def test_an_owner_that_is_told_nothing_keeps_its_line(
+    start: Start, settings: Any, said: Said
+) -> None:
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
+    done = threading.Event()
+
+    @handler("#", queue="line", name="h")
+    def h(delivery: Delivery) -> None:
+        done.set()
+
+    start()
+    said.wait("queue_assigned")
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuestate where queue = 'line' for update")
+        add("line", handler="h", ordered=True)
+        other.execute("notify django_mq")
+        assert not done.wait(2.0)  # longer than a turn
+    assert done.wait(PATIENCE)
+    assert said.count("queue_unassigned") == 0
+
+
+def test_an_owner_that_is_busy_lets_its_line_go(start: Start, settings: Any, said: Said) -> None:
+    """PMQ-44: a line does not wait for a long message of another queue."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
+    gate, done = threading.Event(), threading.Event()
+    started = threading.Event()
+
+    @handler("#", queue="mail", name="long", timeout=PATIENCE * 2)
+    def long(delivery: Delivery) -> None:
+        started.set()
+        gate.wait(2 * PATIENCE)
+
+    @handler("#", queue="line", name="h")
+    def h(delivery: Delivery) -> None:
+        done.set()
+
+    try:
+        start()
+        said.wait("queue_assigned")
+        add(handler="long")
+        with second_connection() as other:
+            other.execute("notify django_mq")
+            assert started.wait(PATIENCE)
+            start(queues=["line"])
+            other.execute("select pg_sleep(1.2)")
+            add("line", handler="h", ordered=True)
+            other.execute("notify django_mq")
+        assert done.wait(PATIENCE)  # while the long one runs
+    finally:
+        gate.set()
+
+
+def test_what_could_not_be_sorted_does_not_overtake_what_failed_meanwhile(
+    start: Start, settings: Any, said: Said
+) -> None:
+    """Guarantee 8: the connection is lost when the second, which has no handler yet, is split."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
+    ran: list[int] = []
+
+    @handler("#", queue="line", name="h", retry=LATER)
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+        raise ValueError
+
+    first = add("line", handler="h", ordered=True)
+    second = add("line", ordered=True)
+    proxy = Proxy(connection.get_connection_params())
+    proxy.cut_at("with original as", arrives=False)
+    try:
+        with proxied(proxy):
+            running = start(threads=8)
+            said.wait("message_retried")
+            with second_connection() as other:
+                for _ in range(int(PATIENCE / 0.01)):
+                    if said.count("message_retried") > 1 or stored(second).attempts == 0:
+                        break
+                    other.execute("select pg_sleep(0.01)")
+            running.stop()
+    finally:
+        proxy.close()
+    assert proxy.cuts == 1
+    assert ran == [first.pk]
+    assert (stored(second).attempts, stored(second).leased_until) == (0, None)
+
+
+def test_a_worker_without_room_keeps_what_it_owns(
+    start: Start, settings: Any, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its poll interval: an owner whose lease lapses is taken for frozen."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 600, "QUEUES": {"line": {"ordered": True}}}
+    monkeypatch.setattr(ordered_queues, "TURN", 0.2)
+    gate, started = threading.Event(), threading.Event()
+
+    @handler("#", queue="mail", name="h", timeout=PATIENCE * 2)
+    def h(delivery: Delivery) -> None:
+        started.set()
+        gate.wait(PATIENCE)
+
+    try:
+        for _ in range(3):
+            add(handler="h")
+        start()
+        assert started.wait(PATIENCE)
+        said.wait("queue_assigned")
+        seen = set()
+        with second_connection() as other:
+            for _ in range(int(PATIENCE / 0.01)):
+                seen.add(QueueState.objects.get(queue="line").owned_until)
+                if len(seen) > 3:
+                    break
+                other.execute("select pg_sleep(0.01)")
+    finally:
+        gate.set()
+    assert len(seen) > 3  # it was renewed again and again
+
+
+def test_a_drain_keeps_the_line_of_what_still_runs(
+    start: Start, settings: Any, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PMQ-44: the next owner would take it for frozen, and end its transaction."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
+    monkeypatch.setattr(ordered_queues, "LEASE", 1.0)
+    monkeypatch.setattr(ordered_queues, "TURN", 0.2)
+    monkeypatch.setattr(queue_options, "OWNER_LEASE", 1.0)
+    gate, started = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    @handler("#", queue="line", name="h", timeout=PATIENCE * 2)
+    def h(delivery: Delivery) -> None:
+        started.set()
+        ran.append(delivery.id)
+        gate.wait(PATIENCE)
+
+    message = add("line", handler="h", ordered=True)
+    first = start()
+    try:
+        assert started.wait(PATIENCE)
+        stopping = threading.Thread(target=first.stop)
+        stopping.start()
+        start()
+        with second_connection() as other:
+            other.execute("select pg_sleep(2.5)")  # two leases
+    finally:
+        gate.set()
+    stopping.join(PATIENCE)
+    assert ran == [message.pk]
+    assert FailedAttempt.objects.count() == 0
+    said.wait("queue_assigned", 2)
+    assert not QueuedMessage.objects.exists()

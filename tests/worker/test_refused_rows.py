@@ -1,0 +1,138 @@
+"""One row that the database refuses, for a reason of its own, keeps nobody else from their end.
+
+A trigger stands for what nobody foresees: it refuses what is put aside for one unique id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from django_mq import Delivery, handler
+from django_mq.conf import get_settings
+from django_mq.models import QueuedMessage, QueueState, UniqueKey, WorkerHeartbeat
+from django_mq.worker import Worker, chores
+from tests.database import second_connection
+from tests.rows import add, beat
+from tests.worker.conftest import Bench
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+REFUSE = """
+create function refuse() returns trigger language plpgsql as
+$$ begin raise exception 'no %', new.unique_id using errcode = 'check_violation'; end $$;
+create trigger refuse before insert on django_mq_queuedmessage
+   for each row when (new.payload = '"refused"') execute function refuse()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _refusing(transactional_db: None) -> Iterator[None]:
+    with second_connection() as other:
+        other.execute(REFUSE)
+    yield
+    connection.close()  # whatever it has locked
+    with second_connection() as other:
+        other.execute("drop trigger refuse on django_mq_queuedmessage; drop function refuse")
+
+
+@pytest.fixture(autouse=True)
+def ran() -> list[int]:
+    ran: list[int] = []
+
+    @handler("a.b", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+        if delivery.payload == "commits":
+            connection.cursor().execute("commit")
+
+    return ran
+
+
+def put_aside(unique_id: str, payload: str) -> None:
+    UniqueKey.objects.create(
+        queue="mail", handler="h", type="a.b", unique_id=unique_id, put_aside={"payload": payload}
+    )
+
+
+def add_unique(unique_id: str, payload: str = "refused", **given: Any) -> QueuedMessage:
+    """Insert a message with a unique id, and what is put aside for that."""
+    message = add(handler="h", type="a.b", unique_id=unique_id, **given)
+    UniqueKey.objects.create(
+        queue="mail", handler="h", type="a.b", unique_id=unique_id, message_id=message.pk
+    )
+    put_aside(unique_id, payload)
+    return message
+
+
+def add_both(**given: Any) -> list[int]:
+    """Insert one whose end is refused, then another; return their ids."""
+    return [add_unique("bad", **given).pk, add_unique("good", "taken", **given).pk]
+
+
+def forward() -> set[str | None]:
+    """Return the unique ids for which what was put aside came forward."""
+    found = QueuedMessage.objects.filter(payload="taken")
+    return set(found.values_list("unique_id", flat=True))
+
+
+def run_chores() -> None:
+    QueueState.objects.filter(pk=":").delete()
+    beat("gone", seen=-1000)
+    with second_connection() as other, other.cursor() as cursor:
+        assert chores.run(cursor, get_settings())
+    assert not WorkerHeartbeat.objects.exists()  # the last of the chores
+
+
+def test_a_take_over_that_is_refused(ran: list[int]) -> None:
+    """Otherwise the claims of the queue would fail until the row is repaired."""
+    ids = add_both(leased=-5, attempts=20)
+    other = add(handler="h", type="a.b", leased=-5, attempts=1)
+    assert Worker(queues=["mail"]).run(until_empty=True)
+    assert set(QueuedMessage.objects.dead().values_list("pk", flat=True)) == set(ids)
+    assert other.pk in ran
+
+
+def test_an_expiry_that_is_refused() -> None:
+    ids = add_both(expires=-5)
+    run_chores()
+    assert set(QueuedMessage.objects.dead().values_list("pk", flat=True)) == set(ids)
+    assert forward() == {"good"}
+
+
+def test_a_chore_that_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    put_aside("bad", "refused")
+    put_aside("good", "taken")
+    run_chores()
+    assert forward() == {"good"}
+    [error] = [each for each in caplog.records if getattr(each, "event", "") == "chore_failed"]
+    assert "unique id bad of type a.b in queue mail" in error.getMessage()
+
+
+def test_an_ack_that_is_refused(ran: list[int]) -> None:
+    """The row itself is dead when its lease has lapsed; the others of its batch are done before."""
+    bad, good = add_both(max_attempts=1)
+    others = [add(handler="h", type="a.b").pk for _ in range(5)]
+    assert Worker(queues=["mail"]).run(until_empty=True)
+    assert forward() <= {"good"}
+    assert {good, *others} <= set(ran)
+    assert list(QueuedMessage.objects.values_list("pk", flat=True)) == [bad]
+    QueuedMessage.objects.filter(leased_until__isnull=False).update(leased_until=Now())
+    assert Worker(queues=["mail"]).run(until_empty=True)
+    assert QueuedMessage.objects.get().dead_at is not None
+
+
+def test_one_of_several_that_were_committed_by_a_handler_is_refused(bench: Bench) -> None:
+    """What a handler committed for its neighbours is settled, but for the one that is refused."""
+    bad, _ = add_both(after=-60)
+    breaks = add(handler="h", type="a.b", payload="commits", after=-1)
+    bench.run_all(bench.claim())
+    left = {each.pk: each for each in QueuedMessage.objects.exclude(payload="taken")}
+    assert set(left) == {bad, breaks.pk}
+    assert left[breaks.pk].leased_until is None
+    assert "HandlerBrokeTransaction" in left[breaks.pk].last_error
+    assert forward() == {"good"}

@@ -1,0 +1,136 @@
+"""The loop and its parts, before the threads run: when the loop wakes up, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_mq import handler
+from django_mq.executor.lease_clock import lease_clock
+from django_mq.messages import Delivery
+from django_mq.worker import Worker
+from django_mq.worker.parts import Parts
+from django_mq.worker.run import Run
+from tests.rows import add
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    run = Run(Worker(queues=["mail"]))
+    run.parts.fetcher.fetch(run.parts.statements.cursor())
+    yield run
+    run.parts.statements.close()
+
+
+@pytest.fixture
+def parts(run: Run) -> Parts:
+    return run.parts
+
+
+def test_executors_are_woken_for_messages_only(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty put would wake them on each turn of the loop."""
+    put: list[Any] = []
+    monkeypatch.setattr(parts.local_queue, "put", lambda tasks, **_: put.append(tasks))
+    run._fetch()
+    assert put == []
+    add(handler="h")
+    parts.wakeup.ring()
+    run._fetch()
+    run._fetch()
+    assert [len(tasks) for tasks in put] == [1]
+
+
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_a_claimed_delivery_knows_when_its_claim_was_sent(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, lapsed: bool
+) -> None:
+    """Except one that was taken over: its last handler may still run somewhere."""
+    add(handler="h")
+    taken: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            parts.intake, "take", lambda cursor, rows, **given: taken.append((cursor, rows, given))
+        )
+        parts.wakeup.ring()
+        before = lease_clock()
+        run._fetch()
+    ((cursor, rows, given),) = taken
+    parts.intake.take(cursor, rows, **{**given, "lapsed": lapsed})
+    slice_ = parts.local_queue.take()
+    assert slice_ is not None
+    asked_at = slice_.tasks[0].delivery._asked_at
+    assert asked_at == 0.0 if lapsed else before <= asked_at <= lease_clock()
+
+
+def test_a_message_needs_its_lock_after_half_of_the_shortest_lease(settings: Any) -> None:
+    """A process that was frozen starts nothing that lapsed meanwhile, however short its lease."""
+    settings.DJANGO_MQ = {"QUEUES": {"quick": {"lease": 0.2}}}
+    assert Run(Worker(queues=["mail"])).parts.executors[0]._shortest_lease == 0.2
+
+
+def test_the_loop_is_woken_for_room_only_where_it_waits_for_it(run: Run, parts: Parts) -> None:
+    """NSQ-24: it claims again as soon as there is room, and sleeps where it took all there was."""
+
+    def woken() -> bool:
+        return not parts.wakeup._quiet.locked()
+
+    add(handler="h")
+    parts.wakeup.ring()
+    run._fetch()
+    parts.wakeup.sleep(0)
+    assert parts.local_queue.take() is not None
+    assert not woken()
+    parts.prefetch.reset()
+    for _ in range(2):
+        add(handler="h")
+    parts.wakeup.ring()
+    while parts.local_queue.waiting() == 0:
+        run._fetch()
+    run._fetch()
+    parts.wakeup.sleep(0)
+    assert parts.local_queue.take() is not None
+    assert woken()
+
+
+@pytest.mark.parametrize("before", ["a ring", "in doubt", "a level to write", "one held"])
+def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """A producer waits for the claim. But a queue that is to back off is not claimed from first."""
+    tended: list[bool] = []
+    tend = run._tend_local_queue
+    for _ in range(3):
+        run._fetch()
+
+    def tending(cursor: Any) -> None:
+        tended.append(parts.local_queue.idle())
+        tend(cursor)
+
+    monkeypatch.setattr(run, "_tend_local_queue", tending)
+    if before == "in doubt":
+        run._in_doubt = True
+    elif before == "a level to write":
+        monkeypatch.setattr(parts.backoffs, "noted", lambda: not tended)
+        monkeypatch.setattr(parts.backoffs, "write", lambda cursor: None)
+    elif before == "one held":
+        add(handler="h")
+        parts.wakeup.ring()
+        while parts.local_queue.waiting() == 0:
+            run._fetch()
+        run._fetch()
+        tended.clear()
+    parts.wakeup.ring()
+    run._fetch()
+    assert len(tended) == (before != "a ring")
+    parts.wakeup.ring()
+    run._fetch()
+    assert len(tended) == 1 + (before != "a ring")  # rings of many producers do not end
