@@ -9,7 +9,7 @@ from django_mq.executor import locks
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.slice_state import NotLocked
-from django_mq.messages import Delivery, fence_of
+from django_mq.messages import LONG_AGO, Delivery, fence_of
 
 if TYPE_CHECKING:
     from django_mq.executor.attempts import Attempts
@@ -162,4 +162,4 @@ def _fences(state: SliceState) -> list[tuple[int, int, str]]:
 def _has_expired(delivery: Delivery) -> bool:
     """Say whether `delivery` has expired, by its claim: early by a round trip, never late."""
     asked_at, expires_in = delivery._asked_at, delivery._row.expires_in
-    return expires_in is not None and 0 < asked_at <= lease_clock() - expires_in
+    return expires_in is not None and LONG_AGO < asked_at <= lease_clock() - expires_in

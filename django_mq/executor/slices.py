@@ -30,6 +30,7 @@ from django_mq.executor.slice_state import (
     SliceAborted,
     SliceState,
 )
+from django_mq.messages import LONG_AGO
 from django_mq.signals import message_started, wanted
 from django_mq.store import settle
 
@@ -135,7 +136,7 @@ class Slices:
         if locked and not state.attempted:
             self._outage.wait_quietly()  # nothing else to do, and the lock may last
         for task in (*state.again, *locked):
-            task.delivery._sure_at = 0.0  # from now on it is locked before it starts
+            task.delivery._sure_at = LONG_AGO  # from now on it is locked before it starts
         return Remainder(state.left, state.again, locked)
 
     def _still_ours(self, skipped: list[Task]) -> list[Task]:

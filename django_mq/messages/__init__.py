@@ -1,6 +1,7 @@
 """Message (what is broadcast), its receipts, and Delivery (one message claimed for an attempt)."""
 
 from django_mq.messages.delivery import (
+    LONG_AGO,
     ClaimedRow,
     Delivery,
     Fence,
@@ -13,6 +14,7 @@ from django_mq.messages.receipts import BulkReceipt, Cancelled, CopyReceipt, Rec
 from django_mq.policy.uniqueness import CopyOutcome, OnDuplicate
 
 __all__ = [
+    "LONG_AGO",
     "BulkReceipt",
     "Cancelled",
     "ClaimedRow",

@@ -74,6 +74,11 @@ _fence_places = (ClaimedRow._fields.index(name) for name in ("id", "attempts", "
 fence_of: Callable[[ClaimedRow], PlainFence] = itemgetter(*_fence_places)
 
 
+#: A time before all others. Not 0: by a clock that starts with the machine, that was just now on
+#: a machine that has just started.
+LONG_AGO = float("-inf")
+
+
 class Delivery:
     """One message, claimed for one attempt; handlers get it as their argument. Read-only."""
 
@@ -86,9 +91,10 @@ class Delivery:
     _payload: Any
     _metadata: Any
 
-    def __init__(self, row: ClaimedRow, asked_at: float = 0.0) -> None:
-        # `asked_at`: when the claim was sent, by the worker's lease clock; 0 if unknown. `_sure_at`
-        # moves with each renewal; it is 0 for a message that must be locked before it starts.
+    def __init__(self, row: ClaimedRow, asked_at: float = LONG_AGO) -> None:
+        # `asked_at`: when the claim was sent, by the worker's lease clock; LONG_AGO if unknown.
+        # `_sure_at` moves with each renewal; it is LONG_AGO for a message that must be locked
+        # before it starts.
         self._row = row
         self._asked_at = self._sure_at = asked_at
 

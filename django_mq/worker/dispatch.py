@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from django_mq.executor.connections import LOST, Outage, Statements
 from django_mq.executor.tasks import is_coroutine
-from django_mq.messages import Delivery
+from django_mq.messages import LONG_AGO, Delivery
 from django_mq.store import settle
 from django_mq.worker.resolver import line_of
 
@@ -65,7 +65,7 @@ class Dispatch:
         `asked_at` is when the claim was sent, by `lease_clock()`.
         """
         # The last handler of a row that was taken over may still run: lock it before the start.
-        asked_at = 0.0 if first else asked_at
+        asked_at = LONG_AGO if first else asked_at
         deliveries = [Delivery(row, asked_at) for row in rows]
         self._local_queue.hold(deliveries)
         self._unsorted.extend(deliveries)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from django_mq.messages import LONG_AGO
+
 if TYPE_CHECKING:
     from django_mq.executor.async_runner import AsyncRunner
     from django_mq.executor.local_queue import LocalQueue
@@ -49,7 +51,7 @@ class Intake:
         return min(rooms)
 
     def take(
-        self, cursor: Cursor, rows: list[ClaimedRow], *, lapsed: bool, asked_at: float = 0.0
+        self, cursor: Cursor, rows: list[ClaimedRow], *, lapsed: bool, asked_at: float = LONG_AGO
     ) -> None:
         """Dispatch claimed rows; those of a `lapsed` lease go first.
 

@@ -18,6 +18,7 @@ from psycopg.errors import LockNotAvailable
 from django_mq.executor import handler_counts as timings
 from django_mq.executor.connections import FIRST_WAIT, LOST, Statements
 from django_mq.executor.lease_clock import lease_clock
+from django_mq.messages import LONG_AGO
 from django_mq.store import leases as store
 from django_mq.store import queue_backoff
 from django_mq.store.limits import set_limits
@@ -136,7 +137,7 @@ class LeaseKeeper(threading.Thread):
             with self._limited() as cursor:
                 renewed = store.renew(cursor, [each.fence for each in held], lease=lease)
             for each in held:
-                if each.id in renewed and each._sure_at:  # 0: its lock goes first anyway
+                if each.id in renewed and each._sure_at > LONG_AGO:  # else it is locked first
                     each._sure_at = asked_at
         for queue, claimer in self._probes():
             with self._limited(LOCK_SECONDS) as cursor:

@@ -16,8 +16,9 @@ from django.db import (
 
 from django_mq import handler
 from django_mq.executor import connections as database
+from django_mq.executor import slice_body
 from django_mq.executor.stopped_queues import StoppedQueues
-from django_mq.messages import Delivery
+from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from tests.database import second_connection
 from tests.rows import add, stored
@@ -198,13 +199,32 @@ def test_messages_that_must_not_start_before_their_row_is_locked(bench: Bench, m
     elif made == "old":
         tasks[0].delivery._sure_at -= 501  # half of the lease of 1,000 s
     elif made == "taken over":
-        tasks[0].delivery._sure_at = 0.0
+        tasks[0].delivery._sure_at = LONG_AGO
     elif made == "silent":  # a firewall may have forgotten the connection
         bench.session._used_at -= 61
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         assert bench.run(tasks).locked == tasks
     assert ran == []
+
+
+@fresh
+def test_a_machine_that_has_just_started_has_old_leases_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clock stands at a few seconds: "never renewed" is not "renewed when it started"."""
+    monkeypatch.setattr(slice_body, "lease_clock", lambda: 3.0)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Any) -> None:
+        raise AssertionError("it runs without its lock")
+
+    add(handler="h")
+    tasks = bench.claim()
+    tasks[0].delivery._sure_at = LONG_AGO
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        assert bench.run(tasks).locked == tasks
 
 
 def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None:

@@ -64,10 +64,13 @@ LOCK_FIRST = """
 select from django_mq_queuedmessage
  where processable_after <= statement_timestamp() order by id limit 1 for update
 """
+# The one that is locked is left; counted, since a message that backs off for a moment is neither
+# due nor done.
 OTHERS_DONE = """
-select not exists (
-    select from django_mq_queuedmessage
-     where processable_after <= statement_timestamp() for key share skip locked)
+select count(*) = 1
+  from django_mq_queuedmessage q
+    left join faults_sent s on s.name = q.payload ->> 'name'
+ where starts_with(q.type, 'faults.') and q.dead_at is null and s.waits is not true
 """
 UNTAKEN = """
 select exists (

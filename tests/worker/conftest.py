@@ -25,7 +25,7 @@ from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.slices import Slices
 from django_mq.executor.tasks import Task
-from django_mq.messages import Delivery
+from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.store import claim
 from django_mq.store.claim import Lane
@@ -189,7 +189,7 @@ class Bench:
         handler = handlers.get(row.handler)
         assert handler is not None
         timeout = handlers.timeout_of(handler, get_settings())
-        asked_at = lease_clock() if self.fresh else 0.0
+        asked_at = lease_clock() if self.fresh else LONG_AGO
         return Task(Delivery(row, asked_at), handler, timeout, line_of(row))
 
     def run(self, tasks: list[Task]) -> Any:
