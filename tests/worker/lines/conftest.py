@@ -1,0 +1,118 @@
+"""Lines: queues of one line each, and a log of what ran in which order."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_mq import RetryPolicy, fixed
+from django_mq.models import QueuedMessage
+from tests.database import second_connection
+from tests.rows import add
+from tests.worker.conftest import PATIENCE, Running
+
+Start = Callable[..., Running]
+
+AT_ONCE = RetryPolicy(max_attempts=50, backoff=fixed(0))
+LATER = RetryPolicy(max_attempts=50, backoff=fixed(3600))
+
+
+@pytest.fixture(autouse=True)
+def _settings(settings: Any) -> None:
+    settings.DJANGO_MQ = {
+        "POLL_INTERVAL": 0.2,  # no test waits for it; those that see nothing happen are shorter
+        "QUEUES": {
+            "line": {"ordered": True},
+            "mail": {},
+            "easy": {"on_dead_head": "skip"},
+            "commits": {"key_order": "commit"},
+        },
+    }
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What handlers wait for; opened at the end whatever happens."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+class Log:
+    """What ran, in order, and whatever ran at the same time as another of its line."""
+
+    def __init__(self) -> None:
+        self.done: dict[str, list[int]] = defaultdict(list)
+        self.order: list[int] = []
+        self.overlaps: list[int] = []
+        self.most = 0
+        self._running: set[str] = set()
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def running(self, line: str, *ids: int) -> Iterator[None]:
+        with self._changed:
+            self.overlaps += ids if line in self._running else ()
+            self._running.add(line)
+            self.most = max(self.most, len(self._running))
+        try:
+            yield
+        except BaseException:
+            with self._changed:
+                self._running.discard(line)
+            raise
+        with self._changed:
+            self._running.discard(line)
+            self.done[line] += ids
+            self.order += ids
+            self._changed.notify_all()
+
+    def wait(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.order) >= count, PATIENCE), self.order
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def pks(*messages: QueuedMessage) -> list[int]:
+    return [message.pk for message in messages]
+
+
+def row(queue: str = "line", **given: Any) -> QueuedMessage:
+    """Insert a message of an ordered queue, of handler h."""
+    return add(queue, **{"handler": "h", "ordered": True, **given})
+
+
+def keyed(key: str | None = "k", queue: str = "mail", **given: Any) -> QueuedMessage:
+    return add(queue, **{"handler": "h", "key": key, **given})
+
+
+def make_due(*messages: QueuedMessage) -> None:
+    QueuedMessage.objects.filter(pk__in=pks(*messages)).update(
+        processable_after="2000-01-01 00:00Z"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("notify django_mq")
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    """Wait until the database shows it."""
+    with second_connection() as other:
+        for _ in range(int(PATIENCE / 0.01)):
+            if condition():
+                return
+            other.execute("select pg_sleep(0.01)")
+    raise AssertionError(what)
+
+
+def empty() -> bool:
+    return not QueuedMessage.objects.exists()

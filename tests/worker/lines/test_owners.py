@@ -1,0 +1,178 @@
+"""Who owns an ordered queue, when it moves to another worker, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import psycopg
+import pytest
+
+from django_mq import handler
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt, QueueState
+from django_mq.store import ordered_queues as lines
+from django_mq.worker import DeadWorker
+from django_mq.worker.ordered_queues import OrderedQueues
+from tests.database import second_connection
+from tests.store.conftest import lock
+from tests.worker.conftest import PATIENCE, Said
+from tests.worker.lines.conftest import Log, Start, make_due, pks, row, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_signals_of_a_line(start: Start, said: Said, gate: threading.Event) -> None:
+    """KAF-1, KAF-9, KAF-12: assigned, caught up once, unassigned after the last handler ended."""
+    began = threading.Event()
+
+    @handler("#", queue="line", name="h")
+    def h(delivery: Delivery) -> None:
+        if delivery.payload == "slow":
+            began.set()
+            assert gate.wait(PATIENCE)
+
+    row()
+    running = start()
+    said.wait("queue_caught_up")
+    row(payload="slow")
+    make_due()
+    assert began.wait(PATIENCE)
+    stopping = threading.Thread(target=running.stop)
+    stopping.start()
+    until(lambda: running.worker._stopping.is_set(), "it drains")
+    gate.set()
+    stopping.join(PATIENCE)
+    found = [
+        (name, data)
+        for name, _, data in said.all
+        if name.startswith("queue_") or name == "message_acked"
+    ]
+    assert [name for name, _ in found] == [
+        "queue_assigned", "message_acked", "queue_caught_up", "message_acked", "queue_unassigned",
+    ]  # fmt: skip
+    [(queue, worker)] = {(d["queue"], d["worker"]) for name, d in found if name != "message_acked"}
+    assert queue == "line"
+    assert worker
+    assert QueueState.objects.get(queue="line").owner is None
+
+
+def test_a_line_moves_when_its_owner_drains(start: Start, said: Said, log: Log) -> None:
+    """KAF-9, KAF-12: at once, and with what the first did not begin."""
+
+    @handler("#", queue="line", name="h")
+    def h(delivery: Delivery) -> None:
+        with log.running("line", delivery.id):
+            pass
+
+    first = start()
+    said.wait("queue_assigned")
+    second = start()
+    said.wait("worker_started", 2)
+    said.wait("queue_caught_up")
+    first.stop()
+    said.wait("queue_assigned", 2)
+    messages = [row() for _ in range(3)]
+    make_due()
+    log.wait(3)
+    assert log.order == pks(*messages)
+    assert said.count("queue_unassigned") == 1
+    second.stop()
+
+
+def test_a_line_of_a_host_that_is_gone_is_taken_when_its_lease_lapses(
+    start: Start, said: Said, log: Log
+) -> None:
+    """KAF-9: what it had claimed is charged for the first, the others are given back."""
+
+    @handler("#", queue="line", name="h")
+    def h(delivery: Delivery) -> None:
+        with log.running("line", delivery.id):
+            pass
+
+    with second_connection() as other:
+        lines.own(other.cursor(), queue="line", worker="gone", lease=1.0)
+    messages = [row(leased=0.5, claimed_by="gone:1", attempts=1) for _ in range(3)]
+    start()
+    log.wait(3)
+    assert log.order == pks(*messages)
+    assert [a.message_id for a in FailedAttempt.objects.all()] == [messages[0].pk]
+
+
+def test_a_line_of_a_dead_sibling_is_free_at_once(start: Start, said: Said, log: Log) -> None:
+    @handler("#", queue="line", name="h")
+    def h(delivery: Delivery) -> None:
+        with log.running("line", delivery.id):
+            pass
+
+    with second_connection() as other:
+        lines.own(other.cursor(), queue="line", worker="gone", lease=3600.0)
+    message = row(leased=3600, claimed_by="gone:1", attempts=1)
+    running = start()
+    said.wait("worker_started")
+    settled = threading.Event()
+    running.worker.recover(DeadWorker("gone", "it died"), settled.set)
+    assert settled.wait(PATIENCE)
+    log.wait(1)
+    assert log.order == [message.pk]
+
+
+def test_without_the_right_to_end_a_frozen_owner_the_line_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is said once, and the worker goes on with its other work."""
+    caplog.set_level(logging.WARNING, "django_mq")
+    message = row(leased=-1, claimed_by="gone:1", attempts=1)
+    with second_connection() as admin:
+        admin.execute(
+            "do $$ begin create role mq_test_poor; exception when duplicate_object then end $$"
+        )
+        admin.execute("grant usage on schema public to mq_test_poor")
+        admin.execute(
+            "grant select, insert, update, delete on all tables in schema public to mq_test_poor"
+        )
+        admin.execute("grant usage on all sequences in schema public to mq_test_poor")
+    try:
+        with second_connection() as frozen, second_connection() as poor:
+            lines.own(frozen.cursor(), queue="line", worker="gone", lease=-1.0)
+            frozen.autocommit = False
+            lock(frozen, message.pk)
+            poor.execute("set role mq_test_poor")
+            ordered_queues = OrderedQueues("me", ["line"], on_owned=lambda: None)
+            ordered_queues.tend(poor.cursor())
+            assert ordered_queues.owned == {"line"}
+            ordered_queues._turn_at = 0.0
+            ordered_queues.tend(poor.cursor())
+            frozen.execute("select 1")  # it lives
+            frozen.rollback()
+    finally:
+        with second_connection() as admin:
+            admin.execute("drop owned by mq_test_poor; drop role mq_test_poor")
+    said = [record for record in caplog.records if getattr(record, "event", "") == "owner_frozen"]
+    assert len(said) == 1
+    assert "cannot be ended" in said[0].getMessage()
+
+
+def test_the_transaction_of_a_frozen_owner_is_ended(
+    start: Start, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guarantee 9: its effects are rolled back, and the line goes on."""
+
+    @handler("#", queue="line", name="h")
+    def h(delivery: Delivery) -> None:
+        with log.running("line", delivery.id):
+            pass
+
+    caplog.set_level(logging.WARNING, "django_mq")
+    message = row(leased=-1, claimed_by="gone:1", attempts=1)
+    behind = row()
+    with second_connection() as frozen:
+        lines.own(frozen.cursor(), queue="line", worker="gone", lease=-1.0)
+        frozen.autocommit = False
+        lock(frozen, message.pk)
+        start()
+        log.wait(2)
+        with pytest.raises(psycopg.OperationalError):
+            frozen.execute("select 1")
+    assert log.order == pks(message, behind)
+    assert any(getattr(record, "event", "") == "owner_frozen" for record in caplog.records)
