@@ -1,0 +1,36 @@
+"""Producers: no handlers but those of the test, and a doorbell that has not rung."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from django_mq import Delivery, handler, handlers
+from django_mq.models import QueuedMessage
+from django_mq.outbox import notify as bell
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    with handlers.isolated():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def quiet_bell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bell, "_last", {})
+
+
+def subscribe(*patterns: str, **options: Any) -> None:
+    def function(delivery: Delivery) -> None: ...
+
+    handler(*patterns, **options)(function)
+
+
+def the_message() -> QueuedMessage:
+    return QueuedMessage.objects.get()
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

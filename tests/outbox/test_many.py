@@ -1,0 +1,134 @@
+"""broadcast_many(): receipts, chunks, all or none."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_mq import (
+    BulkReceipt,
+    InvalidName,
+    Message,
+    broadcast,
+    broadcast_many,
+    handler,
+    handlers,
+)
+from django_mq.models import QueuedMessage
+from django_mq.outbox import stream as streaming
+from django_mq.store.insert import FEW
+from tests.outbox.conftest import subscribe, the_message
+
+
+@pytest.mark.django_db
+def test_many_are_answered_one_by_one() -> None:
+    """NSQ-29."""
+    subscribe("two", name="one")
+    subscribe("two", name="other")
+    with transaction.atomic():
+        assert broadcast_many([]) == []
+        receipts = broadcast_many([Message("two", 1), Message("none", 2), Message("two", 3)])
+    assert [len(receipt.copies) for receipt in receipts] == [2, 1, 2]
+    found = QueuedMessage.objects.in_bulk()
+    assert [[found[id].payload for id in receipt.ids] for receipt in receipts] == [
+        [1, 1],
+        [2],
+        [3, 3],
+    ]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("count", [1, FEW, FEW + 1, 300])
+def test_receipts_name_the_rows_however_many_there_are(count: int) -> None:
+    with transaction.atomic():
+        receipts = broadcast_many([Message("a", number) for number in range(count)])
+    found = QueuedMessage.objects.in_bulk()
+    assert [found[receipt.ids[0]].payload for receipt in receipts] == list(range(count))
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("count", [2, 300])
+@pytest.mark.parametrize("form", [list, tuple, iter])
+def test_many_are_stored_all_or_none(
+    count: int, form: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PMQ-9 as changed, NSQ-29, guarantee 10: the caller may go on."""
+    monkeypatch.setattr(streaming, "CHUNK_ROWS", 100)
+    messages = [*(Message("a", number) for number in range(count)), Message("bad type")]
+    with transaction.atomic():
+        with pytest.raises(InvalidName):
+            broadcast_many(form(messages))
+        assert broadcast("fine")
+    assert the_message().type == "fine"
+
+
+@pytest.mark.django_db
+def test_what_is_no_message_is_refused() -> None:
+    with transaction.atomic(), pytest.raises(TypeError, match=r"takes Message\(...\) objects"):
+        broadcast_many([{"type": "a"}])  # type: ignore[list-item]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("by", ["rows", "size"])
+def test_an_iterator_is_read_in_chunks(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constant memory: what is stored already is no longer held when more is read."""
+    monkeypatch.setattr(streaming, "CHUNK_ROWS" if by == "rows" else "CHUNK_SIZE", 100)
+    payload = "x" * (0 if by == "rows" else 8)  # and the two quotes
+    per_chunk = 100 if by == "rows" else 9  # each row has {} as metadata
+    stored_when_read = []
+
+    def messages() -> Iterator[Message]:
+        for _ in range(3 * per_chunk + 1):
+            # Queries of the generator run between the COPYs, on the same connection.
+            stored_when_read.append(QueuedMessage.objects.count())
+            yield Message("a", payload)
+
+    with transaction.atomic():
+        receipt = broadcast_many(messages())
+    assert receipt == BulkReceipt(3 * per_chunk + 1)
+    assert bool(receipt)
+    assert sorted(set(stored_when_read)) == [0, per_chunk, 2 * per_chunk, 3 * per_chunk]
+    assert QueuedMessage.objects.count() == 3 * per_chunk + 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("form", [list, iter], ids=["list", "iterator"])
+def test_a_payload_is_held_once_for_many_subscribers(form: Callable[[Any], Any]) -> None:
+    """Nor are the lines of many copies put together: that would be 60 MB."""
+    with handlers.isolated():
+        for number in range(60):
+            handler("a", name=f"h{number}")(lambda delivery: None)
+        messages = form([Message("a", "x" * 1_000_000)])
+        tracemalloc.start()
+        try:
+            with transaction.atomic():
+                assert broadcast_many(messages)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert QueuedMessage.objects.count() == 60
+    assert most < 20_000_000
+
+
+@pytest.mark.django_db
+def test_an_empty_iterator_is_a_success() -> None:
+    """PMQ-12."""
+    with transaction.atomic():
+        receipt = broadcast_many(iter(()))
+    assert receipt == BulkReceipt(0)
+    assert not receipt
+
+
+@pytest.mark.django_db
+def test_an_iterator_that_raises_takes_all_back() -> None:
+    def messages() -> Iterator[Message]:
+        yield from [Message("a")] * 10
+        1 / 0  # noqa: B018
+
+    with transaction.atomic():
+        with pytest.raises(ZeroDivisionError):
+            broadcast_many(messages())
+        assert broadcast("fine")
+    assert the_message().type == "fine"

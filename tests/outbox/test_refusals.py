@@ -1,0 +1,173 @@
+"""What broadcast() refuses: one class for each cause, before any SQL; the transaction lives on."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connection, transaction
+
+from django_mq import (
+    BroadcastError,
+    InvalidName,
+    InvalidOption,
+    InvalidPayload,
+    Message,
+    PayloadTooLarge,
+    RetryPolicy,
+    broadcast,
+    broadcast_many,
+)
+from django_mq.store.insert import FEW
+from tests.database import second_connection
+from tests.outbox.conftest import now, the_message
+
+
+class Unencodable:
+    pass
+
+
+REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+    "type-empty": (InvalidName, {"type": ""}),
+    "type-space": (InvalidName, {"type": "shop orders"}),
+    "type-newline": (InvalidName, {"type": "shop\n"}),
+    "type-none": (InvalidName, {"type": None}),
+    "type-letters": (InvalidName, {"type": "zoë"}),
+    "type-long": (InvalidName, {"type": "x" * 129}),
+    "queue-empty": (InvalidName, {"queue": ""}),
+    "queue-blank": (InvalidName, {"queue": "  "}),
+    "queue-number": (InvalidName, {"queue": 5}),
+    "queue-sql": (InvalidName, {"queue": "q'; drop table x; --"}),
+    "priority-high": (InvalidOption, {"priority": 101}),
+    "priority-low": (InvalidOption, {"priority": -101}),
+    "priority-bool": (InvalidOption, {"priority": True}),
+    "priority-float": (InvalidOption, {"priority": 1.0}),
+    "priority-none": (InvalidOption, {"priority": None}),
+    "version-0": (InvalidOption, {"schema_version": 0}),
+    "version-bool": (InvalidOption, {"schema_version": True}),
+    "version-text": (InvalidOption, {"schema_version": "1"}),
+    "version-beyond-the-column": (InvalidOption, {"schema_version": 2**31}),
+    "metadata-list": (InvalidOption, {"metadata": ["tier"]}),
+    "metadata-text": (InvalidOption, {"metadata": "tier"}),
+    "metadata-key": (InvalidOption, {"metadata": {1: "x"}}),
+    "metadata-reserved": (InvalidOption, {"metadata": {"mq.hops": 0}}),
+    "metadata-nan": (InvalidPayload, {"metadata": {"x": float("nan")}}),
+    "metadata-large": (PayloadTooLarge, {"metadata": {"x": "y" * 16 * 1024}}),
+    "payload-nan": (InvalidPayload, {"payload": {"x": float("nan")}}),
+    "payload-nul": (InvalidPayload, {"payload": {"x": "\0"}}),
+    "payload-surrogate": (InvalidPayload, {"payload": {"x": "\ud800"}}),
+    "payload-object": (InvalidPayload, {"payload": {"x": Unencodable()}}),
+    "payload-keys": (InvalidPayload, {"payload": {1: "x", "1": "y"}}),
+    "payload-digits": (InvalidPayload, {"payload": 10**5000}),
+    "payload-large": (PayloadTooLarge, {"payload": "x" * 2**20}),
+    "after-naive": (InvalidOption, {"after": datetime(2030, 1, 1)}),
+    "after-negative": (InvalidOption, {"after": -1}),
+    "after-nan": (InvalidOption, {"after": float("nan")}),
+    "after-bool": (InvalidOption, {"after": True}),
+    "after-text": (InvalidOption, {"after": "5"}),
+    "after-pair": (InvalidOption, {"after": (5, "minutes")}),
+    "after-far": (InvalidOption, {"after": timedelta(days=367)}),
+    "after-very-far": (InvalidOption, {"after": 1e300}),
+    "after-year-9999": (InvalidOption, {"after": datetime(9999, 12, 31, tzinfo=UTC)}),
+    "after-before-time": (
+        InvalidOption,
+        {"after": datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))},
+    ),
+    "expires-naive": (InvalidOption, {"expires": datetime(2030, 1, 1)}),
+    "expires-zero": (InvalidOption, {"expires": 0}),
+    "expires-past": (InvalidOption, {"expires": datetime(2020, 1, 1, tzinfo=UTC)}),
+    "expires-far": (InvalidOption, {"expires": timedelta(days=367)}),
+    "expires-with-after": (InvalidOption, {"after": 60, "expires": 60}),
+    "expires-before-after": (InvalidOption, {"after": timedelta(days=1), "expires": 60}),
+    "expires-before-moment": (
+        InvalidOption,
+        {"after": datetime.now(UTC) + timedelta(days=2), "expires": timedelta(days=1)},
+    ),
+    "retry-number": (InvalidOption, {"retry": 5}),
+    "retry-callable": (InvalidOption, {"retry": RetryPolicy(backoff=lambda attempt: 5)}),
+    "on-duplicate": (InvalidOption, {"unique_id": "u", "on_duplicate": "replace"}),
+    "on-duplicate-of-nothing": (TypeError, {"on_duplicate": "update"}),
+    "on-duplicate-skip-of-nothing": (TypeError, {"on_duplicate": "skip"}),
+    "on-duplicate-none": (InvalidOption, {"unique_id": "u", "on_duplicate": ""}),
+    "unique-for-nothing": (TypeError, {"unique_for": 5}),
+    "unique-for-zero": (InvalidOption, {"unique_id": "u", "unique_for": 0}),
+    "unique-for-long": (InvalidOption, {"unique_id": "u", "unique_for": timedelta(days=367)}),
+    "unique-for-text": (InvalidOption, {"unique_id": "u", "unique_for": "5"}),
+    "unique-for-moment": (InvalidOption, {"unique_id": "u", "unique_for": datetime.now(UTC)}),
+    "unique-id-blank": (InvalidName, {"unique_id": ""}),
+    "unique-id-spaces": (InvalidName, {"unique_id": "order 1"}),
+    "unique-id-number": (InvalidName, {"unique_id": 1}),
+    "key-blank": (InvalidName, {"key": ""}),
+    "key-long": (InvalidName, {"key": "k" * 129}),
+    "key-number": (InvalidName, {"key": 1}),
+    "unknown-option": (TypeError, {"delay": 5}),
+}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("error", "options"), REFUSED.values(), ids=REFUSED)
+def test_a_refusal_leaves_the_transaction_usable(
+    error: type[Exception], options: dict[str, Any], django_assert_num_queries: Any
+) -> None:
+    """Guarantee 10, S04, S16, S17, PMQ-5, PMQ-10, NSQ-31, RMQ-3."""
+    with transaction.atomic():
+        with django_assert_num_queries(0), pytest.raises(error) as caught:
+            broadcast(**{"type": "a.b", "payload": {}, **options})
+        assert type(caught.value) is error
+        assert issubclass(error, BroadcastError | TypeError)
+        assert broadcast("fine")
+    assert the_message().type == "fine"
+
+
+@pytest.mark.django_db
+def test_limits_follow_the_settings(settings: Any) -> None:
+    settings.DJANGO_MQ = {
+        "MAX_PAYLOAD_BYTES": 20,
+        "MAX_DEPTH": 2,
+        "MAX_METADATA_BYTES": 10,
+        "MAX_DELAY": 60,
+        "ENCODER": "json.JSONEncoder",
+    }
+    refused: list[tuple[type[Exception], dict[str, Any]]] = [
+        (PayloadTooLarge, {"payload": "x" * 19}),
+        (InvalidPayload, {"payload": [[[]]]}),
+        (PayloadTooLarge, {"metadata": {"a": "xxxx"}}),
+        (InvalidOption, {"after": 61}),
+        (InvalidPayload, {"payload": now()}),
+    ]
+    with transaction.atomic():
+        for error, options in refused:
+            with pytest.raises(error):
+                broadcast("a.b", **options)
+        assert broadcast("a.b", "x" * 18, metadata={"a": "xx"}, after=60)
+        assert broadcast("a.b", [[]])
+
+
+@pytest.mark.django_db
+def test_a_payload_that_cannot_be_shown_does_not_break_the_error() -> None:
+    with transaction.atomic(), pytest.raises(InvalidPayload) as caught:
+        broadcast("a.b", {"x": {"\ud800": 1}})
+    str(caught.value).encode()
+
+
+def test_another_database_than_postgresql_is_refused(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "vendor", "sqlite")
+    with pytest.raises(ImproperlyConfigured, match="'default' is PostgreSQL: set DJANGO_MQ"):
+        broadcast("a.b")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_the_database_itself_refuses_is_djangos_error() -> None:
+    """Also from COPY, which Django does not wrap by itself."""
+    with second_connection() as other:
+        other.execute(
+            "alter table django_mq_queuedmessage add constraint no_evil check (type <> 'evil')"
+        )
+        try:
+            for count in (1, 2, FEW + 1):
+                with pytest.raises(DatabaseError), transaction.atomic():
+                    broadcast_many([Message("evil")] * count)
+        finally:
+            other.execute("alter table django_mq_queuedmessage drop constraint no_evil")
