@@ -298,7 +298,18 @@ class Running:
 
 
 @pytest.fixture
-def start(transactional_db: None) -> Iterator[Callable[..., Running]]:
+def gate() -> Iterator[threading.Event]:
+    """What handlers wait for; opened at the end whatever happens."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(transactional_db: None) -> Iterator[Start]:
     """Start workers in threads: `start(until_empty=True, threads=2)`."""
     running: list[Running] = []
 

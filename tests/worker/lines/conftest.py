@@ -15,9 +15,7 @@ from django_mq import RetryPolicy, fixed
 from django_mq.models import QueuedMessage
 from tests.database import second_connection
 from tests.rows import add
-from tests.worker.conftest import PATIENCE, Running
-
-Start = Callable[..., Running]
+from tests.worker.conftest import PATIENCE
 
 AT_ONCE = RetryPolicy(max_attempts=50, backoff=fixed(0))
 LATER = RetryPolicy(max_attempts=50, backoff=fixed(3600))
@@ -34,14 +32,6 @@ def _settings(settings: Any) -> None:
             "commits": {"key_order": "commit"},
         },
     }
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """What handlers wait for; opened at the end whatever happens."""
-    gate = threading.Event()
-    yield gate
-    gate.set()
 
 
 class Log:

@@ -17,12 +17,11 @@ from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues import actions as acting
 from django_mq.store import claim_keyed as with_keys
 from tests.rows import add, stored
-from tests.worker.conftest import PATIENCE, Said
+from tests.worker.conftest import PATIENCE, Said, Start
 from tests.worker.lines.conftest import (
     AT_ONCE,
     LATER,
     Log,
-    Start,
     empty,
     keyed,
     make_due,

@@ -14,8 +14,8 @@ from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from tests.rows import add_all
-from tests.worker.conftest import PATIENCE
-from tests.worker.lines.conftest import AT_ONCE, Log, Start, empty, keyed, pks, row, until
+from tests.worker.conftest import PATIENCE, Start
+from tests.worker.lines.conftest import AT_ONCE, Log, empty, keyed, pks, row, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

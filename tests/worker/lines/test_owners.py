@@ -16,8 +16,8 @@ from django_mq.worker import DeadWorker
 from django_mq.worker.ordered_queues import OrderedQueues
 from tests.database import second_connection
 from tests.store.conftest import lock
-from tests.worker.conftest import PATIENCE, Said
-from tests.worker.lines.conftest import Log, Start, make_due, pks, row, until
+from tests.worker.conftest import PATIENCE, Said, Start
+from tests.worker.lines.conftest import Log, make_due, pks, row, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

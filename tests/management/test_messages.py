@@ -1,0 +1,151 @@
+"""mq_requeue and mq_purge: which messages, after which questions."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import CommandError
+
+from django_mq.models import QueuedMessage
+from tests.management.conftest import run, run_json
+from tests.rows import add
+
+pytestmark = pytest.mark.django_db
+
+
+class TestRequeue:
+    def test_ids_need_no_question(self):
+        dead, waiting, other = add(dead=-1), add(), add(dead=-1)
+        text = run("mq_requeue", "--id", dead.pk, waiting.pk)
+        assert text == "Requeued 1 message, skipped 1 (in flight or changed).\n"
+        assert (dead.state, other.state) == ("processable", "dead")
+
+    def test_more_attempts(self):
+        dead = add(dead=-1, attempts=20)
+        run("mq_requeue", "--id", dead.pk, "--attempts", 7)
+        dead.refresh_from_db()
+        assert dead.max_attempts == 27
+
+    @pytest.mark.parametrize("choice", [["--queue", "mail"], ["--type", "a"], ["--all"]])
+    def test_several_need_a_yes(self, choice):
+        """S34."""
+        message = add(dead=-1, type="a")
+        with pytest.raises(CommandError, match=r"Requeue 1 message\? Pass --yes"):
+            run("mq_requeue", *choice)
+        assert message.state == "dead"
+        assert run("mq_requeue", *choice, "--yes") == "Requeued 1 message.\n"
+        assert message.state == "processable"
+
+    def test_only_those_chosen(self):
+        chosen, *others = add(dead=-1, type="a"), add(dead=-1), add("other", dead=-1, type="a")
+        run("mq_requeue", "--queue", "mail", "--type", "a", "--yes")
+        assert chosen.state == "processable"
+        assert [each.state for each in others] == ["dead", "dead"]
+
+    def test_dry_run(self):
+        message = add(dead=-1)
+        assert run("mq_requeue", "--all", "--dry-run") == "Would requeue 1 message.\n"
+        assert message.state == "dead"
+
+    def test_nothing_to_do_needs_no_answer(self):
+        assert run("mq_requeue", "--all") == "Nothing was requeued.\n"
+
+    def test_json(self):
+        dead, waiting = add(dead=-1), add()
+        told = {"ids": [dead.pk], "skipped": 1, "dry_run": True}
+        ids = ("--id", dead.pk, waiting.pk)
+        assert run_json("mq_requeue", *ids, "--dry-run") == told
+        assert run_json("mq_requeue", *ids) == {**told, "dry_run": False}
+        told = {"ids": [], "skipped": 0, "dry_run": False}
+        assert run_json("mq_requeue", "--all") == told
+
+    def test_json_asks_nothing_but_wants_a_yes(self, terminal):
+        """S34."""
+        dead = add(dead=-1)
+        terminal("y")
+        with pytest.raises(CommandError, match="Pass --yes"):
+            run_json("mq_requeue", "--all")
+        assert dead.state == "dead"
+        assert run_json("mq_requeue", "--all", "--yes")["ids"] == [dead.pk]
+
+    @pytest.mark.parametrize("arguments", [[], ["--limit", "5"], ["--all", "--queue", "mail"]])
+    def test_what_is_meant_must_be_said(self, arguments):
+        with pytest.raises(CommandError, match="--all"):
+            run("mq_requeue", *arguments, "--yes")
+
+
+class TestPurge:
+    def test_it_asks_with_the_count(self, terminal):
+        """S34: prints counts, needs --yes or an answer, touches dead letters only."""
+        add(dead=-1)
+        add(dead=-1)
+        waiting = add()
+        questions = terminal("n", "")
+        assert run("mq_purge", "--queue", "mail") == "Nothing was removed.\n"
+        assert run("mq_purge", "--queue", "mail") == "Nothing was removed.\n"
+        assert questions == ["Remove 2 messages (dead letters) for good? [y/N] "] * 2
+        assert QueuedMessage.objects.count() == 3
+        terminal("y")
+        assert run("mq_purge", "--queue", "mail") == "Removed 2 messages.\n"
+        assert QueuedMessage.objects.get() == waiting
+
+    def test_without_a_terminal_it_refuses(self):
+        add(dead=-1)
+        with pytest.raises(CommandError, match=r"Remove 1 message .* Pass --yes"):
+            run("mq_purge", "--all")
+        assert QueuedMessage.objects.count() == 1
+
+    def test_dry_run(self):
+        add(dead=-1)
+        assert run("mq_purge", "--all", "--dry-run", "--yes") == "Would remove 1 message.\n"
+        assert QueuedMessage.objects.count() == 1
+
+    def test_json(self, terminal):
+        """S34: nothing is asked, so --yes must be said."""
+        dead = add(dead=-1)
+        told = {"ids": [dead.pk], "skipped": 0, "dry_run": True}
+        assert run_json("mq_purge", "--all", "--dry-run") == told
+        terminal("y")
+        with pytest.raises(CommandError, match="Pass --yes"):
+            run_json("mq_purge", "--all")
+        assert QueuedMessage.objects.count() == 1
+        assert run_json("mq_purge", "--all", "--yes") == {**told, "dry_run": False}
+        assert run_json("mq_purge", "--all") == {"ids": [], "skipped": 0, "dry_run": False}
+
+    def test_what_waits_only_when_told(self):
+        add()
+        add(dead=-1)
+        leased = add(leased=60)
+        with pytest.raises(CommandError, match="waiting ones too"):
+            run("mq_purge", "--all", "--waiting")
+        text = run("mq_purge", "--all", "--waiting", "--yes")
+        assert text == "Removed 2 messages, skipped 1 (in flight or changed).\n"
+        assert QueuedMessage.objects.get() == leased
+
+    def test_only_those_chosen(self):
+        old = add(dead=-7200)
+        kept = {add(dead=-60), add("other", dead=-7200), add(dead=-7200, type="b")}
+        run(
+            *("mq_purge", "--queue", "mail", "--type", old.type),
+            *("--older-than", "1h", "--yes"),
+        )
+        assert set(QueuedMessage.objects.all()) == kept
+
+    def test_not_what_died_while_the_question_was_read(self, terminal, monkeypatch):
+        first = add(dead=-60)
+        terminal("y")
+
+        def answer(question):
+            add(dead=-1)
+            return "yes"
+
+        monkeypatch.setattr("builtins.input", answer)
+        run("mq_purge", "--all")
+        assert not QueuedMessage.objects.filter(pk=first.pk).exists()
+        assert QueuedMessage.objects.count() == 1
+
+    @pytest.mark.parametrize(
+        "arguments", [[], ["--older-than", "1h"], ["--waiting"], ["--all", "--type", "a"]]
+    )
+    def test_what_is_meant_must_be_said(self, arguments):
+        with pytest.raises(CommandError, match="--all"):
+            run("mq_purge", *arguments, "--yes")

@@ -1,0 +1,77 @@
+"""mq_peek: rows, payloads when asked for, and nothing that moves a cursor."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import connection
+
+from tests.management.conftest import rows, run, run_json
+from tests.rows import add
+
+pytestmark = pytest.mark.django_db
+
+
+class TestPeek:
+    def test_rows_without_payload(self):
+        """S12: a secret in a payload is shown by no command that was not asked."""
+        message = add(payload={"to": "canary"}, metadata={"m": "canary"}, last_error="canary")
+        text = run("mq_peek") + run("mq_peek", "--json")
+        assert "canary" not in text
+        assert rows(text)[str(message.pk)][:6] == [
+            str(message.pk),
+            "mail",
+            "shop.orders.placed",
+            "-",
+            "processable",
+            "0/20",
+        ]
+
+    def test_payload_when_asked_for_with_secrets_covered(self, settings):
+        payload = {"to": "ann", "user": [{"API_key": "canary", "deep": {"passwd_x": ["canary"]}}]}
+        add(payload=payload, metadata={"password": "canary", "tier": "gold"})
+        settings.DJANGO_MQ = {"REDACT": "API|PASS"}
+        text = run("mq_peek", "--payload")
+        assert "ann" in text
+        assert "gold" in text
+        assert "canary" not in text
+        [row] = run_json("mq_peek", "--payload")
+        assert row["payload"]["to"] == "ann"
+        assert "canary" not in json.dumps(row)
+        settings.DJANGO_MQ = {"REDACT": None}
+        assert "canary" in run("mq_peek", "--payload")
+
+    def test_secrets_are_covered_by_default(self):
+        add(payload={"nested": [{"password": "canary"}]})
+        assert "canary" not in run("mq_peek", "--payload")
+
+    def test_a_payload_moves_no_cursor(self):
+        """S30."""
+        add(payload={"a": "\x1b[2J\n\u202e"}, last_error="\x1b]0;title\x07")
+        text = run("mq_peek", "--payload")
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+
+    def test_a_queue_a_limit_and_what_is_free(self):
+        leased, first, _ = add(leased=60), add(), add()
+        add("other")
+        found = run_json("mq_peek", "mail", "--limit", 2)
+        assert [row["id"] for row in found] == [leased.pk, first.pk]
+        found = run_json("mq_peek", "mail", "--limit", 1, "--skip-locked")
+        assert [row["id"] for row in found] == [first.pk]
+
+    def test_dead_letters(self):
+        dead = add(dead=-1)
+        assert run("mq_peek") == "No messages.\n"
+        assert rows(run("mq_peek", "--dead"))[str(dead.pk)][4] == "dead"
+
+    def test_what_cannot_be_decoded(self):
+        message = add()
+        with connection.cursor() as cursor:
+            cursor.execute("set local max_stack_depth = '6MB'")
+            cursor.execute(
+                "update django_mq_queuedmessage set payload = %s::jsonb",
+                ["[" * 10_000 + "]" * 10_000],
+            )
+        assert str(message.pk) in run("mq_peek")
+        assert "payload: (cannot be decoded)" in run("mq_peek", "--payload")

@@ -1,0 +1,92 @@
+"""mq_pause, mq_resume and mq_limit: what they change and what they print."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import CommandError
+
+from django_mq import queues
+from django_mq.models import QueueState
+from tests.management.conftest import run, run_json
+from tests.rows import decide
+
+pytestmark = pytest.mark.django_db
+
+
+class TestPause:
+    def test_for_good_and_back(self):
+        assert "until mq_resume" in run("mq_pause", "mail")
+        assert queues.state("mail").paused
+        assert "is resumed" in run("mq_resume", "mail")
+        assert not queues.state("mail").paused
+        assert "was not paused" in run("mq_resume", "mail")
+
+    def test_for_a_while(self):
+        assert "is paused until 20" in run("mq_pause", "mail", "--for", "15m")
+        decided = QueueState.objects.get()
+        assert (decided.paused_until - decided.paused_at).total_seconds() == 900
+
+    def test_until_a_moment(self):
+        run("mq_pause", "mail", "--until", "2999-01-01T00:00Z")
+        assert QueueState.objects.get().paused_until.isoformat() == "2999-01-01T00:00:00+00:00"
+
+    def test_json(self):
+        until = "2999-01-01T00:00:00+00:00"
+        told = {"queue": "mail", "paused": True, "until": until, "dry_run": False}
+        assert run_json("mq_pause", "mail", "--until", until) == told
+        told = {"queue": "mail", "what": "pause", "ended": True, "dry_run": False}
+        assert run_json("mq_resume", "mail") == told
+        assert run_json("mq_resume", "mail") == {**told, "ended": False}
+
+    def test_dry_run(self):
+        assert "would be paused until mq_resume" in run("mq_pause", "mail", "--dry-run")
+        assert run_json("mq_pause", "mail", "--dry-run")["dry_run"] is True
+        with pytest.raises(CommandError, match="that time has passed"):
+            run("mq_pause", "mail", "--until", "2020-01-01T00:00", "--dry-run")
+        assert not QueueState.objects.exists()
+        decide(paused=-1)
+        assert "would be resumed" in run("mq_resume", "mail", "--dry-run")
+        assert run_json("mq_resume", "mail", "--dry-run")["ended"] is True
+        assert queues.state("mail").paused
+
+
+class TestEndOfABackoff:
+    def test_by_hand(self):
+        decide(backoff_level=3, backoff=60, probe_by="worker:1", paused=-1)
+        assert "was not" not in run("mq_resume", "mail", "--backoff")
+        assert queues.state("mail").backoff_level == 0
+        assert queues.state("mail").paused
+        assert "was not backing off" in run("mq_resume", "mail", "--backoff")
+
+    def test_a_resume_leaves_it(self):
+        decide(backoff_level=3, backoff=60, paused=-1)
+        run("mq_resume", "mail")
+        assert queues.state("mail").backoff_level == 3
+
+    def test_dry_run_and_json(self):
+        decide(backoff_level=3, backoff=60)
+        text = run("mq_resume", "mail", "--backoff", "--dry-run")
+        assert text == "Queue mail would be back at its full rate.\n"
+        told = {"queue": "mail", "what": "backoff", "ended": True, "dry_run": True}
+        assert run_json("mq_resume", "mail", "--backoff", "--dry-run") == told
+        assert queues.state("mail").backoff_level == 3
+
+
+class TestLimit:
+    """NSQ-23: changed while running."""
+
+    def test_a_number_and_none(self, settings):
+        assert "has at most 5 messages in flight" in run("mq_limit", "mail", 5)
+        assert queues.counts("mail").max_in_flight == 5
+        assert "at most 0 messages" in run("mq_limit", "mail", 0)
+        assert "no limit" in run("mq_limit", "mail", "none")
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 7}}}
+        assert "at most 7 messages" in run("mq_limit", "mail", "none")
+
+    def test_json_and_dry_run(self):
+        told = {"queue": "mail", "max_in_flight": 5, "dry_run": True}
+        assert run_json("mq_limit", "mail", 5, "--dry-run") == told
+        assert "would have at most 1 message in flight" in run("mq_limit", "mail", 1, "--dry-run")
+        assert not QueueState.objects.exists()
+        assert run_json("mq_limit", "mail", 5) == {**told, "dry_run": False}
+        assert QueueState.objects.get().max_in_flight == 5

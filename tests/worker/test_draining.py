@@ -1,0 +1,109 @@
+"""A worker that drains: what runs is finished, the rest is given back."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from django_mq import handler
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt, QueuedMessage
+from tests.database import second_connection
+from tests.rows import add
+from tests.worker.conftest import PATIENCE, Said, Start, add_many, effect, effects, waiting
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_drain_ends_what_runs_and_gives_the_rest_back(
+    start: Start, said: Said, gate: threading.Event
+) -> None:
+    """KAF-7, NSQ-28, guarantee 3: refunded, and in its old place in line."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        assert gate.wait(PATIENCE)
+        effect(delivery)
+
+    messages = add_many(30, handler="h")
+    entries = {m.pk: m.processable_after for m in messages}
+    running = start(threads=2)
+    said.wait("message_started", 2)
+    thread = threading.Thread(target=running.stop, daemon=True)
+    thread.start()
+    gate.set()
+    assert running.join() is True
+    started = set(said.ids("message_started"))
+    assert effects() == started
+    assert len(started) < 30
+    left = QueuedMessage.objects.all()
+    assert {m.pk for m in left} == {m.pk for m in messages} - started
+    for message in left:
+        assert (message.attempts, message.claimed_by, message.leased_until) == (0, None, None)
+        assert message.processable_after == entries[message.pk]
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_a_drain_gives_back_also_what_somebody_has_locked_for_a_moment(
+    start: Start, said: Said, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal has rows locked while it runs, and a release skips what is locked."""
+    from django_mq.store import settle
+
+    released = settle.release
+    calls: list[int] = []
+
+    def release(cursor: Any, fences: Any) -> set[int]:
+        calls.append(len(fences))
+        if len(calls) > 1:
+            return released(cursor, fences)
+        with second_connection() as other, other.transaction():
+            other.execute("select from django_mq_queuedmessage for update skip locked")
+            return released(cursor, fences)
+
+    monkeypatch.setattr(settle, "release", release)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        assert gate.wait(PATIENCE)
+
+    @handler("b", queue="mail", name="held")
+    def held(delivery: Delivery) -> None: ...
+
+    # Claimed with the first, and behind it.
+    message = add(handler="h", after=-100)
+    add(handler="h", suspect=True, after=-90)
+    running = start(batch_size=2)
+    said.wait("message_started")
+    claimed = QueuedMessage.objects.filter(claimed_by__isnull=False)
+    while claimed.count() < 2 and not calls:
+        add(handler="h")
+    thread = threading.Thread(target=running.stop, daemon=True)
+    thread.start()
+    while not calls:
+        pass
+    gate.set()
+    running.join()
+    assert len(calls) >= 2
+    assert message.pk not in waiting()
+    assert not QueuedMessage.objects.exclude(claimed_by=None).exists()
+    assert not QueuedMessage.objects.exclude(attempts=0).exists()
+
+
+def test_a_drain_that_runs_out_of_time_says_so(
+    start: Start, said: Said, gate: threading.Event
+) -> None:
+    """KAF-7: drain_seconds in total, not for each part."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        gate.wait(PATIENCE)
+
+    add_many(2, handler="h")
+    running = start(drain_seconds=0.05, threads=2)
+    said.wait("message_started", 2)
+    assert running.stop() is False
+    assert said.all[-1][2]["drained"] is False
+    assert waiting()

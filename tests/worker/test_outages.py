@@ -1,0 +1,189 @@
+"""The database goes away and comes back, or refuses, under a running worker."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection, connections
+
+from django_mq import RetryPolicy, fixed, handler
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt
+from django_mq.store import look as store_looking
+from tests.database import second_connection
+from tests.rows import add
+from tests.worker.conftest import Said, Start, add_many, effect, effects, proxied, waiting
+from tests.worker.proxy import Proxy
+from tests.worker.service import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def terminate_all() -> None:
+    """Kill every other session of the test database, as a restart of the server does."""
+    with second_connection() as other:
+        other.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
+
+
+def test_a_restart_of_the_server_is_survived(
+    start: Start, said: Said, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guarantees 1, 16: what ran runs again or is charged once; nothing is lost or doubled."""
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(0)))
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    @handler("#", queue="mail", name="async", retry=RetryPolicy(backoff=fixed(0)))
+    async def ah(delivery: Delivery) -> None:
+        await delivery.afinish(effect, delivery)  # type: ignore[attr-defined]
+
+    messages = add_many(40, handler="h") + add_many(40, handler="async")
+    running = start(threads=2, batch_size=10)
+    for count in (10, 30):
+        said.wait("message_acked", count)
+        terminate_all()
+        connection.close()
+    more = add_many(5, handler="h")
+    # A COMMIT of afinish() whose answer was lost is done, and says nothing.
+    until(lambda: not waiting())
+    running.stop()
+    assert effects() == {m.pk for m in messages + more}
+    ids = said.ids("message_acked")
+    assert len(ids) == len(set(ids))
+    lines = [r for r in caplog.records if getattr(r, "event", "") == "database_lost"]
+    assert len(lines) <= 20
+
+
+def test_a_server_that_stays_away_is_waited_for_quietly(
+    start: Start, said: Said, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guarantee 16: a line per try at most, of all threads together."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    with proxied(proxy):
+        running = start(threads=3)
+        said.wait("worker_started")
+        add(handler="h")
+        said.wait("message_acked")
+        proxy.refuse(True)
+        until(lambda: any("database lost" in r.getMessage() for r in caplog.records))
+        threading.Event().wait(1.0)  # 0.25 + 0.5 + 1: three tries at most
+        assert sum("database lost" in r.getMessage() for r in caplog.records) <= 4
+        with second_connection_without(proxy) as other:
+            other.execute(
+                "insert into django_mq_queuedmessage (queue, type, payload, handler)"
+                " values ('mail', 'a', '{}', 'h')"
+            )
+        proxy.refuse(False)
+        said.wait("message_acked", 2)
+        running.stop()
+        connections["default"].close()
+    assert [r.event for r in caplog.records if hasattr(r, "event")].count("database_back") >= 1
+
+
+def second_connection_without(proxy: Proxy) -> psycopg.Connection[Any]:
+    own = connection.get_connection_params()
+    params = {k: v for k, v in own.items() if k in ("dbname", "user", "password")}
+    return psycopg.connect(**params, **proxy.address, autocommit=True)
+
+
+def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, proxy: Proxy) -> None:
+    """No worker holds its rows: without this they would wait for the lease, and be charged."""
+    attempts: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+
+    add_many(3, handler="h")
+    proxy.cut_at("with taken as materialized", arrives=True)
+    with proxied(proxy):
+        running = start()
+        said.wait("message_acked", 3)
+        running.stop()
+        connections["default"].close()
+    assert proxy.cuts == 1
+    assert attempts == [1, 1, 1]
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_a_loss_while_claimed_messages_are_sorted_strands_nobody(
+    start: Start, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are claimed and their leases renewed: they must not be forgotten."""
+    from django_mq.worker.resolver import Resolver
+
+    sort, failures = Resolver.sort, [psycopg.OperationalError("gone")]
+
+    def failing(self: Any, cursor: Any, delivery: Delivery) -> Any:
+        if failures and delivery.payload == "second":
+            raise failures.pop()
+        return sort(self, cursor, delivery)
+
+    monkeypatch.setattr(Resolver, "sort", failing)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    warm_up = add(handler="h", after=-100)
+    to_be_routed = [add(handler=name, payload=p) for name, p in
+                    (("h", "first"), ("", "second"), ("h", "third"))]  # fmt: skip
+    messages = [warm_up, *to_be_routed]
+    assert start(until_empty=True).join()
+    assert failures == []
+    assert effects() == {m.pk for m in messages}
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_an_error_in_the_loop_is_logged_and_survived(
+    start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CAR-36: the loop never dies; but a worker that never worked says so at once."""
+    look = store_looking.look
+    failures = [RuntimeError("one"), RuntimeError("two")]
+    worked = threading.Event()
+
+    def failing(cursor: Any) -> Any:
+        if worked.is_set() and failures:
+            raise failures.pop()
+        return look(cursor)
+
+    monkeypatch.setattr(store_looking, "look", failing)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    running = start()
+    add(handler="h")
+    said.wait("message_acked")
+    worked.set()
+    until(lambda: not failures)
+    last = add(handler="h")
+    said.wait("message_acked", 2)
+    running.stop()
+    assert last.pk in effects()
+    assert [r.event for r in caplog.records if hasattr(r, "event")].count("loop_failed") == 2
+
+
+def test_tables_that_are_missing_end_the_worker(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(cursor: Any) -> Any:
+        raise psycopg.errors.UndefinedTable("no such table")
+
+    monkeypatch.setattr(store_looking, "look", failing)
+    running = start()
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        running.join()

@@ -1,0 +1,133 @@
+"""Suspects, leases that are renewed, and what a dead sibling held."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_mq import RetryPolicy, fixed, handler
+from django_mq.messages import Delivery, Fence
+from django_mq.models import FailedAttempt
+from django_mq.worker import DeadWorker
+from tests.rows import add, stored
+from tests.worker.conftest import (
+    PATIENCE,
+    Said,
+    Start,
+    add_many,
+    attempts_of,
+    effect,
+    effects,
+    waiting,
+)
+from tests.worker.service import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+# ---- suspects
+
+
+def test_suspects_run_while_nothing_else_runs(start: Start, said: Said) -> None:
+    """Guarantee 3: whatever kills the process costs no other message an attempt."""
+    running: set[int] = set()
+    beside: list[set[int]] = []
+    lock = threading.Lock()
+
+    def note(delivery: Delivery) -> None:
+        with lock:
+            running.add(delivery.id)
+            if delivery.payload == "suspect":
+                beside.append(set(running))
+        for _ in range(200):
+            with lock:
+                if delivery.payload == "suspect":
+                    beside.append(set(running))
+        with lock:
+            running.discard(delivery.id)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        note(delivery)
+
+    @handler("b", queue="mail", name="async")
+    async def ah(delivery: Delivery) -> None:
+        await asyncio.to_thread(note, delivery)
+
+    suspects = set()
+    for n in range(40):
+        add(handler="h" if n % 2 else "async", payload="plain", after=-60 + n / 100)
+        if n % 8 == 0:
+            name = "async" if n % 16 else "h"
+            suspects.add(add(handler=name, payload="suspect", suspect=True, after=-60 + n / 100).pk)
+    assert start(until_empty=True, threads=3).join()
+    assert waiting() == set()
+    assert {id for ids in beside for id in ids} == suspects
+    assert all(len(ids) == 1 for ids in beside)
+
+
+# ---- leases, recovery
+
+
+def test_leases_are_renewed_in_hand_and_while_it_runs(
+    start: Start, said: Said, gate: threading.Event, settings: Any
+) -> None:
+    """Guarantee 6: also those of a queue whose lease is shorter than the others'."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"lease": 0.3}}}
+
+    @handler("#", queue="mail", name="h", atomic=False)
+    def h(delivery: Delivery) -> None:
+        assert gate.wait(PATIENCE)
+        with delivery.finish():  # type: ignore[attr-defined]
+            effect(delivery)
+
+    messages = add_many(3, handler="h")
+    running = start(threads=2)
+    said.wait("message_started", 2)
+    leases = stored(messages[0]).leased_until
+    assert leases is not None
+    # Several leases later it is still ours.
+    until(lambda: stored(messages[0]).leased_until > leases + timedelta(seconds=1))
+    gate.set()
+    said.wait("message_acked", 3)
+    running.stop()
+    assert effects() == {m.pk for m in messages}
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_recovers_what_a_dead_sibling_held(start: Start, said: Said) -> None:
+    """Guarantee 3: what ran is charged and suspect, the rest refunded, in its place."""
+    attempts: dict[int, int] = {}
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(0)))
+    def h(delivery: Delivery) -> None:
+        attempts[delivery.id] = delivery.attempt
+
+    ran, overran, waited = (
+        add(handler="h", leased=600, claimed_by="dead:4", attempts=1) for _ in range(3)
+    )
+    other = add(handler="h", leased=600, claimed_by="deadly:4", attempts=1)
+    running = start()
+    said.wait("worker_started")
+    done = threading.Event()
+    running.worker.recover(
+        DeadWorker(
+            worker="dead",
+            reason="was killed by SIGKILL",
+            timed_out=[Fence(overran.pk, 1, "dead:4")],
+            lost=[Fence(ran.pk, 1, "dead:4")],
+        ),
+        done.set,
+    )
+    assert done.wait(PATIENCE)
+    said.wait("message_acked", 3)
+    running.stop()
+    assert attempts == {ran.pk: 2, overran.pk: 2, waited.pk: 1}
+    assert waiting() == {other.pk}
+    assert attempts_of(ran) == ["django_mq.policy.outcomes.WorkerLost"]
+    assert attempts_of(overran) == ["django_mq.policy.outcomes.TimedOut"]
+    assert attempts_of(waited) == []
