@@ -305,6 +305,12 @@ def gate() -> Iterator[threading.Event]:
     gate.set()
 
 
+@pytest.fixture
+def never_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that wait behind long handlers are not released for that."""
+    monkeypatch.setattr("django_mq.executor.local_queue.STUCK_AFTER", 600.0)
+
+
 Start = Callable[..., Running]
 
 

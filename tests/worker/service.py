@@ -12,11 +12,15 @@ from django.db import connection
 
 from django_mq import handler
 from django_mq.messages import Delivery
+from django_mq.models import QueuedMessage
 from tests.worker.conftest import PATIENCE
 
 IN_FLIGHT = (
     "select count(*) from django_mq_queuedmessage where queue = %s and leased_until is not null"
 )
+
+#: Too far away to help: who waits for the poll does not end in time.
+FAR = {"POLL_INTERVAL": 600, "LEASE": 3600}
 
 
 class Service:
@@ -98,3 +102,7 @@ def until(condition: Callable[[], Any]) -> None:
             return
         pause.wait(0.01)
     raise AssertionError("it did not happen")
+
+
+def in_flight(queue: str = "mail") -> int:
+    return QueuedMessage.objects.filter(queue=queue, leased_until__isnull=False).count()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,17 +11,13 @@ from django.db import transaction
 
 from django_mq import broadcast, handler, queues
 from django_mq.messages import Delivery
-from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.models import FailedAttempt
 from tests.database import second_connection
 from tests.rows import add, decide, stored
-from tests.worker.conftest import Running, Said, add_many, waiting
-from tests.worker.service import Service, until
+from tests.worker.conftest import Said, Start, add_many, waiting
+from tests.worker.service import FAR, Service, in_flight, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-Start = Callable[..., Running]
-#: Too far away to help: who waits for the poll does not end in time.
-FAR = {"POLL_INTERVAL": 600, "LEASE": 3600}
 
 
 @pytest.fixture
@@ -31,16 +27,6 @@ def service() -> Iterator[Service]:
     service.error = None
     service.pause = 0.0
     service.gate.set()
-
-
-@pytest.fixture
-def never_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that wait behind long handlers are not released for that."""
-    monkeypatch.setattr("django_mq.executor.local_queue.STUCK_AFTER", 600.0)
-
-
-def in_flight(queue: str = "mail") -> int:
-    return QueuedMessage.objects.filter(queue=queue, leased_until__isnull=False).count()
 
 
 # ---- limits

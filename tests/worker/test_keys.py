@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -22,11 +21,9 @@ from django_mq.testing import drain
 from tests.database import second_connection
 from tests.rows import add, stored
 from tests.store.conftest import lock
-from tests.worker.conftest import PATIENCE, Bench, Running, Said
+from tests.worker.conftest import PATIENCE, Bench, Said, Start
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-Start = Callable[..., Running]
 
 
 def keyed(key: str | None = "k", queue: str = "mail", **given: Any) -> QueuedMessage:

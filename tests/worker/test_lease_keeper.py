@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -20,12 +20,11 @@ from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.worker import DeadWorker
 from tests.database import second_connection
 from tests.rows import add, decide, stored
-from tests.worker.conftest import PATIENCE, Running, Said
+from tests.worker.conftest import PATIENCE, Said, Start
 from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Start = Callable[..., Running]
 
 #: Seconds; a sibling that polls looks for lapsed leases each second.
 LEASE = 2.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,12 +14,11 @@ from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.worker import ordered_queues, queue_options
 from tests.database import second_connection
 from tests.rows import add, decide, stored
-from tests.worker.conftest import PATIENCE, Running, Said, proxied
+from tests.worker.conftest import PATIENCE, Said, Start, proxied
 from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Start = Callable[..., Running]
 
 LATER = RetryPolicy(max_attempts=50, backoff=fixed(3600))
 

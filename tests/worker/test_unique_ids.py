@@ -33,11 +33,9 @@ from django_mq.testing import drain
 from django_mq.worker import chores
 from django_mq.worker.recovery import DeadWorker
 from tests.database import second_connection
-from tests.worker.conftest import Bench, Running, Said
+from tests.worker.conftest import Bench, Said, Start
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-Start = Callable[..., Running]
 
 
 def send(n: int = 0, type: str = "a.b", **options: Any) -> Any:

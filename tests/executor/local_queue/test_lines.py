@@ -1,0 +1,167 @@
+"""Lines in the local queue: of each line one slice is out at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mq.executor.local_queue import LocalQueue
+from tests.executor.local_queue.conftest import Told, ids, lined, start, take, task
+
+
+def test_of_a_line_one_slice_is_out_at_a_time(local_queue: LocalQueue) -> None:
+    """KAF-2: what follows waits, and others go on."""
+    local_queue.put(lined("a", "a", "b", "a", "-"))
+    first = start(local_queue)
+    second, third = start(local_queue), start(local_queue)
+    assert [ids(each.tasks) for each in (first, second, third)] == [[1], [3], [5]]
+    assert local_queue.waiting() == 2
+    local_queue.done(second)
+    local_queue.done(first)
+    assert [take(local_queue), take(local_queue)] == [[2], [4]]
+
+
+def test_the_next_of_a_free_line_comes_before_the_rest(local_queue: LocalQueue) -> None:
+    local_queue.put(lined("a", "a", "-", "-", "a"))
+    first = start(local_queue)
+    second = start(local_queue)
+    assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
+    local_queue.done(first)
+    assert [take(local_queue), take(local_queue), take(local_queue)] == [[2], [4], [5]]
+
+
+def test_several_of_a_line_share_a_slice(local_queue: LocalQueue) -> None:
+    """In order; and two slices never share a line."""
+    local_queue.pace(task(1).handler).limit = 3
+    local_queue.put(lined("a", "b", "a", "a", "c", "b", "c"))
+    first, second = start(local_queue), start(local_queue)
+    assert [ids(first.tasks), ids(second.tasks)] == [[1, 2, 3], [5, 7]]
+    local_queue.done(first)
+    local_queue.done(second)
+    assert sorted(take(local_queue)) == [4, 6]
+
+
+@pytest.mark.parametrize("name", ["unbound", "batch"])
+def test_lines_of_other_kinds(local_queue: LocalQueue, name: str) -> None:
+    local_queue.put(lined("a", "a", "b", handler=name))
+    first, second = start(local_queue), start(local_queue) if name == "unbound" else None
+    if second is None:
+        assert ids(first.tasks) == [1, 2, 3]
+        return
+    assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
+
+
+def test_unstarted_tasks_go_before_those_that_wait_for_their_line(local_queue: LocalQueue) -> None:
+    local_queue.pace(task(1).handler).limit = 3
+    tasks = lined("a", "a", "a", "a", "-")
+    local_queue.put(tasks)
+    first = start(local_queue)
+    assert ids(first.tasks) == [1, 2, 3]
+    second = start(local_queue)
+    assert ids(second.tasks) == [5]
+    local_queue.put_back(tasks[1:3])
+    assert local_queue.waiting() == 3
+    local_queue.done(first)
+    assert take(local_queue) == [2, 3, 4]
+
+
+def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> None:
+    """PMQ-43: what is behind one that failed does not start, wherever it waits."""
+    local_queue.pace(task(1).handler).limit = 2
+    tasks = lined("a", "a", "a", "b", "a")
+    local_queue.put(tasks)
+    first = start(local_queue)
+    assert ids(first.tasks) == [1, 2]
+    second = start(local_queue)
+    assert ids(second.tasks) == [4]
+    local_queue.break_line(("a",))
+    assert told.count >= 1
+    assert local_queue.is_unwanted(tasks[1])
+    assert not local_queue.is_unwanted(tasks[3])
+    local_queue.put_back(tasks[1:2])
+    assert sorted(ids(local_queue.take_given_back())) == [2, 3, 5]
+    assert local_queue.take_given_back() == []
+    assert local_queue.waiting() == 0
+    local_queue.done(first)
+    assert not local_queue.is_unwanted(tasks[1])
+    local_queue.put([task(6, line="a", claim=2)])
+    assert take(local_queue) == [6]
+
+
+def test_a_line_of_which_nothing_is_out_is_not_broken_for_good(local_queue: LocalQueue) -> None:
+    """A lease that was lost long ago says nothing about the next claim."""
+    local_queue.put(lined("a"))
+    local_queue.break_line(("a",))
+    assert ids(local_queue.take_given_back()) == [1]
+    local_queue.put([task(2, line="a")])
+    assert take(local_queue) == [2]
+
+
+def test_a_suspect_waits_for_its_turn_in_its_line(local_queue: LocalQueue) -> None:
+    """Alone, after what is before it, before what is behind it."""
+    local_queue.put(
+        [task(1, line="a"), task(2, line="a", suspect=True), task(3, line="a"), task(4)]
+    )
+    first, second = start(local_queue), start(local_queue)
+    assert [ids(first.tasks), ids(second.tasks)] == [[1], [4]]
+    local_queue.done(second)
+    local_queue.done(first)
+    suspect = start(local_queue)
+    assert suspect.alone
+    assert ids(suspect.tasks) == [2]
+    local_queue.done(suspect)
+    assert take(local_queue) == [3]
+
+
+def test_a_suspect_that_could_not_start_goes_first_in_its_line_again(
+    local_queue: LocalQueue,
+) -> None:
+    local_queue.put([task(1, line="a", suspect=True), task(2, line="a")])
+    suspect = start(local_queue)
+    local_queue.put_back(suspect.tasks)
+    local_queue.done(suspect)
+    again = start(local_queue)
+    assert again.alone
+    assert ids(again.tasks) == [1]
+    local_queue.done(again)
+    assert take(local_queue) == [2]
+
+
+def test_everything_is_given_back_and_lines_are_free_again(local_queue: LocalQueue) -> None:
+    """Whatever it waits for: its line, its turn to be alone, a slot."""
+    local_queue.enter()
+    local_queue.put([*lined("a", "a", "-"), task(4, line="s", suspect=True), task(5, line="s")])
+    first, second = start(local_queue), start(local_queue)
+    assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
+    assert local_queue.admit(task(6, "coroutine", line="c"))
+    assert not local_queue.admit(task(7, "coroutine", line="c"))
+    assert not local_queue.admit(task(8, "coroutine", line="c"))
+    local_queue.leave(("c",))
+    assert sorted(ids(local_queue.give_back())) == [2, 4, 5, 7, 8]
+    assert local_queue.waiting() == 0
+    assert local_queue.take_coroutines() == []
+    local_queue.done(first)
+    local_queue.done(second)
+    local_queue.put([task(n, line=line, claim=2) for n, line in ((2, "a"), (4, "s"), (7, "c"))])
+    assert [take(local_queue) for _ in range(3)] == [[2], [4], [7]]
+
+
+def test_a_queue_that_is_shut_gives_back_what_waits_for_its_line(local_queue: LocalQueue) -> None:
+    local_queue.put(lined("a", "a", "b"))
+    first, second = start(local_queue), start(local_queue)
+    assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
+    local_queue.stop_queue("mail")
+    assert ids(local_queue.take_given_back()) == [2]
+    local_queue.done(first)
+    local_queue.put([task(4, line="a")])
+    assert ids(local_queue.take_given_back()) == [4]
+
+
+def test_dropping_a_suspect_frees_what_is_behind_it(local_queue: LocalQueue) -> None:
+    """Only what is unwanted goes: the others of the line are not forgotten."""
+    local_queue.enter()
+    local_queue.put([task(1, line="a", suspect=True), task(2, line="a", claim=2), task(3)])
+    slice_ = start(local_queue)
+    assert ids(slice_.tasks) == [3]
+    local_queue.drop(["mail"], keeping=["me:2"])
+    assert ids(local_queue.take_given_back()) == [1]
+    assert take(local_queue) == [2]

@@ -1,0 +1,169 @@
+"""The local queue: slices, their pace, and when `on_room` is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
+from django_mq.executor.pace import Pace
+from django_mq.messages import Fence
+from tests.executor.local_queue.conftest import Told, take, task
+
+
+def put(local_queue: LocalQueue, *names: str) -> None:
+    tasks = [task(id, name) for id, name in enumerate(names, 1)]
+    local_queue.hold(each.delivery for each in tasks)
+    local_queue.put(tasks)
+
+
+def test_slow_start(local_queue: LocalQueue) -> None:
+    """The first slice of a handler is one message; slices double while they keep the time."""
+    put(local_queue, *["h"] * 20)
+    pace = local_queue.pace(task(1).handler)
+    sizes = []
+    for _ in range(4):
+        ids = take(local_queue)
+        sizes.append(len(ids))
+        pace.kept_time(len(ids), 100)
+    assert sizes == [1, 2, 4, 8]
+
+
+def test_the_pace_of_a_handler() -> None:
+    pace = Pace()
+    for _ in range(10):
+        pace.kept_time(pace.limit, 100)
+    assert pace.limit == 100
+    pace.overran()
+    assert pace.limit == 50
+    pace.kept_time(49, 100)  # a slice that was not full says nothing
+    assert pace.limit == 50
+    pace.conflict()
+    assert pace.limit == 1
+    pace.kept_time(1, 100)
+    assert pace.limit == 1
+    for _ in range(600):
+        pace.kept_time(1, 100)
+    assert pace.limit > 1
+    for _ in range(20):
+        pace.overran()
+    assert pace.limit == 1
+
+
+def test_a_slice_has_one_kind(local_queue: LocalQueue) -> None:
+    """In order; handlers that are not atomic alone; batches of one handler."""
+    for name in ("h", "i"):
+        local_queue.pace(task(1, name).handler).limit = 3
+    put(local_queue, "h", "i", "h", "unbound", "unbound", "h", "batch", "batch", "batch2", "h", "h")
+    assert [take(local_queue) for _ in range(7)] == [
+        [1, 2, 3],
+        [4],
+        [5],
+        [6],
+        [7, 8],
+        [9],
+        [10, 11],
+    ]
+
+
+def test_a_handler_at_its_limit_ends_the_slice(local_queue: LocalQueue) -> None:
+    local_queue.pace(task(1, "h").handler).limit = 5
+    local_queue.pace(task(1, "i").handler).limit = 2
+    put(local_queue, "h", "i", "i", "i", "h")
+    assert [take(local_queue), take(local_queue)] == [[1, 2, 3], [4, 5]]
+
+
+def test_one_that_may_take_long_is_alone_in_its_slice(local_queue: LocalQueue) -> None:
+    """PMQ-48: nobody else waits in the transaction of a handler that was never seen to be fast."""
+    local_queue.pace(task(1, "h").handler).limit = 5
+    put(local_queue, "h", "i", "h", "h")
+    assert [take(local_queue), take(local_queue), take(local_queue)] == [[1], [2], [3, 4]]
+
+
+def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
+    local_queue: LocalQueue, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("django_mq.executor.local_queue.monotonic", lambda: now[0])
+    put(local_queue, "h", "i", "h")
+    slice_ = local_queue.take()
+    assert slice_ is not None
+    assert not local_queue.stuck()
+    now[0] += STUCK_AFTER + 0.1
+    assert local_queue.stuck()
+    assert [each.delivery.id for each in local_queue.give_back()] == [2, 3]
+    assert local_queue.waiting() == 0
+    local_queue.done(slice_)
+    before = told.count
+    ended = Thread(target=local_queue.take)
+    ended.start()  # it finds nothing, and says that it is free
+    deadline = time.monotonic() + 10
+    while told.count == before and time.monotonic() < deadline:
+        ended.join(0.01)
+    assert told.count > before
+    local_queue.close()
+    ended.join(10)
+    assert not ended.is_alive()
+
+
+def test_a_slice_has_no_more_than_a_batch(told: Told) -> None:
+    """KAF-3: what waits comes together, up to the limit."""
+    local_queue = LocalQueue(batch=3, most=3, on_room=told)
+    put(local_queue, *["batch"] * 5)
+    assert take(local_queue) == [1, 2, 3]
+    assert take(local_queue) == [4, 5]
+
+
+def test_unstarted_tasks_come_first_again(local_queue: LocalQueue) -> None:
+    put(local_queue, "unbound", "unbound", "unbound")
+    slice_ = local_queue.take()
+    assert slice_ is not None
+    local_queue.put_back(slice_.tasks)
+    local_queue.done(slice_)
+    assert [take(local_queue) for _ in range(3)] == [[1], [2], [3]]
+
+
+def test_closing_returns_what_did_not_start_and_ends_the_takers(local_queue: LocalQueue) -> None:
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(local_queue.take()), daemon=True)
+    thread.start()
+    assert local_queue.close() == []
+    thread.join(10)
+    assert got == [None]
+    local_queue.put([task(1), task(2, suspect=True)])
+    assert local_queue.take() is None
+    assert [each.delivery.id for each in local_queue.close()] == [1, 2]
+
+
+def test_fences_are_held_until_settled(local_queue: LocalQueue, told: Told) -> None:
+    tasks = [task(1), task(9)]
+    local_queue.hold(each.delivery for each in tasks)
+    local_queue.put(tasks[:1])
+    assert [each.fence for each in local_queue.held()] == [Fence(1, 1, "me:1"), Fence(9, 1, "me:1")]
+    assert local_queue.holds("mail")
+    assert not local_queue.holds("post")
+    assert not local_queue.idle()
+    slice_ = local_queue.take()
+    assert slice_ is not None
+    local_queue.settled([1, 9])
+    assert local_queue.held() == []
+    assert not local_queue.idle()
+    before = told.count
+    local_queue.done(slice_)
+    assert local_queue.idle()
+    assert told.count == before + 1
+
+
+def test_tells_when_few_are_left(local_queue: LocalQueue, told: Told) -> None:
+    """NSQ-24: before the local queue is empty, and not for each message."""
+    put(local_queue, *["unbound"] * 4)
+    local_queue.tell_below(2)
+    counts = []
+    for _ in range(4):
+        take(local_queue)
+        counts.append(told.count)
+    assert counts == [0, 0, 1, 1]  # once, when it fell below

@@ -1,0 +1,82 @@
+"""A suspect runs while nothing else of its process runs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from django_mq.executor import local_queue as local_queue_module
+from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.tasks import Slice
+from tests.executor.local_queue.conftest import Told, take, task
+
+
+def test_a_suspect_runs_alone(local_queue: LocalQueue) -> None:
+    local_queue.put([task(1), task(2, suspect=True), task(3)])
+    first = local_queue.take()
+    assert first is not None
+    assert first.alone
+    assert local_queue.exclusive()
+    got: list[Slice | None] = []
+    thread = threading.Thread(target=lambda: got.append(local_queue.take()), daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert got == []
+    local_queue.done(first)
+    thread.join(10)
+    assert got[0] is not None
+    assert not got[0].alone
+    assert not local_queue.exclusive()
+
+
+def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(
+    local_queue: LocalQueue,
+) -> None:
+    local_queue.enter()
+    local_queue.put([task(1, suspect=True), task(2)])
+    slice_ = local_queue.take()
+    assert slice_ is not None
+    assert [each.delivery.id for each in slice_.tasks] == [2]
+    local_queue.done(slice_)
+    local_queue.leave(None)
+    assert take(local_queue) == [1]
+
+
+def test_a_suspect_that_waited_long_stops_the_others(
+    local_queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_queue_module, "SUSPECT_PATIENCE", -1.0)
+    local_queue.enter()
+    local_queue.put([task(1, suspect=True), task(2)])
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.extend(take(local_queue)), daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert got == []
+    local_queue.leave(None)
+    thread.join(10)
+    assert got == [1]
+
+
+def test_a_suspect_that_could_not_start_is_a_suspect_still(local_queue: LocalQueue) -> None:
+    """The database was lost before its slice was: it must not go among the others."""
+    local_queue.put([task(1, suspect=True), task(2)])
+    slice_ = local_queue.take()
+    assert slice_ is not None
+    local_queue.put_back(slice_.tasks)
+    local_queue.done(slice_)
+    again = local_queue.take()
+    assert again is not None
+    assert again.alone
+    assert [each.delivery.id for each in again.tasks] == [1]
+
+
+def test_async_handlers_may_start_again_after_a_suspect(
+    local_queue: LocalQueue, told: Told
+) -> None:
+    """Whoever claims for them was told that there is no room."""
+    local_queue.hold([task(5).delivery])
+    local_queue.put([task(1, suspect=True)])
+    assert take(local_queue) == [1]
+    assert told.count >= 1

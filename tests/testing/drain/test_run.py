@@ -1,0 +1,113 @@
+"""What runs in drain() and answering() as in a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections
+
+from django_mq import RemoteError, ReplyTimeout, RetryPolicy, ask, handler, signals
+from django_mq.models import QueuedMessage
+from django_mq.testing import answering, drain, due
+from testproject.shop.models import Product
+from tests.testing.drain.conftest import _fails, names, send
+
+# ---- handlers that fail
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("atomic", [True, False])
+def test_signals_are_sent(atomic: bool) -> None:
+    heard: list[str] = []
+    receivers = {}
+    for name in ("message_acked", "message_retried", "message_started"):
+
+        def receiver(sender: str, name: str = name, **data: Any) -> None:
+            heard.append(f"{sender} {name}")
+
+        receivers[name] = receiver
+        getattr(signals, name).connect(receiver)
+
+    @handler("test.any", name="any", atomic=atomic)
+    def any_(delivery: Any) -> None:
+        if delivery.payload:
+            raise ValueError
+
+    try:
+        send("test.any", 0)
+        send("test.any", 1)
+        drain(errors="keep")
+    finally:
+        for name, receiver in receivers.items():
+            getattr(signals, name).disconnect(receiver)
+    assert heard == [
+        "any message_started",
+        "any message_acked",
+        "any message_started",
+        "any message_retried",
+    ]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("atomic", [True, False])
+def test_what_has_expired_does_not_run(atomic: bool) -> None:
+    ran: list[int] = []
+
+    @handler("test.any", name="any", atomic=atomic)
+    def any_(delivery: Any) -> None:
+        ran.append(delivery.id)
+
+    send("test.any", expires=3600)
+    QueuedMessage.objects.update(expires_at="2000-01-01T00:00Z")
+    drain()
+    assert not ran
+    assert QueuedMessage.objects.get().dead_reason == "expired"
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["django_mq", "testproject.shop"])
+def test_in_an_async_test() -> None:
+    """By sync_to_async(), with handlers that use the ORM from their coroutine."""
+
+    @handler("test.async", name="async")
+    async def coroutine(delivery: Any) -> None:
+        await Product.objects.acreate(name=f"coroutine {delivery.payload}", price=1)
+        if delivery.payload:
+            raise ValueError("no")
+
+    async def test() -> None:
+        try:
+            await sync_to_async(send)("test.async", 0)
+            assert await sync_to_async(drain)() == 1
+            await sync_to_async(send)("test.async", 1)
+            with pytest.raises(ValueError, match="no"):
+                await sync_to_async(drain)()
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+    assert names() == {"coroutine 0", "coroutine 1"}
+
+
+# ---- answering()
+
+
+@pytest.mark.django_db
+def test_an_error_while_answering_reaches_the_test() -> None:
+    """Whoever asks cannot know of it: for them the reply is only late."""
+    _fails(ZeroDivisionError("no"), queue="answers")
+    with pytest.raises(ReplyTimeout) as caught, answering():
+        ask("test.fails")
+    assert "ZeroDivisionError: no" in "\n".join(caught.value.__notes__)
+    due()
+    with pytest.raises(ZeroDivisionError), answering(), pytest.raises(ReplyTimeout):
+        ask("test.fails")
+
+
+@pytest.mark.django_db
+def test_an_error_that_the_asker_gets_is_not_told_twice() -> None:
+    _fails(ZeroDivisionError("no"), queue="answers", retry=RetryPolicy.never())
+    with answering(), pytest.raises(RemoteError, match="ZeroDivisionError"):
+        ask("test.fails")

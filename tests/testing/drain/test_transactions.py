@@ -1,0 +1,110 @@
+"""drain() and handlers that break or end the transaction of the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_mq import HandlerBrokeTransaction, LeaseLost, broadcast, handler
+from django_mq.models import QueuedMessage
+from django_mq.testing import drain
+from tests.testing.drain.conftest import names, send, write
+
+
+@pytest.mark.django_db
+def test_a_swallowed_database_error_is_told_where_it_spoils_the_transaction_of_the_test() -> None:
+    """A worker's handler that is not atomic may do that; in a TestCase all is one transaction."""
+
+    @handler("test.fails", name="fails", atomic=False)
+    def fails(delivery: Any) -> None:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("select 1/0")
+        except Exception:  # noqa: S110
+            pass
+
+    send("test.fails")
+    with pytest.raises(HandlerBrokeTransaction, match="TransactionTestCase"):
+        drain()
+    assert QueuedMessage.objects.get().state == "retrying"
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["django_mq", "testproject.shop"])
+def test_without_a_transaction_of_the_test_it_may_be_swallowed() -> None:
+    test = test_a_swallowed_database_error_is_told_where_it_spoils_the_transaction_of_the_test
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test()
+    assert not QueuedMessage.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_block_that_was_left_open_is_told() -> None:
+    @handler("test.fails", name="fails", atomic=False)
+    def fails(delivery: Any) -> None:
+        transaction.atomic().__enter__()
+        write("undone")
+
+    depth = len(connection.atomic_blocks)
+    send("test.fails")
+    with pytest.raises(HandlerBrokeTransaction, match="left an atomic"):
+        drain()
+    assert len(connection.atomic_blocks) == depth
+    assert not names()
+
+
+@pytest.mark.django_db
+def test_who_ends_the_transaction_of_the_test_is_named() -> None:
+    """Nothing can be mended then; the text says whose doing it was."""
+
+    @handler("test.fails", name="fails")
+    def fails(delivery: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("rollback")
+
+    send("test.fails")
+    with pytest.raises(HandlerBrokeTransaction, match="ended its transaction") as caught:
+        drain()
+    assert "handler fails" in caught.value.__notes__[0]
+    connection.set_rollback(True)
+
+
+@pytest.mark.django_db
+def test_who_removes_its_own_message_is_told() -> None:
+    @handler("test.fails", name="fails")
+    def fails(delivery: Any) -> None:
+        write("undone")
+        QueuedMessage.objects.filter(pk=delivery.id).delete()
+
+    send("test.fails")
+    with pytest.raises(LeaseLost) as caught:
+        drain()
+    assert "handler fails" in caught.value.__notes__[0]
+    assert not names()
+    assert QueuedMessage.objects.count() == 1, "what the handler did is undone"
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["django_mq", "testproject.shop"])
+@pytest.mark.parametrize("atomic", [True, False])
+def test_who_commits_by_hand_keeps_that(atomic: bool, settings: Any) -> None:
+    settings.DJANGO_MQ = {"REQUIRE_ATOMIC": False}
+
+    @handler("test.any", name="any", atomic=atomic)
+    def any_(delivery: Any) -> None:
+        write("by the handler")
+        if delivery.payload:
+            raise ValueError
+
+    connection.set_autocommit(False)
+    try:
+        write("by the test")
+        broadcast("test.any", 0)
+        assert drain() == 1
+        assert names() == {"by the test", "by the handler"}
+        connection.rollback()
+        assert not names()
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+    assert not QueuedMessage.objects.exists()

@@ -1,0 +1,139 @@
+"""What lets a queue back off, and what does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_mq import Reject, Retry, Snooze, handler
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState
+from django_mq.policy.outcomes import TimedOut
+from tests.rows import add, add_all
+from tests.worker.backing_off.conftest import AT_ONCE, LONG, backing_off, changes, level, rest
+from tests.worker.conftest import Said, Start, add_many
+from tests.worker.service import Service, in_flight, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "keyed", "unbound", "async", "batch"])
+def test_after_the_first_failure_nothing_else_starts(
+    start: Start, said: Said, service: Service, settings: Any, kind: str
+) -> None:
+    """NSQ-5, NSQ-16: not in the same slice either; waiting messages are released, refunded."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
+    if kind == "async":
+
+        @handler("#", queue="mail", name="h")
+        async def h(delivery: Delivery) -> None:
+            await service.acall(delivery)
+
+    elif kind == "batch":
+
+        @handler("#", queue="mail", name="h", batch=True)
+        def together(deliveries: list[Delivery]) -> None:
+            for delivery in deliveries:
+                service(delivery)
+
+    else:
+        service.handle(atomic=kind != "unbound")
+    add_all(
+        {
+            "handler": "h",
+            "after": -60 + n / 1000,
+            "key": f"k{n % 50}" if kind == "keyed" else None,
+        }
+        for n in range(200)
+    )
+    worker = start(threads=1, async_slots=8)
+    until(lambda: len(service.calls) > 50)
+    service.error = KeyError("host")
+    until(level)
+    until(lambda: in_flight() == 0)
+    rest(0.5)
+    assert worker.stop()
+    most = {"async": 8, "batch": 2}.get(kind, 1)  # a batch fails, then its first by itself
+    assert 1 <= service.failed <= most
+    assert FailedAttempt.objects.count() == service.failed - (kind == "batch")
+    left = QueuedMessage.objects.all()
+    assert sum(message.attempts for message in left) == FailedAttempt.objects.count()
+    assert changes(said) == [("backoff_started", 1)]
+
+
+def test_other_processes_give_back_what_they_hold_at_their_next_look(
+    start: Start,
+    service: Service,
+    settings: Any,
+    never_stuck: None,
+) -> None:
+    """Only what runs goes on."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
+    service.gate.clear()
+    service.handle()
+    add_many(30, handler="h")
+    other = start(threads=2)
+    until(lambda: service.running == 2 and in_flight() > 2)
+
+    @handler("#", queue="mail", name="bad")
+    def bad(delivery: Delivery) -> None:
+        raise KeyError("host")
+
+    add(handler="bad", after=-100)
+    failing = start(threads=1)
+    until(level)
+    until(lambda: in_flight() == service.running)
+    service.gate.set()
+    until(lambda: in_flight() == 0)
+    assert failing.stop()
+    assert other.stop()
+    assert len(service.calls) <= 4
+    assert sum(message.attempts for message in QueuedMessage.objects.all()) == 1
+
+
+@pytest.mark.parametrize("error", [Retry(), Retry(0), Snooze(1), Reject("no"), TimedOut("slow")])
+def test_what_says_nothing_of_the_service_changes_nothing(
+    start: Start, service: Service, settings: Any, error: BaseException
+) -> None:
+    """NSQ-2, NSQ-12, NSQ-13, NSQ-14, NSQ-20."""
+    backing_off(settings)
+    service.handle(retry=AT_ONCE)
+    service.error = error
+    add_many(10, handler="h")
+    worker = start(threads=2)
+    until(lambda: service.failed >= 10)
+    assert worker.stop()
+    assert not QueueState.objects.filter(queue="mail").exists()
+
+
+def test_a_timeout_of_a_coroutine_changes_nothing(
+    start: Start, said: Said, service: Service, settings: Any
+) -> None:
+    """NSQ-20."""
+    backing_off(settings)
+    service.gate.clear()
+
+    @handler("#", queue="mail", name="h", timeout=0.05)
+    async def h(delivery: Delivery) -> None:
+        await service.acall(delivery)
+
+    add(handler="h")
+    worker = start()
+    said.wait("message_retried")
+    service.gate.set()
+    assert worker.stop()
+    assert level() == 0
+
+
+def test_retry_says_so(start: Start, said: Said, service: Service, settings: Any) -> None:
+    """NSQ-13: Retry(after, backoff=True) is a step up."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
+    service.handle()
+    service.error = Retry(60, backoff=True)
+    add_many(10, handler="h")
+    worker = start()
+    said.wait("backoff_started")
+    rest(0.3)
+    assert worker.stop()
+    assert service.failed == 1

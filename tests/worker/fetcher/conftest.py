@@ -1,0 +1,152 @@
+"""A fetcher with a real table and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from django_mq.executor.stopped_queues import StoppedQueues
+from django_mq.messages import ClaimedRow
+from django_mq.store.claim import Lane, claim
+from django_mq.worker import fetcher as fetcher_module
+from django_mq.worker import watermarks as marks_module
+from django_mq.worker.claims import ClaimOptions, ClaimRouter
+from django_mq.worker.fetcher import Fetcher
+from django_mq.worker.intake import Intake
+from django_mq.worker.ordered_queues import OrderedQueues
+from tests.database import second_connection
+from tests.rows import add
+
+
+class Counting:
+    """A cursor that keeps what was asked."""
+
+    def __init__(self, cursor: psycopg.Cursor[Any], clock: Clock) -> None:
+        self._cursor = cursor
+        self._clock = clock
+        #: Seconds that a statement takes.
+        self.takes = 0.0
+        self.asked: list[str] = []
+
+    def execute(self, statement: str, params: Any = None) -> Any:
+        self._clock.now += self.takes
+        kinds = {"with taken": "claim", "with found": "lapsed", "with recursive": "look"}
+        head = statement.strip()
+        found = (kind for start, kind in kinds.items() if head.startswith(start))
+        self.asked.append(next(found, "gate"))
+        return self._cursor.execute(statement, params)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+class Clock:
+    """Stands still unless told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0  # not the machine's: sums would be rounded as long as that is up
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Rig:
+    """A fetcher with options and room that the test decides."""
+
+    def __init__(self, cursor: Counting, clock: Clock) -> None:
+        self.cursor = cursor
+        self.clock = clock
+        self.taken: list[ClaimedRow] = []
+        self.rooms: dict[str, int] = {"sync": 1000, "async": 1000, "both": 1000}
+        self.options: dict[str, ClaimOptions] = {}
+        self._claims = itertools.count(1)
+
+    def make(self, *patterns: str, poll: float = 1.0) -> Rig:
+        self.fetcher = Fetcher(
+            patterns=patterns or ["#"],
+            options=lambda queue: self.options.get(queue, ClaimOptions("sync", 30.0, 100, 1 << 22)),
+            intake=cast(Intake, self),
+            claims=ClaimRouter(
+                worker="rig",
+                claimer=self._claimer,
+                owned=(),
+                holding=lambda queue: False,
+                probing=lambda queue, claimer: None,
+                stopped=StoppedQueues(),
+            ),
+            ordered_queues=OrderedQueues("rig", [], on_owned=lambda: None),
+            poll=poll,
+        )
+        return self
+
+    def _claimer(self) -> str:
+        return f"rig:{next(self._claims)}"
+
+    def room(self, kind: str) -> int:
+        return self.rooms[kind]
+
+    def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:
+        """Nothing waits here."""
+
+    def take(self, cursor: Any, rows: list[ClaimedRow], **given: Any) -> None:
+        self.taken.extend(rows)
+        for row in rows:
+            kind = self.options.get(row.queue, ClaimOptions("sync", 0, 0, 0)).kind
+            self.rooms[kind] -= 1
+
+    def settle(self, *, most: float = 0.1) -> float:
+        """Fetch, moving the clock along short sleeps, until it would sleep for long."""
+        for _ in range(100):
+            sleep = self.fetcher.fetch(self.cursor)
+            if sleep > most:
+                return sleep
+            self.clock.now += sleep
+        raise AssertionError(f"it spins: {self.cursor.asked[-10:]}")
+
+    def pass_time(self, seconds: float) -> int:
+        """Fetch whenever it is time for it; return how often that was."""
+        end, wakes = self.clock.now + seconds, 0
+        while self.clock.now < end:
+            sleep = self.fetcher.fetch(self.cursor)  # which takes its time
+            self.clock.now += sleep
+            wakes += 1
+        return wakes
+
+    def ids(self) -> list[int]:
+        ids = [row.id for row in self.taken]
+        self.taken.clear()
+        return ids
+
+
+@pytest.fixture
+def half_claimed(rig: Rig) -> Iterator[Callable[..., list[int]]]:
+    """Makes a backlog; a worker that froze in its claim has the first message, and its place."""
+
+    def make(count: int, *, batch: int) -> list[int]:
+        rows = [add(after=n - 600).pk for n in range(count)]
+        claim(
+            frozen.cursor(), lanes=[Lane("mail", 0)], claimer="frozen:1", lease=60.0, limit=1,
+            max_bytes=1 << 22, apart=True,
+        )  # fmt: skip
+        rig.options["mail"] = ClaimOptions("sync", 30.0, batch, 1 << 22)
+        rig.make()
+        return rows
+
+    with second_connection() as frozen:
+        frozen.autocommit = False
+        yield make
+
+
+@pytest.fixture
+def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    clock = Clock()
+    monkeypatch.setattr(fetcher_module, "monotonic", clock)
+    # A full scan that took long, as on a busy machine, would put off the next one.
+    monkeypatch.setattr(fetcher_module, "perf_counter", clock)
+    monkeypatch.setattr(marks_module, "monotonic", clock)
+    with second_connection() as own, own.cursor() as cursor:
+        yield Rig(Counting(cursor, clock), clock)

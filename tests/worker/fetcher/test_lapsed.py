@@ -1,0 +1,56 @@
+"""Lapsed rows and the fetcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mq.models import QueuedMessage
+from django_mq.worker.claims import ClaimOptions
+from tests.rows import add, stored
+from tests.worker.fetcher.conftest import Rig
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_lapsed_rows_come_before_the_backlog(rig: Rig) -> None:
+    """Guarantee 6: whatever the backlog."""
+    for n in range(20):
+        add(after=-600 + n)
+    lapsed = add(leased=-1, attempts=1)
+    dead = add(leased=-1, attempts=20)
+    rig.make()
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.taken[0].id == lapsed.pk
+    assert stored(dead).dead_reason == "exhausted"
+
+
+def test_many_lapsed_rows_need_not_many_polls(rig: Rig) -> None:
+    """A claim has room for a few: what a whole host lost is not taken at a few a second."""
+    for _ in range(30):
+        add(leased=-1, attempts=1)
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 4, 1 << 22)
+    rig.make(poll=600.0)
+    rig.settle()
+    assert len(rig.taken) == 30
+
+
+def test_lapsed_rows_are_not_forgotten_when_there_was_no_room(rig: Rig) -> None:
+    lapsed = add(leased=-1, attempts=1)
+    rig.rooms["sync"] = 0
+    rig.make(poll=600.0)
+    rig.settle()
+    assert not rig.fetcher.empty
+    rig.rooms["sync"] = 1
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.ids() == [lapsed.pk]
+
+
+def test_a_lease_that_lapses_later_is_found_by_the_poll(rig: Rig) -> None:
+    message = add(leased=30, attempts=1)
+    rig.make(poll=1.0)
+    rig.settle()
+    assert rig.ids() == []
+    QueuedMessage.objects.update(leased_until=message.created_at)
+    rig.clock.now += 1.01
+    rig.settle()
+    assert rig.ids() == [message.pk]

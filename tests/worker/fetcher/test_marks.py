@@ -1,0 +1,68 @@
+"""When a scan resumes at its mark and when it is full, by a clock of the test."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mq.worker import fetcher as fetcher_module
+from django_mq.worker import watermarks as marks_module
+from django_mq.worker.watermarks import Watermarks
+from tests.rows import add, stored
+from tests.worker.fetcher.conftest import Clock, Rig
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Watermarks, Clock]:
+    clock = Clock()
+    monkeypatch.setattr(fetcher_module, "monotonic", clock)
+    monkeypatch.setattr(marks_module, "monotonic", clock)
+    return Watermarks(full_every=1.0), clock
+
+
+def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks, Clock]) -> None:
+    own, clock = marks
+    assert own.full_is_due()
+    own.scanned({}, 0.001, full=True)
+    own.scanned({}, 0.001, full=False)
+    own.want_full()
+    clock.now += 0.01
+    assert own.full_is_due()
+    own.scanned({}, 0.1015, full=True)  # 0.1 s more than 1.5 times the usual
+    own.want_full()
+    assert not own.full_is_due()
+    assert 0.89 < own.full_in() <= 0.9
+    clock.now += 0.91
+    assert own.full_is_due()
+
+
+def test_a_full_scan_is_due_each_second(marks: tuple[Watermarks, Clock]) -> None:
+    own, clock = marks
+    own.scanned({}, 0.001, full=True)
+    assert not own.full_is_due()
+    clock.now += 1.0
+    assert own.full_is_due()
+
+
+def test_marks_move_and_are_forgotten(marks: tuple[Watermarks, Clock]) -> None:
+    own, _ = marks
+    at = stored(add()).processable_after
+    own.scanned({("mail", 0): (at, 7)}, 0.001, full=False)
+    assert own.lane("mail", 0, full=False)[2:] == (at, 7)
+    assert own.lane("mail", 0, full=True)[2:] != (at, 7)
+    own.keep([("mail", 1)])
+    assert own.lane("mail", 0, full=False) == own.lane("mail", 0, full=True)
+
+
+def test_rings_without_end_do_not_keep_it_from_all_else(rig: Rig) -> None:
+    """Many producers ring at each turn: lapsed messages are taken over all the same."""
+    rig.make(poll=1.0)
+    rig.settle()
+    lapsed = add(leased=-1, attempts=1)
+    for _ in range(200):
+        rig.fetcher.on_ring()
+        rig.clock.now += rig.fetcher.fetch(rig.cursor) + 0.01
+        if rig.taken:
+            break
+    assert rig.ids() == [lapsed.pk]

@@ -1,0 +1,148 @@
+"""Which lanes and queues the fetcher claims from, and for how much room."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mq.models import QueuedMessage
+from django_mq.worker.claims import TOGETHER, ClaimOptions
+from tests.rows import add
+from tests.worker.fetcher.conftest import Rig
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_what_appears_below_the_mark_is_found_within_a_second(rig: Rig) -> None:
+    """Design 5: committed late, or released: while the claims go on from the mark."""
+    rig.make()
+    rig.rooms["sync"] = 10**6
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 1, 1 << 22)
+    for n in range(40):
+        add(after=-30 + n / 10)
+    for _ in range(5):
+        rig.fetcher.fetch(rig.cursor)
+    assert len(rig.taken) == 1 + 4 * TOGETHER  # the first tells how large they are
+    late = add(after=-3600)
+    for _ in range(3):
+        rig.fetcher.fetch(rig.cursor)
+    assert late.pk not in {row.id for row in rig.taken}  # so the marks are used
+    rig.clock.now += 1.01
+    rig.fetcher.fetch(rig.cursor)
+    assert late.pk in {row.id for row in rig.taken[-TOGETHER:]}
+
+
+def test_what_this_process_gave_back_is_found_at_once(rig: Rig) -> None:
+    rig.make(poll=600.0)
+    message = add()
+    rig.settle()
+    QueuedMessage.objects.update(claimed_by=None, leased_until=None)
+    rig.fetcher.on_freed()
+    rig.settle()
+    assert rig.ids() == [message.pk, message.pk]
+
+
+def test_a_new_lane_is_found_after_a_ring(rig: Rig) -> None:
+    add()
+    rig.make(poll=600.0)
+    rig.settle()
+    rig.ids()
+    urgent, other = add(priority=50), add("post")
+    rig.fetcher.on_ring()
+    rig.settle()
+    assert set(rig.ids()) == {urgent.pk, other.pk}
+
+
+def test_who_has_no_room_for_one_kind_wakes_for_the_other(rig: Rig) -> None:
+    """To the moment when it falls due, not to the poll."""
+    rig.options["waits"] = ClaimOptions("async", 30.0, 100, 1 << 22)
+    rig.rooms["sync"] = 0
+    add()
+    soon = add("waits", after=30)
+    rig.make(poll=600.0)
+    assert 25 < rig.settle() <= 30
+    QueuedMessage.objects.filter(pk=soon.pk).update(processable_after=soon.created_at)
+    rig.clock.now += 31
+    rig.settle()
+    assert rig.ids() == [soon.pk]
+
+
+def test_a_new_lane_is_found_while_another_is_busy(rig: Rig) -> None:
+    """Within a poll interval: a backlog of priority 0 does not hide a priority 9."""
+    rig.make(poll=1.0)
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 2, 1 << 22)
+    for n in range(40):
+        add(after=-60 + n)
+    rig.fetcher.fetch(rig.cursor)
+    urgent = add(priority=9)
+    rig.clock.now += 1.01
+    rig.taken.clear()
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.taken[0].id == urgent.pk
+
+
+@pytest.mark.parametrize("differ", [False, True], ids=["same options", "different options"])
+def test_queues_are_preferred_as_named(rig: Rig, differ: bool) -> None:
+    """Strictly: nothing of a later queue while an earlier one has anything due."""
+    if differ:
+        rig.options["b"] = ClaimOptions("sync", 99.0, 2, 1 << 22)
+    for queue in "zcba":
+        for n in range(3):
+            add(queue, after=-60 + n, priority=n)
+    rig.make("a", "b", "c")
+    rig.rooms["sync"] = 10**6
+    rig.settle()
+    assert [row.queue for row in rig.taken] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+    assert [row.priority for row in rig.taken] == [2, 1, 0] * 3
+
+
+def test_a_full_batch_of_one_queue_does_not_let_a_later_one_in(rig: Rig) -> None:
+    rig.options["a"] = ClaimOptions("sync", 30.0, 2, 1 << 22)
+    for n in range(5):
+        add("a", after=-60 + n)
+        add("b", after=-60 + n)
+    rig.make("a", "b")
+    rig.settle()
+    assert "".join(row.queue for row in rig.taken) == "aaaaabbbbb"
+
+
+def test_async_handlers_do_not_wait_for_threads(rig: Rig) -> None:
+    """Room is counted for each kind: a full hand leaves the loop its slots."""
+    rig.options["a"] = ClaimOptions("sync", 30.0, 100, 1 << 22)
+    rig.options["b"] = ClaimOptions("async", 30.0, 100, 1 << 22)
+    for _ in range(3):
+        add("a")
+        add("b")
+    rig.rooms.update(sync=2, **{"async": 2})
+    rig.make("a", "b")
+    rig.settle()
+    assert sorted(row.queue for row in rig.taken) == ["a", "a", "b", "b"]
+
+
+def test_without_room_nothing_is_asked_and_room_is_used_at_once(rig: Rig) -> None:
+    """KAF-16, NSQ-23: the claim's size is the backpressure."""
+    for _ in range(5):
+        add()
+    rig.rooms["sync"] = 2
+    rig.make(poll=600.0)
+    rig.settle()
+    assert len(rig.ids()) == 2
+    assert not rig.fetcher.empty
+    rig.cursor.asked.clear()
+    for _ in range(5):
+        rig.fetcher.fetch(rig.cursor)
+    assert "claim" not in rig.cursor.asked
+    rig.rooms["sync"] = 2
+    rig.fetcher.fetch(rig.cursor)
+    assert len(rig.ids()) == 2
+
+
+def test_equal_queues_take_turns(rig: Rig) -> None:
+    """No name's place in the alphabet lets the others starve."""
+    for n in range(6):
+        add("a", after=-60 + n)
+        add("b", after=-60 + n)
+    rig.options = {name: ClaimOptions("sync", 30.0, 2, 1 << 22) for name in "ab"}
+    rig.make("#")
+    rig.fetcher.fetch(rig.cursor)
+    rig.fetcher.fetch(rig.cursor)
+    assert {row.queue for row in rig.taken} == {"a", "b"}

@@ -1,0 +1,232 @@
+"""How long the fetcher sleeps, and what wakes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db.models.functions import Now
+
+from django_mq.models import QueuedMessage, QueueState
+from django_mq.worker import fetcher as fetcher_module
+from django_mq.worker.claims import TOGETHER, ClaimOptions
+from django_mq.worker.fetcher import LOOK_AGAIN
+from tests.database import second_connection
+from tests.rows import add, decide, stored
+from tests.worker.fetcher.conftest import Rig
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_takes_what_is_due_and_sleeps_until_the_poll(rig: Rig) -> None:
+    """CAR-18: what is to be handled, and how long to sleep."""
+    messages = [add(after=-60 + n) for n in range(3)]
+    rig.make(poll=1.0)
+    assert 0 < rig.settle() <= 1.0
+    assert rig.ids() == [m.pk for m in messages]
+    assert rig.fetcher.empty
+
+
+def test_sleeps_until_the_next_due_time(rig: Rig) -> None:
+    """PMQ-61, PMQ-62: to the moment, not to the poll; and then it is claimed."""
+    soon = add(after=30, priority=3)
+    add(after=60)
+    rig.make(poll=600.0)
+    assert 25 < rig.settle() <= 30
+    assert rig.ids() == []
+    QueuedMessage.objects.filter(pk=soon.pk).update(processable_after=soon.created_at)
+    rig.clock.now += 31
+    rig.settle()
+    assert rig.ids() == [soon.pk]
+
+
+def test_a_ring_makes_it_look_at_once_and_once_more(rig: Rig) -> None:
+    """PMQ-60, and design 7: producers coalesce their rings, so the later look is needed."""
+    rig.make(poll=600.0)
+    rig.settle()
+    first = add()
+    rig.fetcher.on_ring()
+    while not rig.taken:
+        sleep = rig.fetcher.fetch(rig.cursor)
+        assert sleep <= LOOK_AGAIN
+        rig.clock.now += sleep
+    assert rig.ids() == [first.pk]
+    second = add()  # whose ring was left out
+    rig.settle()
+    assert rig.ids() == [second.pk]
+
+
+def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) -> None:
+    """What is asked besides would keep the processor from the handler."""
+    add()
+    rig.make(poll=600.0)
+    rig.settle()
+    rig.ids()
+    message = add()
+    rig.fetcher.on_ring()
+    rig.cursor.asked.clear()
+    assert 0 < rig.fetcher.fetch(rig.cursor) <= LOOK_AGAIN
+    assert (rig.ids(), rig.cursor.asked) == ([message.pk], ["claim"])
+    for _ in range(3):  # and still, where it rings all the time, the rest is asked in between
+        add()
+        rig.fetcher.on_ring()
+        rig.fetcher.fetch(rig.cursor)
+    assert "look" in rig.cursor.asked
+
+
+def test_what_is_left_when_claims_keep_apart_is_claimed_too(
+    rig: Rig, half_claimed: Callable[..., list[int]]
+) -> None:
+    """A worker that froze in its claim keeps its place: of the rest, nothing waits for it."""
+    rows = half_claimed(24, batch=2)
+    rig.settle()
+    assert rig.ids() == [*rows[1:3], *rows[11:], *rows[3:11]]
+    assert rig.fetcher.empty
+
+
+def test_the_first_of_a_backlog_waits_no_longer_than_a_second(
+    rig: Rig, half_claimed: Callable[..., list[int]]
+) -> None:
+    """A scan from the front does not keep apart from the claims of other workers."""
+    rows = half_claimed(40, batch=1)
+    for _ in range(3):
+        rig.fetcher.fetch(rig.cursor)
+    assert rig.ids() == [rows[1], *rows[6:10], *rows[14:18]]
+    rig.clock.now += 1.01
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.ids() == rows[2:6]
+
+
+def test_a_claim_of_one_batch_does_not_keep_apart(
+    rig: Rig, half_claimed: Callable[..., list[int]]
+) -> None:
+    rows = half_claimed(9, batch=2)
+    for _ in range(2):
+        rig.rooms["sync"] = 2
+        rig.fetcher.fetch(rig.cursor)
+    assert rig.ids() == rows[1:5]
+
+
+def test_a_ring_does_not_shorten_a_backoff(rig: Rig) -> None:
+    """PMQ-40: however many rings come; when the wait is over, one message probes."""
+    state = decide(backoff_level=3, backoff=3600)
+    messages = [add() for _ in range(3)]
+    rig.make(poll=600.0)
+    rig.settle()
+    for _ in range(5):
+        rig.fetcher.on_ring()
+        rig.settle()
+    assert rig.ids() == []
+    assert stored(state).backoff_until == state.backoff_until
+    QueueState.objects.update(backoff_until=Now())
+    rig.fetcher.on_ring()
+    rig.settle()
+    assert rig.ids() == [messages[0].pk]
+
+
+def test_a_ring_that_was_too_early_is_looked_after(rig: Rig) -> None:
+    """Another's ring stood for this message, which was committed a little later."""
+    rig.make(poll=600.0)
+    rig.settle()
+    rig.fetcher.on_ring()
+    while not rig.fetcher.empty:
+        assert rig.fetcher.fetch(rig.cursor) <= LOOK_AGAIN
+        rig.clock.now += 0.002
+    late = add()
+    rig.settle()
+    assert rig.ids() == [late.pk]
+
+
+def test_a_storm_of_rings_is_not_a_storm_of_scans(rig: Rig, monkeypatch: Any) -> None:
+    """Everybody with a login may NOTIFY; when scans are dear they take a tenth of the time."""
+    costs = iter(range(10**6))
+    monkeypatch.setattr(fetcher_module, "perf_counter", lambda: next(costs) * 0.05)
+    rig.make(poll=600.0)
+    rig.settle()
+    rig.fetcher._watermarks._usual = 0.001  # a bad day: full scans take 50 ms, others 1 ms
+    rig.cursor.asked.clear()
+    until = rig.clock.now + 5.0
+    while rig.clock.now < until:
+        rig.fetcher.on_ring()
+        rig.clock.now += max(rig.fetcher.fetch(rig.cursor), 0.01)
+    assert rig.cursor.asked.count("claim") < 5.0 / 0.05 / 4
+
+
+def test_no_spinning_at_a_row_that_somebody_holds(rig: Rig) -> None:
+    """PMQ-27: a row locked elsewhere is not waited for at full speed."""
+    message = add()
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        rig.make(poll=1.0)
+        rig.settle()
+        assert rig.fetcher.empty
+        rig.cursor.asked.clear()
+        until = rig.clock.now + 10.0
+        while rig.clock.now < until:
+            rig.clock.now += rig.fetcher.fetch(rig.cursor)
+        assert rig.cursor.asked.count("claim") <= 20
+        assert rig.cursor.asked.count("look") <= 11
+        assert rig.ids() == []
+    rig.clock.now += 1.1
+    rig.settle()
+    assert rig.ids() == [message.pk]
+
+
+def test_an_idle_queue_costs_one_look_a_poll(rig: Rig) -> None:
+    """CAR-20, CAR-31 as changed: no sleep grows; a ring or a due time ends it."""
+    rig.make(poll=1.0)
+    rig.settle()
+    rig.cursor.asked.clear()
+    until = rig.clock.now + 10.0
+    while rig.clock.now < until:
+        rig.clock.now += rig.fetcher.fetch(rig.cursor)
+    assert len(rig.cursor.asked) <= 11
+
+
+@pytest.mark.parametrize(("poll", "takes"), [(1.0, 0.003), (1.0, 0.08), (0.1, 0.008)])
+def test_who_is_idle_wakes_up_once_a_poll(rig: Rig, poll: float, takes: float) -> None:
+    """Beside a handler that runs past its lease; whenever the last ring was."""
+    add(leased=-1, attempts=1)
+    rig.cursor.takes = takes
+    rig.make(poll=poll)
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage for update")
+        rig.settle(most=0.05)
+        rig.clock.now += 0.4 * poll
+        rig.fetcher.on_ring()
+        rig.settle(most=0.05)
+        rig.pass_time(2 * poll)  # of the poll in which it rang
+        rig.cursor.asked.clear()
+        wakes = rig.pass_time(10 * poll)
+    assert wakes <= 10
+    assert Counter(rig.cursor.asked) == {"look": wakes, "lapsed": wakes}
+
+
+def test_what_comes_between_claim_and_look_is_not_missed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look before the sleep sees it due, so the sleep is put off: also until_empty."""
+    rig.make("mail", poll=600.0)  # a lane that it knows
+    rig.settle()
+    look = fetcher_module.looking.look
+    added: list[QueuedMessage] = []
+
+    def late(cursor: Any) -> Any:
+        if not added:
+            added.append(add())
+        return look(cursor)
+
+    rig.fetcher.on_freed()
+    monkeypatch.setattr(fetcher_module.looking, "look", late)
+    rig.settle()
+    assert added[0].pk in rig.ids()
+
+
+def test_a_busy_fetcher_sleeps_not_at_all(rig: Rig) -> None:
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 1, 1 << 22)
+    for _ in range(3 * TOGETHER):
+        add()
+    rig.make()
+    assert [rig.fetcher.fetch(rig.cursor) for _ in range(3)] == [0.0] * 3
