@@ -9,6 +9,8 @@ from django.contrib.admin.utils import quote
 from django.contrib.messages import get_messages
 from django.urls import reverse
 
+from django_mq.models import FailedAttempt
+
 MODELS = (
     "queuedmessage",
     "failedattempt",
@@ -55,3 +57,10 @@ def told(response):
 def listed(response):
     """Return the ids of the messages of a list."""
     return [message.pk for message in response.context["cl"].result_list]
+
+
+def fail(message, attempt=1, **more):
+    more = {"error_class": "ValueError", "error_text": "no", "traceback": "Traceback: 1\n", **more}
+    return FailedAttempt.objects.create(
+        message_id=message.pk, queue=message.queue, type=message.type, attempt=attempt, **more
+    )

@@ -1,20 +1,15 @@
-"""Waiting for workers that answer: in time, late, never; one or thousands; in threads, on loops."""
+"""Workers that answer: in time, late, never; to one that asks, or to many."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 from typing import Any
 
-import psycopg
 import pytest
-from asgiref.sync import async_to_sync
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models.functions import Now
 
 from django_mq import (
@@ -25,8 +20,6 @@ from django_mq import (
     RetryPolicy,
     Unanswered,
     aask,
-    agather,
-    arequest,
     ask,
     broadcast,
     cancel,
@@ -37,59 +30,14 @@ from django_mq import (
 )
 from django_mq.conf import get_settings
 from django_mq.models import FailedAttempt, QueuedMessage, Result
-from django_mq.requests import connection as link
-from django_mq.requests import waiter
-from django_mq.store import results
 from django_mq.worker import chores
 from tests.acceptance.processes import eventually
 from tests.database import second_connection
-from tests.worker.conftest import PATIENCE, Running
+from tests.requests.questions import echo
+from tests.requests.waiting.conftest import waiting
+from tests.worker.conftest import PATIENCE, Start
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-Start = Callable[..., Running]
-
-
-@pytest.fixture(autouse=True)
-def _ended() -> Iterator[None]:
-    """No thread and no connection is left when nothing is waited for."""
-    yield
-    eventually(lambda: "mq-replies" not in names(), "the waiting thread ends")
-    assert not any(each._wanted for each in waiter._waiters.values())
-
-
-def names() -> list[str]:
-    return [thread.name for thread in threading.enumerate()]
-
-
-def wanted() -> int:
-    """How many messages this process waits for."""
-    return sum(len(each._wanted) for each in waiter._waiters.values())
-
-
-def echo(**options: Any) -> None:
-    @handler("test.echo", name="echo", **options)
-    def echo(delivery: Any) -> Any:
-        return delivery.payload
-
-
-def others() -> list[int]:
-    """The backends of this database other than those of the test itself."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select pid from pg_stat_activity where datname = current_database()"
-            " and backend_type = 'client backend' and pid <> pg_backend_pid()"
-        )
-        return [pid for (pid,) in cursor.fetchall()]
-
-
-@contextmanager
-def waiting(*pendings: PendingReply, **options: Any) -> Iterator[Any]:
-    """Wait for `pendings` in a thread while the block runs; yields a future of the replies."""
-    with ThreadPoolExecutor(1) as pool:
-        replies = pool.submit(lambda: gather(*pendings, timeout=PATIENCE, **options))
-        eventually(lambda: wanted() or replies.done(), "somebody waits")
-        yield replies
 
 
 # ---- answers
@@ -338,193 +286,3 @@ def test_a_handler_asks_another_queue(start: Start) -> None:
     start(queues=("answers",))
     assert ask("test.aasks", 1, timeout=PATIENCE) == [[1]]
     assert not FailedAttempt.objects.exists()
-
-
-# ---- thousands
-
-
-def test_thousands_wait_on_one_connection(start: Start) -> None:
-    """Guarantee: no connection and no thread for each."""
-
-    @handler("test.batch", name="batch", batch=True)
-    def batch(deliveries: list[Any]) -> Any:
-        return [each.payload for each in deliveries]
-
-    with transaction.atomic():
-        pendings = [request("test.batch", n) for n in range(2000)]
-    with waiting(*pendings) as replies:
-        eventually(lambda: wanted() == 2000, "all are waited for")
-        eventually(others, "it is connected")
-        assert len(others()) == 1
-        assert names().count("mq-replies") == 1
-        start()
-        assert replies.result() == list(range(2000))
-
-
-def test_many_tasks_wait_without_threads(start: Start) -> None:
-    echo()
-
-    async def main() -> list[Any]:
-        pendings = [await arequest("test.echo", n) for n in range(200)]
-        tasks = [asyncio.create_task(each.aresult(PATIENCE)) for each in pendings]
-        while wanted() < 200:
-            await asyncio.sleep(0.01)
-        threads.update(names())
-        start()
-        return await asyncio.gather(*tasks)
-
-    threads: set[str] = set()
-    assert async_to_sync(main)() == list(range(200))
-    assert len(threads) < 10
-
-
-def test_a_cancelled_wait_leaves_nothing() -> None:
-    """A client that went away, a task that was cancelled, a time that is over."""
-    echo()
-
-    async def main() -> None:
-        pending = await arequest("test.echo")
-        task = asyncio.create_task(pending.aresult())
-        while not wanted():
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert wanted() == 0
-        with pytest.raises(ReplyTimeout):
-            await agather(pending, pending, timeout=0.02)
-        assert wanted() == 0
-        [error] = await agather(pending, timeout=0, return_exceptions=True)
-        assert type(error) is ReplyTimeout
-
-    async_to_sync(main)()
-
-
-def test_two_wait_for_the_same(start: Start) -> None:
-    echo()
-    pending = request("test.echo", 1)
-    with waiting(pending) as first, waiting(pending, pending) as second:
-        with pytest.raises(ReplyTimeout):
-            pending.result(timeout=0.02)  # and the others wait on
-        start()
-        assert (first.result(), second.result()) == ([1], [1, 1])
-
-
-# ---- ring, poll, and what breaks
-
-
-def test_a_ring_is_enough(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiter, "LONGEST_LOOK", 3600.0)
-    echo()
-    pending = request("test.echo", 1)
-    with waiting(pending) as replies:
-        eventually(others, "it is connected")
-        start()
-        assert replies.result() == [1]
-
-
-@pytest.mark.parametrize("how", ["poll", "deaf", "elsewhere", "nowhere"])
-def test_a_poll_is_enough(
-    start: Start, monkeypatch: pytest.MonkeyPatch, settings: Any, how: str
-) -> None:
-    """Nothing depends on LISTEN: where it is off, where rings are lost, where it is another alias,
-    and where that cannot be reached."""
-    connected: list[str] = []
-    connect, listen = link._connect, link.Link._listen
-
-    def connect_to(alias: str) -> Any:
-        connected.append(alias)
-        if alias == "nowhere":
-            raise psycopg.OperationalError("no such server")
-        return connect("default")
-
-    monkeypatch.setattr(link, "_connect", connect_to)
-    if how == "poll":
-        settings.DJANGO_MQ = {"WAKEUP": "poll"}
-    elif how == "deaf":
-        monkeypatch.setattr(results, "LISTEN", "listen something_else")
-    else:  # what WAKEUP = "elsewhere" does, without that alias in the worker
-        monkeypatch.setattr(link.Link, "_listen", lambda self, wakeup: listen(self, how))
-    echo()
-    pending = request("test.echo", 1)
-    with waiting(pending) as replies:
-        start()
-        assert replies.result() == [1]
-    assert connected[:2] == (["default", how] if how.endswith("where") else ["default"])
-
-
-def test_its_connection_is_cut(start: Start) -> None:
-    """Guarantee: a lost database is waited out."""
-    echo()
-    pending = request("test.echo", 1)
-    with waiting(pending) as replies:
-        for _ in range(3):
-            [pid] = eventually(others, "it is connected")
-            with connection.cursor() as cursor:
-                cursor.execute("select pg_terminate_backend(%s)", [pid])
-            eventually(lambda pid=pid: others() and pid not in others(), "it is connected again")
-        start()
-        assert replies.result() == [1]
-
-
-@pytest.mark.parametrize("timeout", [1e300, timedelta.max])
-def test_a_timeout_beyond_all_clocks_is_as_none(start: Start, timeout: Any) -> None:
-    echo()
-    start()
-    assert request("test.echo", 1).result(timeout=timeout) == 1
-    assert async_to_sync(request("test.echo", 2).aresult)(timeout=timeout) == 2
-
-
-def test_no_thread_to_be_had_is_an_error_and_no_end(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next one who waits finds things as if nobody had tried."""
-
-    def refuse(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    echo()
-    pending = request("test.echo", 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="new thread"):
-            pending.result()
-    start()
-    assert pending.result(timeout=PATIENCE) == 1
-
-
-def test_a_database_that_refuses_is_an_error_and_no_end(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    echo()
-    pending = request("test.echo", 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(results, "LOOK", "select nothing")
-        with pytest.raises(psycopg.errors.UndefinedColumn):
-            pending.result()
-    start()
-    assert pending.result(timeout=PATIENCE) == 1
-
-
-def test_the_connection_is_kept_for_a_while(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside tests: the next question finds it; after some idle time it is given up."""
-    monkeypatch.delattr("django.core.mail.outbox")
-    monkeypatch.setattr(waiter, "IDLE", 1.0)
-    echo()
-    start(until_empty=False)
-    assert ask("test.echo", 1, timeout=PATIENCE) == 1
-    assert "mq-replies" in names()
-    first = next(each for each in threading.enumerate() if each.name == "mq-replies")
-    assert ask("test.echo", 2, timeout=PATIENCE) == 2
-    assert first.is_alive()
-    eventually(lambda: not first.is_alive(), "it ends")
-    assert ask("test.echo", 3, timeout=PATIENCE) == 3
-
-
-def test_waiting_needs_no_connection_of_the_thread(start: Start) -> None:
-    echo()
-    start()
-    pending = request("test.echo", 1)
-    connection.close()
-    assert pending.result(timeout=PATIENCE) == 1
-    assert connection.connection is None

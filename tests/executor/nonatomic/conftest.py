@@ -1,0 +1,71 @@
+"""An executor that runs handlers outside a transaction."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from django_mq import handler
+from django_mq.conf import get_settings
+from django_mq.executor.connections import plain_connection
+from django_mq.executor.nonatomic import NonAtomic
+from django_mq.executor.retry_policies import policies
+from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
+from django_mq.executor.session import Session
+from django_mq.executor.settlement import Settlement
+from tests.database import second_connection
+from tests.worker.conftest import Bench, ShortOutage
+
+
+class NonAtomicBench(Bench):
+    """One executor's `NonAtomic`, in the thread of the test."""
+
+    def __init__(self) -> None:
+        self.fresh = False
+        self.wrapper = plain_connection(DEFAULT_DB_ALIAS)
+        self.scoreboard = Scoreboard(200)
+        self.settled: list[int] = []
+        self.back: list[bool] = []
+        self._claims = 0
+        self.session = Session(self.wrapper)
+        outage, policy = ShortOutage(threading.Event()), policies(get_settings())
+        self.nonatomic = NonAtomic(
+            self.session,
+            entries=ExecutorEntries(self.scoreboard, 0, 200),
+            outage=outage,
+            policy=policy,
+            settlement=Settlement(self.session, outage=outage, policy=policy, lease=60.0),
+            settled=self._settled,
+            lease=lambda queue: 60.0,
+        )
+
+    def go(self) -> list[bool]:
+        """Claim what is due and run it; return whether each was started."""
+        return [self.nonatomic.run(task) for task in self.claim()]
+
+
+@pytest.fixture
+def nonatomic(transactional_db: None) -> Iterator[NonAtomicBench]:
+    before = connections[DEFAULT_DB_ALIAS]
+    bench = NonAtomicBench()
+    connections[DEFAULT_DB_ALIAS] = bench.wrapper
+    yield bench
+    bench.wrapper.close()
+    connections[DEFAULT_DB_ALIAS] = before
+
+
+def on(**options: Any) -> Callable[[Any], Any]:
+    return handler("#", queue="mail", name="h", atomic=False, **options)
+
+
+def take_over(id: int) -> None:
+    with second_connection() as other:
+        other.execute(
+            "update django_mq_queuedmessage set claimed_by = 'other:1', attempts = attempts + 1,"
+            " leased_until = now() + interval '1 h' where id = %s",
+            [id],
+        )

@@ -1,0 +1,200 @@
+"""A unique id that is free, and one whose message waits."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models.functions import Now
+
+from django_mq import (
+    CopyReceipt,
+    Delivery,
+    DuplicateMessage,
+    InvalidOption,
+    RetryPolicy,
+    broadcast,
+    handler,
+)
+from django_mq.conf import get_settings
+from django_mq.models import QueuedMessage, UniqueKey
+from tests.outbox.deduplicate.conftest import lease, send, the_message, told
+
+pytestmark = pytest.mark.django_db
+
+
+# Free
+
+
+@pytest.mark.parametrize("option", ["skip", "raise", "update", "debounce", "requeue"])
+def test_a_free_id_is_added(option: Any) -> None:
+    """CAR-4, CAR-7: at once ready, or delayed."""
+    copy = send(1, on_duplicate=option)
+    message = the_message()
+    assert copy == CopyReceipt("", "default", message.pk)
+    assert (message.payload, message.unique_id, message.attempts) == ({"n": 1}, "u", 0)
+    later = send(2, unique_id="v", on_duplicate=option, after=60)
+    row = QueuedMessage.objects.with_state().get(pk=later.id)
+    assert row.state == "delayed"
+
+
+def test_options_together(settings: Any) -> None:
+    """CAR-6: a delay, an id, what becomes of duplicates; how long a lease is its queue says."""
+    settings.DJANGO_MQ = {"QUEUES": {"default": {"lease": 7}}}
+    assert get_settings().queue("default").lease == 7.0
+    assert told(send(1, after=60)) == ("added", "")
+    assert told(send(2)) == ("duplicate", "waiting")
+    assert told(send(2, on_duplicate="update")) == ("updated", "")
+    assert told(send(3, on_duplicate="debounce")) == ("debounced", "")
+    lease()
+    assert told(send(4, on_duplicate="update")) == ("duplicate", "in_flight")
+    assert told(send(4, on_duplicate="requeue")) == ("requeued", "")
+    with pytest.raises(InvalidOption, match="on_duplicate must be one of"):
+        send(5, on_duplicate="never")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"on_duplicate.*give unique_id"):
+        send(5, unique_id=None, on_duplicate="update")
+    assert the_message().payload == {"n": 3}
+
+
+def test_without_an_id_nothing_is_unique(django_assert_num_queries: Any) -> None:
+    """CAR-4: and it costs nothing."""
+    with django_assert_num_queries(2):
+        assert send(unique_id=None).id != send(unique_id=None).id
+    assert not UniqueKey.objects.exists()
+
+
+def test_a_duplicate_that_is_skipped_costs_one_look(django_assert_num_queries: Any) -> None:
+    send()
+    with django_assert_num_queries(1):
+        send()
+
+
+def test_an_id_is_unique_for_queue_handler_and_type() -> None:
+    for name, queue in (("one", "q1"), ("two", "q2")):
+
+        @handler("a.*", queue=queue, queues=("q3",), name=name)
+        def function(delivery: Delivery) -> None: ...
+
+    first = broadcast("a.b", unique_id="u")
+    assert [(copy.handler, copy.outcome) for copy in first.copies] == [
+        ("one", "added"),
+        ("two", "added"),
+    ]
+    assert broadcast("a.c", unique_id="u").outcome == "added"
+    assert broadcast("a.b", unique_id="v").outcome == "added"
+    assert broadcast("a.b", unique_id="u", queue="q3").outcome == "added"
+    assert broadcast("a.b", unique_id="u").outcome == "duplicate"
+
+
+def test_copies_have_their_own_fates() -> None:
+    for name in ("one", "two"):
+
+        @handler("a.b", queue=name, name=name)
+        def function(delivery: Delivery) -> None: ...
+
+    ids = broadcast("a.b", unique_id="u").ids
+    QueuedMessage.objects.filter(queue="one").delete()
+    receipt = broadcast("a.b", unique_id="u")
+    assert (receipt.outcome, bool(receipt)) == ("mixed", True)
+    assert [(copy.outcome, copy.reason) for copy in receipt.copies] == [
+        ("added", ""),
+        ("duplicate", "waiting"),
+    ]
+    assert receipt.copies[1].id == ids[1]
+    assert receipt.ids == (receipt.copies[0].id,)
+    with pytest.raises(DuplicateMessage):
+        broadcast("a.b", unique_id="u", on_duplicate="raise")
+
+
+# Waiting
+
+
+@pytest.mark.parametrize("after", [None, 60])
+def test_while_it_waits_a_second_one_is_a_duplicate(after: Any) -> None:
+    """CAR-8: delayed or not."""
+    first = send(1, after=after)
+    for option in ("skip", "requeue"):
+        copy = send(2, on_duplicate=option)
+        assert (told(copy), copy.id) == (("duplicate", "waiting"), first.id)
+    receipt = broadcast("a.b", unique_id="u")
+    assert (receipt.outcome, bool(receipt), receipt.ids) == ("duplicate", False, ())
+    assert the_message().payload == {"n": 1}
+
+
+def test_raise_says_which_and_leaves_the_transaction_usable() -> None:
+    """CAR-8."""
+    id = send(1).id
+    with pytest.raises(DuplicateMessage, match=f"unique id u of a.b in queue default.* {id} waits"):
+        send(2, on_duplicate="raise")
+    assert the_message().payload == {"n": 1}
+
+
+def test_update_replaces_content_and_options_and_keeps_its_place() -> None:
+    """CAR-8: and the time of the first broadcast is kept."""
+    first = send(1, after=60, priority=1, expires=600, key="k")
+    QueuedMessage.objects.update(created_at=Now() - timedelta(hours=1), attempts=3)
+    before = the_message()
+    copy = send(
+        2,
+        on_duplicate="update",
+        after=5,
+        priority=7,
+        schema_version=3,
+        metadata={"tier": "gold"},
+        retry=RetryPolicy(max_attempts=2),
+        unique_for=9,
+    )
+    after = the_message()
+    assert (told(copy), copy.id) == (("updated", ""), first.id)
+    assert (after.payload, after.metadata, after.schema_version) == ({"n": 2}, {"tier": "gold"}, 3)
+    assert (after.priority, after.key, after.expires_at) == (7, None, None)
+    assert (after.attempts, after.max_attempts) == (3, 4)  # one attempt is left at least
+    assert after.retry["max_attempts"] == 2
+    assert after.unique_for == UniqueKey.objects.get().unique_for == timedelta(seconds=9)
+    assert (after.created_at, after.processable_after) == (
+        before.created_at,
+        before.processable_after,
+    )
+
+
+def test_debounce_sets_the_due_time_anew() -> None:
+    """CAR-9: without a delay it is due at once; and its content is new, too."""
+    send(1, after=60)
+    before = the_message()
+    assert told(send(2, on_duplicate="debounce", after=3600)) == ("debounced", "")
+    assert the_message().processable_after > before.processable_after + timedelta(minutes=50)
+    send(3, on_duplicate="debounce")
+    after = the_message()
+    assert after.processable_after < before.processable_after
+    assert after.created_at == before.created_at
+    assert after.payload == {"n": 3}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"held_since": Now(), "last_error": "no handler"},
+        {"blocked_by": 1, "key": "k"},
+        {"attempts": 2, "processable_after": Now() + timedelta(hours=1)},
+        {"expires_at": Now() - timedelta(hours=1)},
+    ],
+    ids=["held", "blocked", "retrying", "expired"],
+)
+def test_whatever_it_waits_for_it_waits(columns: dict[str, Any]) -> None:
+    send(1, key="k")
+    QueuedMessage.objects.update(**columns)
+    assert told(send(2)) == ("duplicate", "waiting")
+    assert told(send(3, key="k", on_duplicate="update")) == ("updated", "")
+    message = the_message()
+    assert (message.payload, message.held_since) == ({"n": 3}, None)
+    assert message.blocked_by == columns.get("blocked_by")
+
+
+def test_a_message_that_leaves_its_key_frees_those_behind() -> None:
+    first = send(1, key="k")
+    [behind] = broadcast("a.b", key="k").ids
+    QueuedMessage.objects.filter(pk=behind).update(blocked_by=first.id)
+    send(2, key="other", on_duplicate="update")
+    assert QueuedMessage.objects.get(pk=behind).blocked_by is None
+    assert QueuedMessage.objects.get(pk=first.id).key == "other"

@@ -1,0 +1,116 @@
+"""A claim, or the end of a message, comes between the look and the update of a broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_mq import Delivery, handler
+from django_mq.models import QueuedMessage, UniqueKey
+from django_mq.testing import drain
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.database import listening, second_connection
+from tests.outbox.races.conftest import (
+    CLAIM,
+    PATIENCE,
+    Holder,
+    claimed,
+    send,
+    uncommitted,
+    waits_for_a_lock,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_an_update_loses_against_a_claim_that_is_not_committed(
+    together: Callable[..., Future[Any]],
+) -> None:
+    """The row's lock tells, and is not waited for; after the commit the row is in flight."""
+    send(1)
+    with second_connection() as other:
+        with other.transaction():
+            other.execute(CLAIM)
+            update = together(send, 2, "update")
+            looked_twice(update)
+        assert update.result(PATIENCE).copies[0].reason == "in_flight"
+    assert QueuedMessage.objects.get().payload == 1
+
+
+def test_an_update_wins_against_a_claim_that_is_rolled_back(
+    together: Callable[..., Future[Any]],
+) -> None:
+    send(1)
+    with second_connection() as other:
+        with other.transaction(force_rollback=True):
+            other.execute(CLAIM)
+            update = together(send, 2, "update")
+            looked_twice(update)
+        assert update.result(PATIENCE).outcome == "updated"
+
+
+def looked_twice(future: Future[Any]) -> None:
+    """Return once a producer has met the locked row: it has drawn no answer from it."""
+    with pytest.raises(TimeoutError):
+        future.result(0.1)
+
+
+def test_a_worker_that_ends_a_message_waits_for_no_producer(
+    together: Callable[..., Future[Any]],
+) -> None:
+    """What is put aside in a transaction that is still open comes forward after its commit."""
+    done = handled()
+    send(1)
+    message = claimed()
+    producer = Holder(together, uncommitted(2, "requeue"))
+    end_message(message)
+    assert not QueuedMessage.objects.exists()
+    with listening() as listener:
+        assert producer.end().outcome == "requeued"
+        assert listener.heard()
+    assert QueuedMessage.objects.get().payload == 2
+    assert UniqueKey.objects.get().message_id == QueuedMessage.objects.get().pk
+    drain()
+    assert done == [2]
+
+
+def test_what_is_put_aside_while_the_message_ends_comes_forward(
+    together: Callable[..., Future[Any]],
+) -> None:
+    """The producer commits first, but the worker has looked already: the hook waits for it."""
+    send(1)
+    message = claimed()
+    producer = Holder(together, uncommitted(2, "requeue"))
+    with second_connection() as worker, worker.transaction():
+        end_message(message, worker.cursor())
+        producer._end.set()
+        waits_for_a_lock()
+    assert producer.future.result(PATIENCE).outcome == "requeued"
+    assert QueuedMessage.objects.get().payload == 2
+
+
+def end_message(message: QueuedMessage, cursor: Any = None) -> None:
+    from django_mq.store import free_unique_ids as freeing
+    from django_mq.store.free_unique_ids import Done
+    from django_mq.store.unique_ids import UniqueId
+
+    with connection.cursor() as own:
+        cursor = cursor or own
+        cursor.execute("delete from django_mq_queuedmessage where id = %s", [message.pk])
+        id = UniqueId(message.queue, message.handler, message.type, message.unique_id or "")
+        freeing.end(cursor, [Done(message.pk, id, True)])
+
+
+def handled() -> list[Any]:
+    """Subscribe a handler; return the list of the payloads that it gets."""
+    done: list[Any] = []
+
+    @handler("a.b", name="a_b", queue="default")
+    def function(delivery: Delivery) -> None:
+        done.append(delivery.payload)
+
+    return done

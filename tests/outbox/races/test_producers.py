@@ -1,0 +1,108 @@
+"""Producers of one unique id wait for each other, and not for long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_mq import BroadcastBusy, Message, broadcast, broadcast_many
+from django_mq.models import QueuedMessage, UniqueKey
+from django_mq.outbox import deduplicate as deduping
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.outbox.races.conftest import (
+    PATIENCE,
+    Holder,
+    claimed,
+    send,
+    uncommitted,
+    waits_for_a_lock,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+def test_a_producer_waits_for_the_transaction_that_adds_its_id(
+    together: Callable[..., Future[Any]], rollback: bool
+) -> None:
+    """And learns what became of it: a rollback frees the id."""
+    first = Holder(together, uncommitted(1))
+    second = together(send, 2)
+    waits_for_a_lock()
+    first.end(rollback=rollback)
+    receipt = second.result(PATIENCE)
+    assert receipt.outcome == ("added" if rollback else "duplicate")
+    assert QueuedMessage.objects.get().payload == (2 if rollback else 1)
+
+
+def test_a_producer_waits_for_the_one_that_updates(
+    together: Callable[..., Future[Any]],
+) -> None:
+    """The last to write wins; neither is told that a worker has it."""
+    send(1)
+    first = Holder(together, uncommitted(2, "update"))
+    second = together(send, 3, "update")
+    first.end()
+    assert second.result(PATIENCE).outcome == "updated"
+    assert QueuedMessage.objects.get().payload == 3
+
+
+def test_what_only_looks_waits_for_nobody(together: Callable[..., Future[Any]]) -> None:
+    send(1)
+    first = Holder(together, uncommitted(2, "update"))
+    assert send(3).outcome == "duplicate"  # this thread would wait for ever
+    first.end()
+
+
+def test_a_producer_waits_for_the_one_that_puts_aside(
+    together: Callable[..., Future[Any]],
+) -> None:
+    """CAR-10 as changed: the last one counts."""
+    send(1)
+    claimed()
+    first = Holder(together, uncommitted(2, "requeue"))
+    second = together(send, 3, "requeue")
+    waits_for_a_lock()
+    first.end()
+    assert second.result(PATIENCE).outcome == "requeued"
+    assert UniqueKey.objects.get(put_aside__isnull=False).put_aside["payload"] == 3
+
+
+def test_busy_when_it_waits_for_too_long(
+    together: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounded, with advice; the caller's transaction stays usable, and its own limit is back."""
+    monkeypatch.setattr(deduping, "PATIENCE", 0.0)
+    first = Holder(together, uncommitted(1))
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("set local lock_timeout = '7s'")
+        with pytest.raises(BroadcastBusy, match=r"unique id u of a\.b in queue default.*Try again"):
+            broadcast("a.b", 2, unique_id="u")
+        broadcast("a.b", 3, unique_id="other")
+        with connection.cursor() as cursor:
+            cursor.execute("show lock_timeout")
+            assert cursor.fetchone() == ("7s",)
+    first.end()
+    assert set(QueuedMessage.objects.values_list("payload", flat=True)) == {1, 3}
+
+
+def test_calls_take_their_ids_in_one_order(together: Callable[..., Future[Any]]) -> None:
+    """Two calls with the same ids the other way round: one waits, none dies."""
+    ids = [f"id{n}" for n in range(300)]
+    start = threading.Barrier(4)
+
+    def produce(order: list[str]) -> int:
+        start.wait(PATIENCE)
+        with transaction.atomic():
+            receipts = broadcast_many([Message("a.b", unique_id=id) for id in order])
+        return sum(receipt.outcome == "added" for receipt in receipts)
+
+    calls = [together(produce, order) for order in (ids, ids[::-1], ids, ids[::-1])]
+    assert sum(call.result(PATIENCE) for call in calls) == len(ids)
+    assert QueuedMessage.objects.count() == len(ids)
