@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -43,6 +44,8 @@ class Nursery:
 
     def __init__(self, run: Callable[[dict[str, Any]], int]) -> None:
         """`run` is called in the new tree, with what `start()` was given; returns its exit code."""
+        gc.collect()
+        gc.freeze()
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._run = run
         self.pid = os.fork()
