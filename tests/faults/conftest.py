@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
+from tests.faults.kinds import KINDS
 from tests.faults.points import choose
 from tests.faults.sweep import Runner
 
@@ -32,14 +35,37 @@ def runner(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) -> I
     runner.close()
 
 
+class Requests:
+    """What the worker of each scenario sends where nothing breaks, in files of this run of pytest.
+
+    Each scenario is recorded once, by the process that needs it first.
+    """
+
+    def __init__(self, directory: Path, runner: Runner) -> None:
+        directory.mkdir(exist_ok=True)
+        self._directory = directory
+        self._runner = runner
+
+    def __getitem__(self, scenario: str) -> Sequence[str]:
+        file = self._directory / f"{scenario}.json"
+        with file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists():
+                file.write_text(json.dumps(self._runner.record(scenario)))
+        requests: list[str] = json.loads(file.read_text())
+        return requests
+
+
 @pytest.fixture(scope="module")
-def play(runner: Runner) -> Callable[[str, str], None]:
+def play(
+    runner: Runner, tmp_path_factory: pytest.TempPathFactory, testrun_uid: str
+) -> Callable[[str, str], None]:
     """Play one point of a scenario and kind, and assert that nothing broke."""
-    recorded: dict[str, Sequence[str]] = {}
+    directory = tmp_path_factory.getbasetemp().parent / f"faults-{testrun_uid}"
+    requests = Requests(directory, runner)
 
     def play(scenario: str, kind: str) -> None:
-        if scenario not in recorded:
-            recorded[scenario] = runner.record(scenario)
+        recorded = {scenario: requests[scenario] if KINDS[kind].swept else ()}
         for point in choose(scenario, kind, recorded, count=1, seed=SEED):
             played = runner.play(point)
             assert not played.broken, str(played)

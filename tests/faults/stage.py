@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import tempfile
@@ -79,6 +80,10 @@ select exists (
 """
 
 
+#: What a worker imports when it starts: imported once, in the process that forks them.
+IMPORTED_BY_A_WORKER = ("django_mq.management.commands.mq_worker", "django.db.migrations.executor")
+
+
 def run_worker(options: dict[str, Any]) -> int:
     """Be a worker: in a process that the nursery has just forked."""
     os.environ[trace.DIRECTORY] = options["directory"]
@@ -107,6 +112,8 @@ class Stage:
     """One for all points of a process; `play()` begins each of them afresh."""
 
     def __init__(self) -> None:
+        for module in IMPORTED_BY_A_WORKER:
+            importlib.import_module(module)
         self.nursery = Nursery(run_worker)  # before the first connection and the first thread
         self._scratch = tempfile.TemporaryDirectory(prefix="faults-")
         self.directory = Path(self._scratch.name)
