@@ -16,9 +16,8 @@ from django_mq.outbox import notify as bell
 from django_mq.outbox.backlog import admit
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.dedupe_plan import Candidate
-from django_mq.outbox.prepared import fetch_prepared, own_cursor
 from django_mq.store.backlog import lock_lines
-from django_mq.store.insert import FEW, insert, nobody, one_statement
+from django_mq.store.insert import FEW, insert, nobody
 from django_mq.store.rows import NewRow
 
 
@@ -57,20 +56,11 @@ class RowWriter:
             admit(self._connection, self._limits, rows)
         if self._in_commit_order:
             self._join_lines(rows)
-        with self._connection.wrap_database_errors:
-            ids = self._insert(rows, sent)
+        # Django's cursor does not wrap the errors of COPY.
+        with self._connection.wrap_database_errors, self._connection.cursor() as cursor:
+            ids = insert(cursor, rows, sent=sent)
         self._ring(rows)
         return ids
-
-    def _insert(self, rows: Sequence[NewRow], sent: Callable[[Sequence[int]], None]) -> list[int]:
-        if len(rows) <= FEW:
-            found = fetch_prepared(self._connection, *one_statement(rows))
-            if found is not None:
-                ids = sorted(map(int, found))
-                sent(ids)
-                return ids
-        with own_cursor(self._connection) as cursor:
-            return insert(cursor, rows, sent=sent)
 
     def dedupe(self, candidates: Sequence[Candidate]) -> list[CopyReceipt]:
         """Store rows, some with unique ids, all or none; return what became of each."""

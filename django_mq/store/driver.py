@@ -29,11 +29,6 @@ def may_prepare(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
-def begins_specially(driver: psycopg.Connection[Any]) -> bool:
-    """Return whether the driver begins its transactions with more than a plain BEGIN."""
-    return (driver.isolation_level, driver.read_only, driver.deferrable) != (None, None, None)
-
-
 def results(driver: psycopg.Connection[Any]) -> list[PGresult]:
     """Wait for the results of the queries that were sent; raise the server's error, if any.
 
