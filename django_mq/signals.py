@@ -20,62 +20,41 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_mq")
 
-message_started = Signal()
-message_acked = Signal()
-message_retried = Signal()
-message_dead = Signal()
-worker_started = Signal()
-worker_stopped = Signal()
-backoff_started = Signal()
-backoff_changed = Signal()
-backoff_ended = Signal()
-queue_assigned = Signal()
-queue_unassigned = Signal()
-queue_caught_up = Signal()
-queue_deep = Signal()
 
-_NAMES = {
-    message_started: "message_started",
-    message_acked: "message_acked",
-    message_retried: "message_retried",
-    message_dead: "message_dead",
-    worker_started: "worker_started",
-    worker_stopped: "worker_stopped",
-    backoff_started: "backoff_started",
-    backoff_changed: "backoff_changed",
-    backoff_ended: "backoff_ended",
-    queue_assigned: "queue_assigned",
-    queue_unassigned: "queue_unassigned",
-    queue_caught_up: "queue_caught_up",
-    queue_deep: "queue_deep",
-}
-_LEVELS = {
-    message_started: logging.DEBUG,
-    message_acked: logging.DEBUG,
-    message_retried: logging.WARNING,
-    message_dead: logging.ERROR,
-    worker_started: logging.INFO,
-    worker_stopped: logging.INFO,
-    backoff_started: logging.WARNING,
-    backoff_changed: logging.INFO,
-    backoff_ended: logging.INFO,
-    queue_assigned: logging.INFO,
-    queue_unassigned: logging.INFO,
-    queue_caught_up: logging.INFO,
-    queue_deep: logging.WARNING,
-}
+class LoggedSignal(Signal):
+    """A signal that is also logged: `name` is the record's `event`."""
+
+    def __init__(self, name: str, level: int = logging.INFO) -> None:
+        super().__init__()
+        self.name = name
+        self.level = level
 
 
-def wanted(signal: Signal) -> bool:
+message_started = LoggedSignal("message_started", logging.DEBUG)
+message_acked = LoggedSignal("message_acked", logging.DEBUG)
+message_retried = LoggedSignal("message_retried", logging.WARNING)
+message_dead = LoggedSignal("message_dead", logging.ERROR)
+worker_started = LoggedSignal("worker_started")
+worker_stopped = LoggedSignal("worker_stopped")
+backoff_started = LoggedSignal("backoff_started", logging.WARNING)
+backoff_changed = LoggedSignal("backoff_changed")
+backoff_ended = LoggedSignal("backoff_ended")
+queue_assigned = LoggedSignal("queue_assigned")
+queue_unassigned = LoggedSignal("queue_unassigned")
+queue_caught_up = LoggedSignal("queue_caught_up")
+queue_deep = LoggedSignal("queue_deep", logging.WARNING)
+
+
+def wanted(signal: LoggedSignal) -> bool:
     """Return whether `signal` has receivers or its log line is enabled; the hot path checks."""
-    return bool(signal.receivers) or logger.isEnabledFor(_LEVELS[signal])
+    return bool(signal.receivers) or logger.isEnabledFor(signal.level)
 
 
-def announce(signal: Signal, delivery: Delivery, text: str, **data: Any) -> None:
+def announce(signal: LoggedSignal, delivery: Delivery, text: str, **data: Any) -> None:
     """Send and log what became of `delivery`; a receiver's exception is only logged."""
     _send(signal, delivery.handler, delivery=delivery, **data)
     logger.log(
-        _LEVELS[signal],
+        signal.level,
         "message %s (%s, queue %s, handler %s, attempt %s of %s) %s",
         delivery.id,
         delivery.type,
@@ -85,7 +64,7 @@ def announce(signal: Signal, delivery: Delivery, text: str, **data: Any) -> None
         delivery.max_attempts,
         text,
         extra={
-            "event": _NAMES[signal],
+            "event": signal.name,
             "message_id": delivery.id,
             "queue": delivery.queue,
             "type": delivery.type,
@@ -97,33 +76,31 @@ def announce(signal: Signal, delivery: Delivery, text: str, **data: Any) -> None
     )
 
 
-def announce_worker(signal: Signal, worker: str, text: str, **data: Any) -> None:
+def announce_worker(signal: LoggedSignal, worker: str, text: str, **data: Any) -> None:
     """Send and log what became of worker process `worker`."""
     _send(signal, worker, worker=worker, **data)
-    logger.log(
-        _LEVELS[signal], "%s", text, extra={"event": _NAMES[signal], "worker": worker, **data}
-    )
+    logger.log(signal.level, "%s", text, extra={"event": signal.name, "worker": worker, **data})
 
 
-def announce_queue(signal: Signal, queue: str, text: str, **data: Any) -> None:
+def announce_queue(signal: LoggedSignal, queue: str, text: str, **data: Any) -> None:
     """Send and log what became of `queue`."""
     _send(signal, queue, queue=queue, **data)
     logger.log(
-        _LEVELS[signal],
+        signal.level,
         "queue %s %s",
         queue,
         text,
-        extra={"event": _NAMES[signal], "queue": queue, **data},
+        extra={"event": signal.name, "queue": queue, **data},
     )
 
 
-def _send(signal: Signal, sender: str, **data: Any) -> None:
+def _send(signal: LoggedSignal, sender: str, **data: Any) -> None:
     for receiver, answer in signal.send_robust(sender=sender, **data):
         if isinstance(answer, Exception):
             logger.error(
                 "receiver %r of %s raised %s",
                 receiver,
-                _NAMES[signal],
+                signal.name,
                 type(answer).__name__,
                 exc_info=answer,
                 extra={"event": "receiver_failed"},

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django.dispatch import Signal
-
 from django_mq import signals
 from django_mq.executor import handler_counts as timings
 from django_mq.executor.ended import ACKED, DONE, Settled
@@ -70,7 +68,7 @@ def _say(ended: Ended) -> None:
         )
 
 
-def _announce(signal: Signal, ended: Ended, text: str, **more: Any) -> None:
+def _announce(signal: signals.LoggedSignal, ended: Ended, text: str, **more: Any) -> None:
     if signal is not signals.message_acked or signals.wanted(signal):
         signals.announce(
             signal,

@@ -13,8 +13,7 @@ from django_mq.signals import announce_queue, queue_assigned, queue_caught_up, q
 from django_mq.store import ordered_queues as lines
 
 if TYPE_CHECKING:
-    from django.dispatch import Signal
-
+    from django_mq.signals import LoggedSignal
     from django_mq.store import Cursor
 
 logger = logging.getLogger("django_mq")
@@ -114,7 +113,7 @@ class OrderedQueues:
             self._catching_up.discard(queue)
             self._announce(queue_unassigned, queue, "is no longer assigned")
 
-    def _announce(self, signal: Signal, queue: str, text: str) -> None:
+    def _announce(self, signal: LoggedSignal, queue: str, text: str) -> None:
         announce_queue(signal, queue, f"{text} to worker {self._worker}", worker=self._worker)
 
     def _end_frozen(self, cursor: Cursor, queue: str, before: str) -> None:

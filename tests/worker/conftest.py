@@ -104,9 +104,11 @@ def said() -> Iterator[Said]:
     """Hear all signals."""
     said = Said()
     with ExitStack() as stack:
-        for signal, name in signals._NAMES.items():
+        for signal in vars(signals).values():
+            if not isinstance(signal, signals.LoggedSignal):
+                continue
 
-            def receiver(sender: str, name: str = name, **data: Any) -> None:
+            def receiver(sender: str, name: str = signal.name, **data: Any) -> None:
                 data.pop("signal")
                 said.hear(name, **data)
 
