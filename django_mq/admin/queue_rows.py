@@ -53,7 +53,7 @@ class QueueRow:
     counts: queues.QueueCounts
     url: str
     cells: Sequence[Cell]
-    workers: Sequence[queues.Worker]
+    workers: Sequence[queues.WorkerProcess]
     #: The page of the message that the oldest blocked one waits behind.
     head_url: str = ""
     #: The blocking message that an operator should know of, and its page.

@@ -40,7 +40,7 @@ class Running:
 class WorkerRow:
     """One worker as the page shows it to this user."""
 
-    worker: queues.Worker
+    worker: queues.WorkerProcess
     url: str
     queues: tuple[str, ...]
     running: tuple[Running, ...]
@@ -148,14 +148,16 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
         context = {"timings": beat.timings_seen}
         return render_to_string("admin/django_mq/includes/timings.html", context)
 
-    def _visible(self, request: HttpRequest) -> list[queues.Worker]:
+    def _visible(self, request: HttpRequest) -> list[queues.WorkerProcess]:
         allowed = self.get_queues(request)
         found = queues.workers(using=self.alias)
         if allowed is None:
             return found
         return [each for each in found if any(each.serves(queue) for queue in allowed)]
 
-    def _rows(self, request: HttpRequest, workers: Iterable[queues.Worker]) -> list[WorkerRow]:
+    def _rows(
+        self, request: HttpRequest, workers: Iterable[queues.WorkerProcess]
+    ) -> list[WorkerRow]:
         """Return the rows, without queues and messages that the user may not see."""
         workers = list(workers)
         allowed = self.get_queues(request)

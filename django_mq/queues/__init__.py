@@ -8,7 +8,7 @@ raises InvalidName, any other bad argument ValueError.
 from django_mq.policy.handler_stats import HandlerTimings
 from django_mq.queues.actions import Changed, cancel, discard, purge, requeue, run_now
 from django_mq.queues.decisions import end_backoff, limit, pause, resume
-from django_mq.queues.fleet import HorizonHolder, Worker, horizon, workers
+from django_mq.queues.fleet import HorizonHolder, WorkerProcess, horizon, workers
 from django_mq.queues.handler_stats import timings
 from django_mq.queues.reasons import Why, why
 from django_mq.queues.redaction import redacted
@@ -24,7 +24,7 @@ __all__ = [
     "QueueCounts",
     "State",
     "Why",
-    "Worker",
+    "WorkerProcess",
     "cancel",
     "counts",
     "discard",

@@ -20,7 +20,7 @@ from django_mq.store import oldest_snapshot as store
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerProcess:
     """One worker process as of its last heartbeat, `silent` ago; not `alive` after 30 s of silence.
 
     `queues` holds names and patterns, and is empty for all queues; `running` holds message ids.
@@ -48,18 +48,18 @@ class Worker:
         return all_queues or any(_matches(pattern, queue) for pattern in self.queues)
 
 
-def workers(*, using: str | None = None) -> list[Worker]:
+def workers(*, using: str | None = None) -> list[WorkerProcess]:
     """Return the worker processes, last seen first; dead ones until their rows are removed."""
     beats = WorkerHeartbeat.objects.using(alias_of(using)).defer("timings")
     found = beats.annotate(silent=Now() - F("last_seen"))
     return [_worker(beat, beat.silent) for beat in found.order_by("-last_seen", "pk")]
 
 
-def _worker(beat: WorkerHeartbeat, silent: timedelta) -> Worker:
+def _worker(beat: WorkerHeartbeat, silent: timedelta) -> WorkerProcess:
     names = _readable(beat.queues, _is_name)
     running = _readable(beat.running, _is_id)
     read = {"queues": (names, beat.queues), "running": (running, beat.running)}
-    return Worker(
+    return WorkerProcess(
         id=beat.pk,
         host=beat.host,
         pid=beat.pid,

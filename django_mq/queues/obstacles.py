@@ -13,7 +13,7 @@ from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.decisions import effective_limit
-from django_mq.queues.fleet import Worker
+from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.stalled import MOST, shown_count
 
 
@@ -42,7 +42,7 @@ def obstacle(message: QueuedMessage) -> str:
     return f"a worker could not run it, although handler {oldest.name} is registered here"
 
 
-def in_line(message: QueuedMessage, workers: Sequence[Worker], alias: str) -> str:
+def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str) -> str:
     """Say what a due message waits for when no message of its key or ordered queue is ahead.
 
     The reasons, in order: no worker, a backoff, the in-flight limit, the owner of its ordered
@@ -93,7 +93,9 @@ def _backing_off(queue: QueueState) -> str:
     return f"{text}: the next message claimed is the probe, and the others wait for it"
 
 
-def _owned(message: QueuedMessage, queue: QueueState | None, workers: Sequence[Worker]) -> str:
+def _owned(
+    message: QueuedMessage, queue: QueueState | None, workers: Sequence[WorkerProcess]
+) -> str:
     """Say which worker claims the first message of an ordered queue."""
     now: datetime | None = queue.now if queue else None  # type: ignore[attr-defined]
     owner, until = (queue.owner, queue.owned_until) if queue else (None, None)

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.queues.fleet import Worker, workers
+from django_mq.queues.fleet import WorkerProcess, workers
 from django_mq.queues.obstacles import in_line, obstacle, shown, worker_of
 from django_mq.queues.removed import last_known
 from django_mq.queues.stalled import shown_count, standings
@@ -85,7 +85,7 @@ class _Case:
             return None
         return standings([self.message.pk], using=self.alias).get(self.message.pk)
 
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[WorkerProcess]:
         return workers(using=self.alias)
 
     def holder(self) -> str:

@@ -91,7 +91,7 @@ def _count(queue: queues.QueueCounts, name: str) -> str:
     return f"{queue.shown(name)}/{queue.max_in_flight:,}" if limited else queue.shown(name)
 
 
-def _worker(worker: queues.Worker) -> tuple[object, ...]:
+def _worker(worker: queues.WorkerProcess) -> tuple[object, ...]:
     state = "gone" if not worker.alive else "draining" if worker.draining else "alive"
     if worker.unreadable:
         state += f", unreadable {' and '.join(worker.unreadable)}"
