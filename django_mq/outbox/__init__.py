@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django_mq.conf import get_settings
 from django_mq.exceptions import When
 from django_mq.messages import BulkReceipt, Cancelled, Message, Receipt
-from django_mq.outbox.options import check_whole
+from django_mq.outbox.options import check_whole, options_of
 from django_mq.outbox.send import queue_connection, send, send_durably, send_many
 from django_mq.outbox.stream import send_stream
 from django_mq.policy.backoff import RetryPolicy
@@ -104,23 +104,8 @@ def broadcast_many(
     return send_stream(messages, using=using)
 
 
-async def abroadcast(
-    type: str,
-    payload: Any = None,
-    *,
-    queue: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    schema_version: int = 1,
-    after: When | None = None,
-    expires: When | None = None,
-    priority: int = 0,
-    key: str | None = None,
-    unique_id: str | None = None,
-    on_duplicate: OnDuplicate | None = None,
-    unique_for: float | timedelta | None = None,
-    retry: RetryPolicy | None = None,
-    using: str | None = None,
-) -> Receipt:
+@options_of(broadcast)
+async def abroadcast(*args: Any, using: str | None = None, **options: Any) -> Receipt:
     """Store a message in a transaction of its own; the options are those of `broadcast()`.
 
     Django has no async `atomic()`: the message is committed when this returns, whatever becomes
@@ -130,21 +115,7 @@ async def abroadcast(
     Raises RuntimeError if the thread that writes has an `atomic()` block open, and the errors of
     `broadcast()`.
     """
-    message = Message(
-        type,
-        payload,
-        queue=queue,
-        metadata=metadata,
-        schema_version=schema_version,
-        after=after,
-        expires=expires,
-        priority=priority,
-        key=key,
-        unique_id=unique_id,
-        on_duplicate=on_duplicate,
-        unique_for=unique_for,
-        retry=retry,
-    )
+    message = Message(*args, **options)
     return await sync_to_async(send_durably, thread_sensitive=True)(message, using=using)
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from typing import Any, ParamSpec, TypeVar
 
 from django_mq.exceptions import InvalidOption, When, moment
 from django_mq.messages import Message
 from django_mq.policy.backoff import RetryPolicy, as_seconds
 from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
 from django_mq.policy.routing import check_name
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _ON_DUPLICATE = ("skip", "raise", "update", "debounce", "requeue")
 
@@ -109,3 +115,15 @@ def unique_seconds(message: Message) -> float | None:
             f"unique_for must be seconds or a timedelta, not {message.unique_for!r}"
         )
     return seconds
+
+
+def options_of(
+    function: Callable[P, T],
+) -> Callable[[Callable[..., Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Give an async function the signature of `function`, for type checkers, help() and editors."""
+
+    def give(async_function: Callable[..., Coroutine[Any, Any, T]]) -> Any:
+        async_function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return async_function
+
+    return give

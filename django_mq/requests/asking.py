@@ -12,6 +12,7 @@ from django.db import transaction
 from django_mq.conf import get_settings
 from django_mq.exceptions import CannotWait, When
 from django_mq.messages import Message
+from django_mq.outbox.options import options_of
 from django_mq.outbox.send import in_own_atomic, queue_connection, send, send_durably
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.requests.collecting import TIMEOUT, acollect, collect, seconds_of
@@ -65,7 +66,10 @@ def request(
         key=key,
         retry=retry,
     )
-    return _request(message, using)
+    connection = queue_connection(get_settings(), using)
+    within = in_own_atomic(connection)
+    receipt = (send if within else send_durably)(message, using=using, wants_result=True)
+    return PendingReply._of(receipt, message.type, connection)
 
 
 def ask(
@@ -87,8 +91,8 @@ def ask(
     Inside `atomic()`, and in a handler of the queue that the request goes to, it raises CannotWait
     and stores nothing. It also raises the errors of those two.
     """
-    seconds_of(timeout)
-    message = Message(
+    pending = _sent(
+        timeout,
         type,
         payload,
         queue=queue,
@@ -98,8 +102,9 @@ def ask(
         priority=priority,
         key=key,
         retry=retry,
+        using=using,
     )
-    return _request_alone(message, using).result(timeout)
+    return pending.result(timeout)
 
 
 def gather(
@@ -115,64 +120,16 @@ def gather(
     return collect(_checked(pendings), timeout, return_exceptions=return_exceptions)
 
 
-async def arequest(
-    type: str,
-    payload: Any = None,
-    *,
-    queue: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    schema_version: int = 1,
-    after: When | None = None,
-    expires: When | None = None,
-    priority: int = 0,
-    key: str | None = None,
-    retry: RetryPolicy | None = None,
-    using: str | None = None,
-) -> PendingReply:
+@options_of(request)
+async def arequest(*args: Any, **options: Any) -> PendingReply:
     """As `request()`."""
-    message = Message(
-        type,
-        payload,
-        queue=queue,
-        metadata=metadata,
-        schema_version=schema_version,
-        after=after,
-        expires=expires,
-        priority=priority,
-        key=key,
-        retry=retry,
-    )
-    return await sync_to_async(_request, thread_sensitive=True)(message, using)
+    return await sync_to_async(request, thread_sensitive=True)(*args, **options)
 
 
-async def aask(
-    type: str,
-    payload: Any = None,
-    *,
-    timeout: float | timedelta | None = TIMEOUT,
-    queue: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    schema_version: int = 1,
-    expires: When | None = None,
-    priority: int = 0,
-    key: str | None = None,
-    retry: RetryPolicy | None = None,
-    using: str | None = None,
-) -> Any:
+@options_of(ask)
+async def aask(*args: Any, timeout: float | timedelta | None = TIMEOUT, **options: Any) -> Any:
     """As `ask()`."""
-    seconds_of(timeout)
-    message = Message(
-        type,
-        payload,
-        queue=queue,
-        metadata=metadata,
-        schema_version=schema_version,
-        expires=expires,
-        priority=priority,
-        key=key,
-        retry=retry,
-    )
-    pending = await sync_to_async(_request_alone, thread_sensitive=True)(message, using)
+    pending = await sync_to_async(_sent, thread_sensitive=True)(timeout, *args, **options)
     return await pending.aresult(timeout)
 
 
@@ -195,19 +152,17 @@ def _checked(pendings: tuple[PendingReply, ...]) -> tuple[PendingReply, ...]:
     return pendings
 
 
-def _request(message: Message, using: str | None) -> PendingReply:
-    connection = queue_connection(get_settings(), using)
-    within = in_own_atomic(connection)
-    receipt = (send if within else send_durably)(message, using=using, wants_result=True)
-    return PendingReply._of(receipt, message.type, connection)
-
-
-def _request_alone(message: Message, using: str | None) -> PendingReply:
-    """Store a request that is waited for at once; store nothing if that is impossible."""
+def _sent(
+    timeout: float | timedelta | None, *args: Any, using: str | None = None, **options: Any
+) -> PendingReply:
+    """Store the request of `ask()`; store nothing if its reply cannot be waited for."""
+    seconds_of(timeout)
+    if "after" in options:
+        raise TypeError("ask() waits for the reply, so it has no after=: call request()")
     connection = queue_connection(get_settings(), using)
     if in_own_atomic(connection):
         raise CannotWait(ASK_IN_ATOMIC.format(alias=connection.alias))
     with transaction.atomic(using=connection.alias):
-        pending = _request(message, using)
+        pending = request(*args, using=using, **options)
         pending._refuse_own_queue()
     return pending
