@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime, timedelta
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -53,8 +54,10 @@ def excerpt(text: str) -> str:
     return one_line(text, EXCERPT)
 
 
-def pretty(text: str) -> str:
+def pretty(text: str, *, times: Collection[str] = ()) -> str:
     """Return stored JSON indented, with the values of secret keys hidden; never raises.
+
+    In an object, the seconds since 1970 under the keys `times` are shown as a date and time.
 
     >>> print(pretty('{"order": {"id": 7, "api_token": "abc"}}'))
     {
@@ -67,10 +70,23 @@ def pretty(text: str) -> str:
     if len(text) > LONGEST_JSON:
         return gettext("(too large to show)")
     try:
-        shown = json.dumps(redacted(json.loads(text)), indent=2, ensure_ascii=False)
+        found = redacted(json.loads(text))
+        if isinstance(found, dict):
+            found |= {key: _dated(found[key]) for key in times if key in found}
+        shown = json.dumps(found, indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):  # secrets in it could not be hidden
         return gettext("(cannot be decoded)")
     return _cut(_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", shown))
+
+
+def _dated(seconds: Any) -> Any:
+    """Return seconds since 1970 as a date and time; another client may have written anything."""
+    if type(seconds) not in (int, float):
+        return seconds
+    try:
+        return moment(datetime.fromtimestamp(seconds, UTC))
+    except (OverflowError, ValueError, OSError):
+        return seconds
 
 
 def span(duration: timedelta) -> str:

@@ -105,4 +105,5 @@ class UniqueKeyAdmin(ReadOnlyAdmin):
         """Show the message put aside, with secrets hidden."""
         found = UniqueKey.objects.using(self.alias).filter(pk=row.pk)
         text = found.values_list(Cast("put_aside", TextField()), flat=True).first()
-        return format_html('<pre class="mq-text">{}</pre>', pretty(text or "null"))
+        shown = pretty(text or "null", times=("due", "expires"))
+        return format_html('<pre class="mq-text">{}</pre>', shown)

@@ -17,9 +17,8 @@ from django.db import OperationalError
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import get_settings
-from django_mq.policy.backoff import as_seconds
 from django_mq.policy.routing import check_name
-from django_mq.queues.arguments import LARGEST, LONGEST, whole
+from django_mq.queues.arguments import LARGEST, flag, seconds, whole
 from django_mq.queues.transactions import alias_of, reading, wake, writing
 from django_mq.store import free_unique_ids as freeing
 from django_mq.store import operators as store
@@ -143,12 +142,12 @@ def purge(
     wanted = _selected(
         alias,
         ids,
-        waiting=waiting,
+        waiting=flag(waiting, "waiting"),
         queue=queue,
         type=type,
         handler=handler,
         key=key,
-        older_than=_age(older_than),
+        older_than=None if older_than is None else seconds(older_than, "older_than"),
         limit=limit,
     )
     if dry_run:
@@ -156,14 +155,6 @@ def purge(
         return Changed(tuple(found), len(wanted) - len(found))
     remove = partial(_remove, waiting=waiting, dead=True, reason="purged")
     return _change("messages_purged", remove, wanted, alias)
-
-
-def _age(older_than: float | timedelta | None) -> float | None:
-    """Return `older_than` in seconds; raises ValueError if it is not a duration."""
-    seconds = None if older_than is None else as_seconds(older_than)
-    if older_than is not None and (seconds is None or seconds > LONGEST):
-        raise ValueError(f"older_than must be seconds or a timedelta, not {older_than!r}")
-    return seconds
 
 
 Change = Callable[[CursorWrapper, Sequence[int]], list[int]]

@@ -1,6 +1,10 @@
-"""Check numeric arguments before the database would refuse them."""
+"""Check arguments before the database would refuse them."""
 
 from __future__ import annotations
+
+from datetime import timedelta
+
+from django_mq.policy.backoff import as_seconds
 
 LARGEST = 2**63 - 1
 #: Seconds in 5,000 years; `datetime` cannot represent moments much further away.
@@ -15,4 +19,29 @@ def whole(value: object, what: str, *, most: int = LARGEST) -> int:
     """
     if type(value) is not int or not 1 <= value <= most:
         raise ValueError(f"{what} must be a whole number from 1 to {most:,}, not {value!r}")
+    return value
+
+
+def seconds(value: float | timedelta, what: str) -> float:
+    """Return a duration in seconds; raise ValueError unless it is from 0 to `LONGEST`.
+
+    >>> seconds(timedelta(minutes=1), "older_than")
+    60.0
+    """
+    found = as_seconds(value)
+    if found is None or found > LONGEST:
+        raise ValueError(
+            f"{what} must be seconds or a timedelta, from 0 to 5,000 years, not {value!r}"
+        )
+    return found
+
+
+def flag(value: object, what: str) -> bool:
+    """Return `value` if it is True or False; raise ValueError otherwise.
+
+    >>> flag(False, "waiting")
+    False
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} must be True or False, not {value!r}")
     return value

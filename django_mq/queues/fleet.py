@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django_mq.exceptions import InvalidName
 from django_mq.models import WorkerHeartbeat
 from django_mq.policy.routing import Pattern
-from django_mq.queues.arguments import LARGEST
+from django_mq.queues.arguments import LARGEST, seconds, whole
 from django_mq.queues.transactions import alias_of, reading
 from django_mq.states import GONE_AFTER
 from django_mq.store import oldest_snapshot as store
@@ -105,17 +105,18 @@ class HorizonHolder:
 
 
 def horizon(
-    *, older_than: float = 60.0, limit: int = 5, using: str | None = None
+    *, older_than: float | timedelta = 60.0, limit: int = 5, using: str | None = None
 ) -> list[HorizonHolder]:
-    """Return the holders of snapshots older than `older_than` seconds, oldest first.
+    """Return the holders of snapshots older than `older_than` (seconds or timedelta), oldest first.
 
     Vacuum keeps every row that died after such a snapshot was taken, so claims become slower.
     Without the role pg_read_all_stats, a login sees its own sessions only.
     """
+    age = seconds(older_than, "older_than")
+    whole(limit, "limit")
     with reading(alias_of(using)) as cursor:
         return [
-            HorizonHolder(*holder)
-            for holder in store.horizon(cursor, older_than=older_than, limit=limit)
+            HorizonHolder(*holder) for holder in store.horizon(cursor, older_than=age, limit=limit)
         ]
 
 

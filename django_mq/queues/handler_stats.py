@@ -19,6 +19,8 @@ def timings(*, worker: str | None = None, using: str | None = None) -> dict[str,
     up to 10 s old; a worker that ends takes its numbers along. The empty name stands for messages
     without a handler, or with one that their worker did not know.
     """
+    if worker is not None and not (isinstance(worker, str) and worker and worker.isprintable()):
+        raise ValueError(f"worker must be the id of a worker, as workers() has it, not {worker!r}")
     beats = WorkerHeartbeat.objects.using(alias_of(using)).order_by("-last_seen", "pk")
     if worker is None:
         beats = beats.filter(last_seen__gt=Now() - GONE_AFTER)

@@ -50,6 +50,8 @@ class Why:
 
 def why(id: int, *, using: str | None = None) -> Why:
     """Explain why message `id` is not running now, or that it is next, running, or gone."""
+    if type(id) is not int:
+        raise ValueError(f"{id!r} is not the id of a message: give a whole number")
     alias = alias_of(using)
     message = _read(id, alias)
     if message is None:
