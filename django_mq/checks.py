@@ -150,7 +150,10 @@ def check_outbox_alias(settings: Settings, databases: Collection[str]) -> Found:
 
 @_check(TAG)
 def check_wakeup(settings: Settings, databases: Collection[str]) -> Found:
-    """W002: LISTEN through a pool or pooler. I001: no NOTIFY."""
+    """W002: LISTEN through a pooler. I001: no NOTIFY.
+
+    Django's own pool is no sign of one: workers and waiters LISTEN on plain connections.
+    """
     if settings.wakeup == "poll":
         yield checks.Info(
             "WAKEUP is 'poll', so a message may wait up to POLL_INTERVAL"
@@ -161,14 +164,10 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> Found:
     alias = _outbox(settings) if settings.wakeup == "notify" else settings.wakeup
     if not _is_postgresql(alias):
         return
-    options = connections[alias].settings_dict
-    signs = {
-        "DISABLE_SERVER_SIDE_CURSORS": options.get("DISABLE_SERVER_SIDE_CURSORS"),
-        "OPTIONS['pool']": options["OPTIONS"].get("pool"),
-    }
-    for sign in (sign for sign, is_set in signs.items() if is_set):
+    if connections[alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         yield checks.Warning(
-            f"Workers LISTEN on {alias!r}, which is pooled ({sign} is set).",
+            f"Workers LISTEN on {alias!r}, which seems to be behind a transaction pooler:"
+            " DISABLE_SERVER_SIDE_CURSORS is set.",
             hint="Set WAKEUP to an alias that connects to the server directly, or to 'poll'.",
             id="django_mq.W002",
         )

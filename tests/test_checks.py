@@ -174,17 +174,20 @@ def test_w001_messages_are_kept_beside_the_data(add_alias: AddAlias) -> None:
     assert "'other'" in warning.msg
 
 
-@pytest.mark.parametrize(
-    "changes", [{"DISABLE_SERVER_SIDE_CURSORS": True}, {"OPTIONS": {"pool": True}}]
-)
-def test_w002_listens_through_a_pool(changes: dict[str, Any], add_alias: AddAlias) -> None:
-    add_alias("pooled", **changes)
+def test_w002_listens_through_a_pooler(add_alias: AddAlias) -> None:
+    add_alias("pooled", DISABLE_SERVER_SIDE_CURSORS=True)
     add_alias("direct")
     with override_settings(DATABASE_ROUTERS=[Router("pooled")]):
         assert ids() == ["W001", "W002"]
         assert ids(WAKEUP="direct") == ["W001"]
         assert ids(WAKEUP="poll") == ["I001", "W001"]
     assert ids(WAKEUP="pooled") == ["W002"]
+
+
+def test_djangos_own_pool_is_no_pooler(add_alias: AddAlias) -> None:
+    """Listeners connect past it: see worker/test_listener.py."""
+    add_alias("pooled", OPTIONS={"pool": True})
+    assert ids(WAKEUP="pooled") == []
 
 
 def test_w003_atomic_and_other_handlers_share_a_queue() -> None:

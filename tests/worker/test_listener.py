@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from time import monotonic
 
 import pytest
+from django.db import connections
+from django.db.backends.postgresql.base import DatabaseWrapper
 
 from django_mq.worker import listener as listener_module
 from django_mq.worker.listener import Listener
@@ -102,3 +104,19 @@ def test_what_comes_with_the_answer_of_a_ping_is_rung_for(
     for rings in range(2, 50):
         notify()
         listener._wakeup.until(rings)
+
+
+def test_it_listens_past_djangos_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool's connections are lent and checked: no listener may keep one. So W002 is silent."""
+    settings = connections.settings["default"]
+    options = {**settings.get("OPTIONS", {}), "pool": True}
+    monkeypatch.setitem(connections.settings, "pooled", {**settings, "OPTIONS": options})
+    listener = Listener("pooled", Counted())
+    try:
+        listener.start()
+        listener._wakeup.until(1)
+        assert "pooled" not in DatabaseWrapper._connection_pools
+    finally:
+        listener.stop()
+        listener.join(30)
+        assert not listener.is_alive()
