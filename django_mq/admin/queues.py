@@ -7,6 +7,7 @@ from typing import Any
 from django.contrib import messages as notices
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -19,9 +20,12 @@ from django_mq.admin.queue_rows import COLUMNS
 from django_mq.admin.texts import excerpt
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
+from django_mq.queues.totals import counts_of
 
 #: Most heads on the page of a queue.
 MOST_HEADS = 50
+#: Queues on a page of their list.
+PER_PAGE = 100
 
 
 class QueueStateAdmin(QueueDecisionsAdmin):
@@ -34,15 +38,18 @@ class QueueStateAdmin(QueueDecisionsAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show one row per queue."""
+        """Show one row per queue, page by page; only the queues of the page are counted."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        found = queues.counts(using=self.alias)
-        seen = [each for name, each in found.items() if self.may_see(request, name)]
+        known = queues.names(using=self.alias)
+        seen = [name for name in known if self.may_see(request, name)]
+        page = Paginator(seen, PER_PAGE).get_page(request.GET.get("page"))
+        found = counts_of(list(page.object_list), using=self.alias)
         context = self.page_context(
             request,
             gettext("Queues"),
-            rows=self.rows(request, seen),
+            rows=self.rows(request, found.values()),
+            page=page,
             columns=COLUMNS,
             **self.form_context(request),
             **(extra_context or {}),

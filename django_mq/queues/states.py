@@ -12,7 +12,7 @@ from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import whole
 from django_mq.queues.transactions import alias_of, reading
 from django_mq.store import peek as rows
-from django_mq.store import queues as store
+from django_mq.store import queue_state as store
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,18 @@ class State:
 
 
 def state(queue: str, *, using: str | None = None) -> State:
-    """Return the state of `queue`, by the database's clock, in one statement.
+    """Return the state of `queue`, by the database's clock.
 
     A message is processable when it is due or its lease has lapsed, unless it is leased, locked
     by another session, or behind another message of its key. `at` is the next time at which a
     message becomes due or a lease lapses; if there is none but due messages are taken at this
     moment, it is one poll interval from now. A pause or a backoff of the queue does not change
     `kind`.
+
+    The cost does not grow with the queue: of each priority, the 1,000 messages that have been due
+    longest are examined. If none of them can be claimed and more follow, `kind` is "after", and
+    `at` one poll interval from now or earlier. A login that may not update messages cannot see
+    which of them are locked: to it, those count as processable.
     """
     check_name(queue, "queue")
     settings = get_settings()
@@ -51,9 +56,11 @@ def state(queue: str, *, using: str | None = None) -> State:
     at = None
     if found.due:
         kind = "processable"
-    elif found.next_at is not None or found.taken:
+    elif found.next_at is not None or found.taken or found.more:
         kind = "after"
-        at = found.next_at or found.now + timedelta(seconds=settings.poll_interval)
+        at = found.now + timedelta(seconds=settings.poll_interval)
+        if found.next_at is not None:
+            at = min(at, found.next_at) if found.more else found.next_at
     return State(kind, at, found.paused, found.backoff_level, found.backoff_until)
 
 

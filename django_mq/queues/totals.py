@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import overload
@@ -103,11 +104,17 @@ def counts(
 ) -> QueueCounts | dict[str, QueueCounts]:
     """Return the counts of `queue`, or of every known queue by name.
 
-    Cheap enough to call every few seconds, however many messages there are.
+    Cheap enough to call every few seconds, however many messages there are; the cost is linear in
+    the number of queues.
     """
-    alias = alias_of(using)
-    asked = [check_name(queue, "queue")] if queue is not None else names(using=alias)
-    with reading(alias) as cursor:
+    if queue is not None:
+        return counts_of([check_name(queue, "queue")], using=using)[queue]
+    return counts_of(names(using=using), using=using)
+
+
+def counts_of(asked: Sequence[str], *, using: str | None = None) -> dict[str, QueueCounts]:
+    """Return the counts of the queues `asked`, by name."""
+    with reading(alias_of(using)) as cursor:
         found = store.counts(
             cursor,
             queues=asked,
@@ -117,7 +124,7 @@ def counts(
             gone_after=GONE_AFTER.total_seconds(),
         )
     by_name = {row.queue: _counts(row) for row in found}
-    return by_name[queue] if queue is not None else {name: by_name[name] for name in asked}
+    return {name: by_name[name] for name in asked}
 
 
 def _by_state(row: store.Census) -> tuple[dict[str, int], frozenset[str]]:

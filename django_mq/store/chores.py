@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from django_mq.store.counts import NO_JIT
+from django_mq.store.readers import NO_JIT
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor

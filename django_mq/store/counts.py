@@ -9,25 +9,22 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_mq.store.readers import prepare_to_read
+
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# The estimate is high, since every subquery might reach its limit: JIT would compile for a second
-# what runs for a hundredth of one.
-NO_JIT = "select set_config('jit', 'off', true)"
-
 # Every subquery stops at the limit and asks for the order of its index, so that no plan scans the
-# table. No index finds blocked rows by queue, so the scan covers the keyed rows.
+# table. No index finds blocked rows by queue, so the scan covers the keyed rows. Each queue has its
+# priorities in an array: to look them up in `lane` for each queue would be quadratic.
 COUNTS = """
-with recursive named (queue) as (
-    select unnest(%(queues)s::text[])
-), lane (queue, priority) as (
-    select named.queue, highest.priority
-      from named
+with recursive lane (queue, priority) as (
+    select asked.queue, highest.priority
+      from unnest(%(queues)s::text[]) as asked (queue)
      cross join lateral (
         select m.priority
           from django_mq_queuedmessage m
-         where m.queue = named.queue
+         where m.queue = asked.queue
            and m.leased_until is null and m.blocked_by is null and m.dead_at is null
          order by m.priority desc
          limit 1
@@ -43,6 +40,14 @@ with recursive named (queue) as (
          order by m.priority desc
          limit 1
      ) following
+), named (queue, priorities) as materialized (
+    select asked.queue, lanes.priorities
+      from unnest(%(queues)s::text[]) as asked (queue)
+      left join (
+        select lane.queue, array_agg(lane.priority order by lane.priority desc) as priorities
+          from lane
+         group by lane.queue
+     ) lanes on lanes.queue = asked.queue
 ), running (message) as materialized (
     select jsonb_path_query(w.running, '$[*]')
       from django_mq_workerheartbeat w
@@ -73,7 +78,7 @@ select named.queue,
                               and m.expires_at <= statement_timestamp()) as expired
       from (
         select found.*
-          from lane
+          from unnest(named.priorities) as lane (priority)
          cross join lateral (
             select m.held_since, m.expires_at
               from django_mq_queuedmessage m
@@ -83,7 +88,6 @@ select named.queue,
              order by m.processable_after
              limit %(limit)s
          ) found
-         where lane.queue = named.queue
          limit %(limit)s
       ) m
  ) due
@@ -97,7 +101,7 @@ select named.queue,
                               and m.attempts > 0) as retrying
       from (
         select found.*
-          from lane
+          from unnest(named.priorities) as lane (priority)
          cross join lateral (
             select m.held_since, m.expires_at, m.attempts
               from django_mq_queuedmessage m
@@ -107,7 +111,6 @@ select named.queue,
              order by m.processable_after
              limit %(limit)s
          ) found
-         where lane.queue = named.queue
          limit %(limit)s
       ) m
  ) later
@@ -185,19 +188,23 @@ select named.queue,
  ) dead
  cross join lateral (
     select min(first.at) as at
-      from lane
+      from unnest(named.priorities) as lane (priority)
      cross join lateral (
-        select m.processable_after as at
-          from django_mq_queuedmessage m
-         where m.queue = named.queue and m.priority = lane.priority
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-           and m.processable_after <= statement_timestamp()
-           and m.held_since is null
-           and (m.expires_at is null or m.expires_at > statement_timestamp())
-         order by m.processable_after
+        select old.at
+          from (
+            select m.processable_after as at, m.held_since, m.expires_at
+              from django_mq_queuedmessage m
+             where m.queue = named.queue and m.priority = lane.priority
+               and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+               and m.processable_after <= statement_timestamp()
+             order by m.processable_after
+             limit %(limit)s
+         ) old
+         where old.held_since is null
+           and (old.expires_at is null or old.expires_at > statement_timestamp())
+         order by old.at
          limit 1
      ) first
-     where lane.queue = named.queue
  ) oldest
   left join django_mq_queuestate s on s.queue = named.queue
 """
@@ -251,7 +258,7 @@ def counts(
     nothing. A worker that has been silent for `gone_after` seconds runs nothing. Call it in a
     transaction: it changes settings of that transaction.
     """
-    cursor.execute(NO_JIT)
+    prepare_to_read(cursor)
     cursor.execute(
         COUNTS,
         {

@@ -12,7 +12,7 @@ from django_mq import queues
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueuedMessage
 from django_mq.queues import State
-from django_mq.store import queues as store
+from django_mq.store import queue_state as store
 from tests.rows import add, decide
 
 pytestmark = pytest.mark.django_db
@@ -149,6 +149,49 @@ class TestState:
         assert QueuedMessage.objects.count() == 1
 
 
+class TestManyDueMessages:
+    """Of each priority the first `WINDOW` due messages are examined."""
+
+    @pytest.fixture(autouse=True)
+    def small_window(self, monkeypatch):
+        monkeypatch.setitem(store.state.__kwdefaults__, "window", 3)
+
+    def stuck(self, n, **given):
+        """Add a key whose first message is in flight for an hour, and `n` behind it."""
+        head = add(key="k", leased=3600, **given)
+        for _ in range(n):
+            add(key="k", **given)
+        return head
+
+    def test_when_all_were_examined_the_answer_is_exact(self):
+        head = self.stuck(3)
+        assert queues.state("mail").at == head.leased_until
+
+    def test_when_more_follow_it_is_to_be_asked_again_soon(self, settings):
+        settings.DJANGO_MQ = {"POLL_INTERVAL": 7}
+        self.stuck(4)
+        state = queues.state("mail")
+        now = QueuedMessage.objects.annotate(now=Now()).first().now
+        assert state.kind == "after"
+        assert timedelta(seconds=6) < state.at - now <= timedelta(seconds=7)
+
+    def test_an_earlier_due_time_is_kept(self, settings):
+        settings.DJANGO_MQ = {"POLL_INTERVAL": 600}
+        self.stuck(4)
+        soon = add(after=60)
+        assert queues.state("mail").at == soon.processable_after
+
+    def test_each_priority_has_its_own(self):
+        self.stuck(9, priority=5)
+        add()
+        assert queues.state("mail").kind == "processable"
+
+    def test_expired_messages_are_examined_too(self):
+        for _ in range(4):
+            add(expires=-1)
+        assert queues.state("mail").kind == "after"
+
+
 def test_state_reads_by_its_indexes():
     """EXPLAIN: no plan walks the table, or the rows that are not due."""
     add()
@@ -168,7 +211,7 @@ def test_state_reads_by_its_indexes():
         cursor.execute("analyze django_mq_queuedmessage")
         cursor.execute(
             "explain (analyze, costs off, timing off) " + store.STATE,
-            {"queue": "q1", "skip_dead": False},
+            {"queue": "q1", "skip_dead": False, "window": store.WINDOW},
         )
         plan = "\n".join(line for (line,) in cursor.fetchall())
     assert "mq_claim" in plan

@@ -1,0 +1,166 @@
+"""Read the state of a queue, however many messages wait in it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.store.readers import prepare_to_read
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+#: Due messages examined per priority: about 5 ms where all of them are behind others of their keys.
+WINDOW = 1000
+
+# One probe per priority, so that neither a million due nor a million delayed rows are scanned.
+# FOR SHARE skips a row that a claim or a handler has locked, which therefore does not count as due;
+# two readers do not hide it from each other. A row behind another of its key is not due either: the
+# subquery for the head of a key is memoized, one probe per key. With earlier.key = first.key, the
+# planner may scan the primary key (see claim_keyed). `overdue` is read only if nothing is due.
+_STATE = """
+with recursive lane (priority) as (
+    (select m.priority
+       from django_mq_queuedmessage m
+      where m.queue = %(queue)s
+        and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+      order by m.priority desc
+      limit 1)
+    union all
+    select following.priority
+      from lane
+     cross join lateral (
+        select m.priority
+          from django_mq_queuedmessage m
+         where m.queue = %(queue)s and m.priority < lane.priority
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+         order by m.priority desc
+         limit 1
+     ) following
+), due as materialized (
+    select m.id
+      from lane
+     cross join lateral (
+        select m.id, m.queue, m.handler, m.key, m.expires_at
+          from django_mq_queuedmessage m
+         where m.queue = %(queue)s and m.priority = lane.priority
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and m.processable_after <= statement_timestamp()
+         order by m.processable_after, m.id
+         limit %(window)s
+     ) first
+      left join lateral (
+        select earlier.id
+          from django_mq_queuedmessage earlier
+         where earlier.queue = first.queue and earlier.handler = first.handler
+           and earlier.key >= first.key and earlier.key <= first.key
+           and (earlier.dead_at is null or not %(skip_dead)s)
+         order by earlier.key, earlier.id
+         limit 1
+     ) head on true
+     cross join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = first.id
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and m.processable_after <= statement_timestamp()
+        {locking}
+     ) m
+     where (first.expires_at is null or first.expires_at > statement_timestamp())
+       and (first.key is null or first.id = head.id)
+     limit 1
+), lapsed as materialized (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.queue = %(queue)s and m.leased_until <= statement_timestamp()
+     order by m.leased_until, m.id
+     limit 1
+    {locking}
+), next as (
+    select min(soonest.at) as at
+      from lane
+     cross join lateral (
+        select m.processable_after as at
+          from django_mq_queuedmessage m
+         where m.queue = %(queue)s and m.priority = lane.priority
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and m.processable_after > statement_timestamp()
+         order by m.processable_after
+         limit 1
+     ) soonest
+), lapse as (
+    select m.leased_until as at
+      from django_mq_queuedmessage m
+     where m.queue = %(queue)s and m.leased_until > statement_timestamp()
+     order by m.leased_until
+     limit 1
+), overdue as materialized (
+    select count(*) filter (where not first.expired) as n, max(first.place) as most
+      from lane
+     cross join lateral (
+        select coalesce(m.expires_at <= statement_timestamp(), false) as expired,
+               row_number() over (order by m.processable_after) as place
+          from django_mq_queuedmessage m
+         where m.queue = %(queue)s and m.priority = lane.priority
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and m.processable_after <= statement_timestamp()
+         order by m.processable_after
+         limit %(window)s + 1
+     ) first
+), found as (
+    select exists (select from due) or exists (select from lapsed) as due
+)
+select found.due,
+       least(next.at, lapse.at),
+       not found.due and (
+           exists (
+               select
+                 from django_mq_queuedmessage m
+                where m.queue = %(queue)s and m.leased_until <= statement_timestamp())
+           or (select overdue.n > 0 from overdue)),
+       not found.due and coalesce((select overdue.most > %(window)s from overdue), false),
+       statement_timestamp(),
+       coalesce(s.paused_at is not null
+                and (s.paused_until is null or s.paused_until > statement_timestamp()), false),
+       coalesce(s.backoff_level, 0),
+       case when s.backoff_until > statement_timestamp() then s.backoff_until end
+  from found
+ cross join next
+  left join lapse on true
+  left join django_mq_queuestate s on s.queue = %(queue)s
+"""
+STATE = _STATE.format(locking="for share of m skip locked")
+#: For logins and servers that only read: a row that another session has locked counts as due.
+STATE_UNLOCKED = _STATE.format(locking="")
+
+
+class QueueSnapshot(NamedTuple):
+    """The state of a queue at `now`, by the database's clock.
+
+    `due`: a message can be claimed. `next_at`: the earliest due or lapse time in the future.
+    Unless `due`, `taken`: a message is due or lapsed, though another session may have it locked;
+    `more`: of some priority, due messages follow those that were examined.
+    """
+
+    due: bool
+    next_at: datetime | None
+    taken: bool
+    more: bool
+    now: datetime
+    paused: bool
+    backoff_level: int
+    backoff_until: datetime | None
+
+
+def state(cursor: Cursor, *, queue: str, skip_dead: bool, window: int = WINDOW) -> QueueSnapshot:
+    """Return the state of `queue`; with `skip_dead`, a dead head does not block its key.
+
+    Examines up to `window` due messages per priority. Locks at most two rows until the transaction
+    ends: roll back to a savepoint.
+    """
+    locks = prepare_to_read(cursor)
+    cursor.execute(
+        STATE if locks else STATE_UNLOCKED,
+        {"queue": queue, "skip_dead": skip_dead, "window": window},
+    )
+    return QueueSnapshot._make(cursor.fetchone())

@@ -1,0 +1,114 @@
+"""What people ask of queues costs no more among many messages than among few: pages, not time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.db import connection
+
+from django_mq import queues
+from django_mq.queues import totals
+from tests.pages_read import pages_read
+
+pytestmark = pytest.mark.django_db
+
+FEW, MANY = 2_000, 60_000
+
+#: A queue whose key is stuck behind a leased head, one of plain messages with unique ids, three in
+#: which all messages are expired, held or dead, and a small one at the end.
+FILL = """
+insert into django_mq_queuedmessage
+       (queue, type, handler, key, payload, attempts, claimed_by, leased_until)
+select 'stuck', 't', 'h', 'k', '{}', 1, 'w:1', now() + interval '1 day'
+ where not exists (select from django_mq_queuedmessage where queue = 'stuck');
+insert into django_mq_queuedmessage (queue, type, handler, key, payload, processable_after)
+select 'stuck', 't', 'h', 'k', '{}', now() - interval '1 hour' + n * interval '1 ms'
+  from generate_series(%(first)s, %(last)s) n;
+insert into django_mq_queuedmessage (queue, type, handler, payload, unique_id, processable_after)
+select 'plain', 't' || n %% 9, 'h', '{}', 'u' || n, now() - interval '1 hour' + n * interval '1 ms'
+  from generate_series(%(first)s, %(last)s) n;
+insert into django_mq_uniquekey (queue, type, handler, unique_id, message_id)
+select queue, type, handler, unique_id, id
+  from django_mq_queuedmessage
+ where queue = 'plain' and substr(unique_id, 2)::int >= %(first)s;
+insert into django_mq_uniquekey (queue, type, handler, unique_id, put_aside)
+select 'plain', 't' || n %% 9, 'h', 'u' || n, '{}' from generate_series(%(first)s, %(last)s) n;
+insert into django_mq_queuedmessage (queue, type, handler, payload, expires_at)
+select 'expired', 't', 'h', '{}', now() - interval '1 s'
+  from generate_series(%(first)s, %(last)s) n;
+insert into django_mq_queuedmessage (queue, type, handler, payload, held_since, processable_after)
+select 'held', 't', 'h', '{}', now(), now() - interval '1 hour'
+  from generate_series(%(first)s, %(last)s) n;
+insert into django_mq_queuedmessage (queue, type, handler, payload, dead_at)
+select 'dead', 't', 'h', '{}', now() - n * interval '1 s'
+  from generate_series(%(first)s, %(last)s) n;
+delete from django_mq_queuedmessage where queue = 'small';
+insert into django_mq_queuedmessage
+       (queue, type, handler, key, payload, blocked_by, dead_at, attempts, claimed_by, leased_until)
+select 'small', 't', 'h', case when n %% 2 = 0 then 'k' || n end, '{}', case when n = 4 then 1 end,
+       case when n = 5 then now() end, 1, case when n = 6 then 'w:1' end,
+       case when n = 6 then now() + interval '1 day' end
+  from generate_series(1, 20) n
+"""
+
+CALLS: dict[str, Callable[[], object]] = {
+    **{
+        f"state of {queue}": lambda queue=queue: queues.state(queue)  # type: ignore[misc]
+        for queue in ("stuck", "plain", "expired", "held", "dead", "small")
+    },
+    **{
+        f"counts of {queue}": lambda queue=queue: queues.counts(queue)  # type: ignore[misc]
+        for queue in ("stuck", "plain", "expired", "held", "dead", "small")
+    },
+    "counts": queues.counts,
+    "names": queues.names,
+}
+
+
+def fill(first: int, last: int) -> None:
+    with connection.cursor() as cursor:
+        for statement in FILL.split(";\n"):
+            cursor.execute(statement, {"first": first, "last": last})
+        cursor.execute("analyze django_mq_queuedmessage, django_mq_uniquekey")
+
+
+def cost() -> dict[str, int]:
+    """Return the pages that each call reads."""
+    found = {}
+    for name, call in CALLS.items():
+        with pages_read() as read:
+            call()
+        found[name] = read.total
+    return found
+
+
+def test_no_call_costs_more_among_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(totals, "MOST", 1000)
+    fill(1, FEW)
+    few = cost()
+    fill(FEW + 1, MANY)
+    many = cost()
+    grown = {
+        name: (few[name], pages) for name, pages in many.items() if pages > 2 * few[name] + 100
+    }
+    assert grown == {}
+
+
+def test_counts_are_linear_in_the_queues() -> None:
+    """2,000 queues took 12 s, most of it for finding the priorities of each among those of all."""
+
+    def rows(first: int, last: int) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "insert into django_mq_queuedmessage (queue, type, payload, priority)"
+                " select 'q' || n, 't', '{}', n %% 3 from generate_series(%s, %s) n",
+                (first, last),
+            )
+            cursor.execute("analyze django_mq_queuedmessage")
+        with pages_read() as read:
+            assert len(queues.counts()) >= last
+        return read.rows
+
+    few = rows(1, 100)
+    assert rows(101, 800) < 12 * few, "8 times as many queues"
