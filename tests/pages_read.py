@@ -26,6 +26,8 @@ class PagesRead:
     def __init__(self) -> None:
         self.total = 0
         self.rows = 0
+        #: Of any one statement.
+        self.most_rows = 0
 
     def add(self, driver: psycopg.Connection[Any], sql: str, params: Any) -> None:
         """Run the statement once more than its caller does, and undo it."""
@@ -36,7 +38,9 @@ class PagesRead:
             [found] = cursor.fetchone() or ()
         plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
         self.total += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-        self.rows += _visited(plan)
+        rows = _visited(plan)
+        self.rows += rows
+        self.most_rows = max(self.most_rows, rows)
 
 
 @contextmanager

@@ -622,12 +622,12 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.UniqueConstraint(
                         condition=models.Q(("put_aside__isnull", True)),
-                        fields=("queue", "handler", "type", "unique_id"),
+                        fields=("unique_id", "type", "queue", "handler"),
                         name="mq_unique",
                     ),
                     models.UniqueConstraint(
                         condition=models.Q(("put_aside__isnull", False)),
-                        fields=("queue", "handler", "type", "unique_id"),
+                        fields=("unique_id", "type", "queue", "handler"),
                         name="mq_unique_aside",
                     ),
                     models.CheckConstraint(

@@ -94,14 +94,15 @@ class UniqueKey(models.Model):
         db_table_comment = "One row is one unique id that is taken (django_mq)"
         default_permissions = ("view",)
         constraints = (
+            # The id comes first: `cancel()` knows no more of it.
             models.UniqueConstraint(
                 name="mq_unique",
-                fields=("queue", "handler", "type", "unique_id"),
+                fields=("unique_id", "type", "queue", "handler"),
                 condition=Q(put_aside__isnull=True),
             ),
             models.UniqueConstraint(
                 name="mq_unique_aside",
-                fields=("queue", "handler", "type", "unique_id"),
+                fields=("unique_id", "type", "queue", "handler"),
                 condition=Q(put_aside__isnull=False),
             ),
             # Few and short, as those of messages: readers of `put_aside` tolerate bad values.

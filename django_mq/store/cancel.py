@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from django_mq.store import Cursor
 from django_mq.store.operators import Removed
 
-# The planner folds `id = null or null is null` away, so an id is looked up by its index.
+#: Messages of any type that one statement looks at where only a type is given.
+WINDOW = 10_000
+
 # A locked row is being claimed or settled: it is skipped, and counts as in flight.
-CANCEL = """
+_CANCEL = """
 with matching as materialized (
-    select m.id, m.leased_until
-    from django_mq_queuedmessage m
-    where m.dead_at is null
-        and (%(id)s::bigint is null or m.id = %(id)s)
-        and (%(type)s::text is null or m.type = %(type)s)
-        and (%(unique_id)s::text is null or m.unique_id = %(unique_id)s)
+    select m.id
+      from ({ids}) asked (id)
+     cross join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = asked.id and m.dead_at is null
+           and (%(type)s::text is null or m.type = %(type)s)
+           and (%(unique_id)s::text is null or m.unique_id = %(unique_id)s)
+        offset 0
+     ) m
 ), waiting as materialized (
     select m.id
-    from django_mq_queuedmessage m
-    where m.id = any(array(select id from matching))
-        and m.leased_until is null and m.dead_at is null
-    for update skip locked
+      from matching
+     cross join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = matching.id and m.leased_until is null and m.dead_at is null
+           for update skip locked
+     ) m
 ), gone as (
     delete from django_mq_queuedmessage
-    where id = any(array(select id from waiting))
+     where id = any(array(select id from waiting))
     returning id, queue, handler, key, type, unique_id, wants_result
 ), unanswered as (
     insert into django_mq_result (message_id, handler, error_class, error_text)
@@ -35,6 +46,15 @@ select matched.count, gone.id, gone.queue, gone.handler, gone.key, gone.type, go
   left join gone on true
  order by gone.id
 """
+CANCEL = _CANCEL.format(ids="select unnest(%(ids)s::bigint[])")
+# A living message with a unique id is named by the row of that id.
+CANCEL_UNIQUE = _CANCEL.format(
+    ids="""
+        select u.message_id
+          from django_mq_uniquekey u
+         where u.unique_id = %(unique_id)s and u.put_aside is null
+    """
+)
 
 
 def cancel(
@@ -44,8 +64,52 @@ def cancel(
 
     Returns the deleted messages in the order of ids, and the number of others that match but are
     in flight: leased, or locked at this moment. Dead letters are neither deleted nor counted.
+    An id or a unique id is found by its index. A type alone has none: the statements walk over all
+    messages, `WINDOW` at a time.
     """
-    cursor.execute(CANCEL, {"id": id, "type": type, "unique_id": unique_id})
+    params = {"type": type, "unique_id": unique_id}
+    if id is None and unique_id is not None:
+        cursor.execute(CANCEL_UNIQUE, params)
+        return _result(cursor)
+    gone: list[Removed] = []
+    in_flight = 0
+    for ids in [[id]] if id is not None else _of_type(cursor, type):
+        cursor.execute(CANCEL, {**params, "ids": ids})
+        removed, flying = _result(cursor)
+        gone += removed
+        in_flight += flying
+    return gone, in_flight
+
+
+def _result(cursor: Cursor) -> tuple[list[Removed], int]:
     rows = cursor.fetchall()
     gone = [Removed._make(row[1:]) for row in rows if row[1] is not None]
     return gone, rows[0][0] - len(gone)
+
+
+# Up to the last message of when it began: broadcasts may follow faster than it walks.
+LAST = "select max(m.id) from django_mq_queuedmessage m"
+WALK = """
+select coalesce(array_agg(m.id) filter (where m.type = %(type)s and m.dead_at is null), '{}'),
+       max(m.id)
+  from (
+    select m.id, m.type, m.dead_at
+      from django_mq_queuedmessage m
+     where m.id > %(after)s and m.id <= %(last)s
+     order by m.id
+     limit %(window)s
+  ) m
+"""
+
+
+def _of_type(cursor: Cursor, type: str | None) -> Iterator[list[int]]:
+    """Yield the ids of living messages of a type, window by window."""
+    cursor.execute(LAST)
+    last: int | None = cursor.fetchone()[0]
+    after: int | None = -(2**63)
+    while last is not None and after is not None and after < last:
+        params = {"type": type, "after": after, "last": last, "window": WINDOW}
+        cursor.execute(WALK, params)
+        ids, after = cursor.fetchone()
+        if ids:
+            yield ids

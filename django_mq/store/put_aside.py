@@ -15,15 +15,15 @@ with walked as materialized (
     select a.queue, a.handler, a.type, a.unique_id
       from django_mq_uniquekey a
      where a.put_aside is not null
-       and (a.queue, a.handler, a.type, a.unique_id)
-           > (%(queue)s::text, %(handler)s::text, %(type)s::text, %(unique_id)s::text)
-     order by a.queue, a.handler, a.type, a.unique_id
+       and (a.unique_id, a.type, a.queue, a.handler)
+           > (%(unique_id)s::text, %(type)s::text, %(queue)s::text, %(handler)s::text)
+     order by a.unique_id, a.type, a.queue, a.handler
      limit %(limit)s
 )
 select a.queue, a.handler, a.type, a.unique_id, {IS_FREE}
   from walked a
   left join {holder_of("a")} on true
- order by a.queue, a.handler, a.type, a.unique_id
+ order by a.unique_id, a.type, a.queue, a.handler
 """  # noqa: S608
 
 

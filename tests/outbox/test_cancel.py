@@ -66,9 +66,9 @@ def test_cancel_finds_an_id_by_its_index() -> None:
 
     with connection.cursor() as cursor:
         cursor.execute("set local enable_seqscan = off")
-        cursor.execute("explain " + CANCEL, {"id": 5, "type": None, "unique_id": None})
+        cursor.execute("explain " + CANCEL, {"ids": [5], "type": None, "unique_id": None})
         plan = "\n".join(line for (line,) in cursor.fetchall())
-    assert "Index Cond: (id = 5)" in plan
+    assert "Index Cond: (id = (unnest(" in plan
 
 
 @pytest.mark.django_db

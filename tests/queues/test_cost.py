@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 
-from django_mq import queues
+from django_mq import cancel, queues
 from django_mq.queues import totals
 from tests.pages_read import pages_read
 
@@ -62,6 +62,10 @@ CALLS: dict[str, Callable[[], object]] = {
         for queue in ("stuck", "plain", "expired", "held", "dead", "small")
     },
     "counts": queues.counts,
+    "cancel a unique id": lambda: cancel(unique_id="u1234"),
+    "cancel a unique id of a type": lambda: cancel(unique_id="u1234", type="t1"),
+    "cancel no unique id": lambda: cancel(unique_id="none"),
+    "cancel an id": lambda: cancel(id=1),
     "names": queues.names,
 }
 
