@@ -22,6 +22,8 @@ from django_mq.queues.arguments import LARGEST, flag, seconds, whole
 from django_mq.queues.transactions import alias_of, reading, wake, writing
 from django_mq.store import free_unique_ids as freeing
 from django_mq.store import operators as store
+from django_mq.store import queue_names
+from django_mq.store import select_messages as selection
 
 logger = logging.getLogger("django_mq")
 
@@ -109,7 +111,7 @@ def requeue(
     alias = alias_of(using)
     wanted = _selected(alias, ids, queue=queue, type=type, handler=handler, key=key, limit=limit)
     if dry_run:
-        dead = _find(alias, ids=wanted)
+        dead = _among(alias, wanted)
         return Changed(tuple(dead), len(wanted) - len(dead))
     changed = _change("messages_requeued", again, wanted, alias)
     if changed:
@@ -151,7 +153,7 @@ def purge(
         limit=limit,
     )
     if dry_run:
-        found = wanted if ids is None else _find(alias, ids=wanted, waiting=waiting)
+        found = wanted if ids is None else _among(alias, wanted, waiting=waiting)
         return Changed(tuple(found), len(wanted) - len(found))
     remove = partial(_remove, waiting=waiting, dead=True, reason="purged")
     return _change("messages_purged", remove, wanted, alias)
@@ -208,10 +210,14 @@ def _selected(
     return _checked(ids)
 
 
+def _among(alias: str, ids: Sequence[int], *, waiting: bool = False) -> list[int]:
+    with reading(alias) as cursor:
+        return selection.among(cursor, ids=ids, waiting=waiting)
+
+
 def _find(
     alias: str,
     *,
-    ids: Sequence[int] | None = None,
     queue: str | None = None,
     type: str | None = None,
     handler: str | None = None,
@@ -226,10 +232,9 @@ def _find(
     if limit is not None:
         whole(limit, "limit")
     with reading(alias) as cursor:
-        return store.find(
+        return selection.find(
             cursor,
-            ids=ids,
-            queue=queue,
+            queues=sorted(queue_names.names(cursor)) if queue is None else [queue],
             type=type,
             handler=handler,
             key=key,

@@ -12,6 +12,7 @@ from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import whole
 from django_mq.queues.transactions import alias_of, reading
 from django_mq.store import peek as rows
+from django_mq.store import queue_names
 from django_mq.store import queue_state as store
 
 
@@ -99,6 +100,10 @@ def peek(
     `limit` applies to all queues together. `skip_locked` leaves out messages that are leased, or
     locked by another transaction. `dead` returns dead letters, which are left out otherwise. Each
     message has its `state`; its payload and metadata are read on first access.
+
+    The cost does not grow with the queue: if it has more than `limit` messages, they are chosen
+    among the first in the order of the claim, the first to lapse and the first that are blocked;
+    dead letters among those that have been dead longest.
     """
     if queue is not None:
         check_name(queue, "queue")
@@ -107,14 +112,13 @@ def peek(
     messages = QueuedMessage.objects.using(alias).with_state().order_by("pk")
     # Other clients may write JSON nested too deeply to decode: decode only on access.
     messages = messages.defer("payload", "metadata")
-    if dead:
-        messages = messages.dead()
-        found = list((messages.filter(queue=queue) if queue else messages)[:limit])
-    else:
-        with reading(alias) as cursor:
-            look = rows.peek_free if skip_locked else rows.peek
-            ids = look(cursor, queue=queue, limit=limit)
-        found = list(messages.filter(pk__in=ids))
+    with reading(alias) as cursor:
+        asked = sorted(queue_names.names(cursor)) if queue is None else [queue]
+        if dead:
+            ids = rows.peek_dead(cursor, queues=asked, limit=limit)
+        else:
+            ids = rows.peek(cursor, queues=asked, limit=limit, free=skip_locked)
+    found = list(messages.filter(pk__in=ids))
     if queue is not None:
         return found
     by_queue: dict[str, list[QueuedMessage]] = {}

@@ -41,55 +41,6 @@ def restore_waits(cursor: Cursor, before: str) -> None:
     cursor.execute(RESTORE_WAITS, {"before": before})
 
 
-FIND = """
-select m.id
-  from django_mq_queuedmessage m
- where (m.dead_at is not null or %(waiting)s)
-   and (%(ids)s::bigint[] is null or m.id = any(%(ids)s::bigint[]))
-   and (%(queue)s::text is null or m.queue = %(queue)s)
-   and (%(type)s::text is null or m.type = %(type)s)
-   and (%(handler)s::text is null or m.handler = %(handler)s)
-   and (%(key)s::text is null or m.key = %(key)s)
-   and (%(older_than)s::float8 is null
-        or coalesce(m.dead_at, m.created_at)
-           <= statement_timestamp() - make_interval(secs => %(older_than)s::float8))
- order by m.dead_at, m.id
- limit %(limit)s
-"""
-
-
-def find(
-    cursor: Cursor,
-    *,
-    ids: Sequence[int] | None,
-    queue: str | None,
-    type: str | None,
-    handler: str | None,
-    key: str | None,
-    older_than: float | None,
-    waiting: bool,
-    limit: int | None,
-) -> list[int]:
-    """Return the ids of dead letters, longest dead first; with `waiting`, of live messages too.
-
-    `older_than` is in seconds since the message died, or since the broadcast if it is alive.
-    """
-    cursor.execute(
-        FIND,
-        {
-            "ids": None if ids is None else list(ids),
-            "queue": queue,
-            "type": type,
-            "handler": handler,
-            "key": key,
-            "older_than": older_than,
-            "waiting": waiting,
-            "limit": limit,
-        },
-    )
-    return _ids(cursor)
-
-
 # A dead letter has its answer already; it is not replaced.
 REMOVE = """
 with gone as (

@@ -67,6 +67,22 @@ CALLS: dict[str, Callable[[], object]] = {
     "cancel no unique id": lambda: cancel(unique_id="none"),
     "cancel an id": lambda: cancel(id=1),
     "names": queues.names,
+    "peek": queues.peek,
+    "peek, free": lambda: queues.peek(skip_locked=True),
+    "peek, dead": lambda: queues.peek(dead=True),
+    "peek a small queue": lambda: queues.peek("small"),
+    "peek a small queue, free": lambda: queues.peek("small", skip_locked=True),
+    "peek a small queue, dead": lambda: queues.peek("small", dead=True),
+    "peek a queue without messages": lambda: queues.peek("none"),
+    "peek a stuck queue": lambda: queues.peek("stuck"),
+    "requeue a few": lambda: queues.requeue(limit=10),
+    "requeue those of a small queue": lambda: queues.requeue(queue="small"),
+    "purge a few": lambda: queues.purge(limit=10),
+    "purge a few that wait": lambda: queues.purge(limit=10, waiting=True),
+    "purge a small queue": lambda: queues.purge("small", waiting=True),
+    "purge ids": lambda: queues.purge(ids=[1, 2, 3], dry_run=True),
+    "why": lambda: queues.why(2),
+    "heads": queues.heads,
 }
 
 

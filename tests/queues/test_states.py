@@ -13,7 +13,7 @@ from django_mq.exceptions import InvalidName
 from django_mq.models import QueuedMessage
 from django_mq.queues import State
 from django_mq.store import queue_state as store
-from tests.rows import add, decide
+from tests.rows import add, add_all, decide
 
 pytestmark = pytest.mark.django_db
 
@@ -241,11 +241,25 @@ class TestPeek:
             add()
         assert len(queues.peek("mail")) == 10
 
+    def test_of_a_longer_queue_the_first_of_each_kind(self):
+        """By an index each: none has the ids of a queue in order."""
+        late, first = add(after=90), add(after=-90)
+        blocked, leased = add(blocked_by=1, key="k"), add(leased=60)
+        add_all([{}] * 5)
+        for limit, found in ((1, [first]), (2, [first, blocked]), (3, [first, blocked, leased])):
+            assert queues.peek("mail", limit=limit) == found
+        assert queues.peek("mail", limit=9)[0] == late
+
+    def test_of_many_dead_letters_those_dead_longest(self):
+        recent, old, older = add(dead=-1), add(dead=-60), add(dead=-90)
+        assert queues.peek("mail", dead=True, limit=2) == [old, older]
+        assert queues.peek(dead=True, limit=3) == {"mail": [recent, old, older]}
+
     def test_whatever_their_state(self):
         """CAR-41: state, attempts, due time and age of each."""
         add(after=60, attempts=2)
         add(leased=60)
-        add(blocked_by=1)
+        add(blocked_by=1, key="k")
         add(priority=9)
         add(dead=-1)
         found = queues.peek("mail")

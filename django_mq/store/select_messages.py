@@ -1,0 +1,113 @@
+"""Select the messages that an operator requeues or purges, queue by queue in index order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from django_mq.store.readers import prepare_to_read
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+AMONG = """
+select m.id
+  from unnest(%(ids)s::bigint[]) as asked (id)
+ cross join lateral (
+    select m.id, m.dead_at
+      from django_mq_queuedmessage m
+     where m.id = asked.id and (m.dead_at is not null or %(waiting)s)
+    offset 0
+ ) m
+ order by m.dead_at, m.id
+"""
+
+
+def among(cursor: Cursor, *, ids: Sequence[int], waiting: bool) -> list[int]:
+    """Return those of `ids` that are dead letters, longest dead first; with `waiting`, all."""
+    cursor.execute(AMONG, {"ids": list(ids), "waiting": waiting})
+    return [row[0] for row in cursor.fetchall()]
+
+
+def _of_queue(condition: str, *, by: str, since: str) -> str:
+    """Return a query for the rows of `asked.queue` that satisfy an index's condition, in its order.
+
+    `since` is the column from which the age counts.
+    """
+    return f"""
+    select found.*
+      from (
+        select m.id, m.dead_at
+          from django_mq_queuedmessage m
+         where m.queue = asked.queue and {condition}
+           and (%(type)s::text is null or m.type = %(type)s)
+           and (%(handler)s::text is null or m.handler = %(handler)s)
+           and (%(key)s::text is null or m.key = %(key)s)
+           and (%(older_than)s::float8 is null
+                or {since} <= statement_timestamp()
+                              - make_interval(secs => %(older_than)s::float8))
+         order by {by}
+         limit %(limit)s
+     ) found"""  # noqa: S608  (built from constants)
+
+
+_DEAD = _of_queue("m.dead_at is not null", by="m.dead_at, m.id", since="m.dead_at")
+_NOT_DEAD = "m.leased_until is null and m.dead_at is null"
+# A blocked row has a key, so these four cover every row.
+_ALL = " union all ".join(
+    (
+        _DEAD,
+        _of_queue(
+            f"{_NOT_DEAD} and m.blocked_by is null",
+            by="m.priority desc, m.processable_after, m.id",
+            since="m.created_at",
+        ),
+        _of_queue("m.leased_until is not null", by="m.leased_until, m.id", since="m.created_at"),
+        _of_queue(
+            f"{_NOT_DEAD} and m.key is not null and m.blocked_by is not null",
+            by="m.handler, m.key, m.id",
+            since="m.created_at",
+        ),
+    )
+)
+_FIND = """
+select m.id
+  from unnest(%(queues)s::text[]) as asked (queue)
+ cross join lateral ({rows}
+ ) m
+ order by m.dead_at, m.id
+ limit %(limit)s
+"""
+FIND_DEAD = _FIND.format(rows=_DEAD)
+FIND = _FIND.format(rows=_ALL)
+
+
+def find(
+    cursor: Cursor,
+    *,
+    queues: Sequence[str],
+    type: str | None,
+    handler: str | None,
+    key: str | None,
+    older_than: float | None,
+    waiting: bool,
+    limit: int | None,
+) -> list[int]:
+    """Return the ids of dead letters, longest dead first; with `waiting`, of living messages too.
+
+    `older_than` is in seconds since the message died, or since the broadcast if it is alive. Reads
+    nothing of other queues, and without `waiting` nothing of living messages.
+    """
+    prepare_to_read(cursor)
+    cursor.execute(
+        FIND if waiting else FIND_DEAD,
+        {
+            "queues": list(queues),
+            "type": type,
+            "handler": handler,
+            "key": key,
+            "older_than": older_than,
+            "limit": limit,
+        },
+    )
+    return [row[0] for row in cursor.fetchall()]
