@@ -141,7 +141,7 @@ def _add(
     if not writes.adding:
         return {}
     admit([each.row for _, each in writes.adding])
-    _, drawn = draw(cursor, len(writes.adding))
+    drawn = draw(cursor, len(writes.adding)).ids
     rows = [each._replace(id=id) for (_, each), id in zip(writes.adding, drawn, strict=True)]
     for chunk in _chunks(sorted(rows, key=_in_order)):
         if len(unique.add(cursor, chunk)) < len(chunk):

@@ -6,11 +6,11 @@ Delays in seconds count from the start of the statement, by the database's clock
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from django_mq.store import Cursor
 from django_mq.store.rows import Kind, NewRow, Rows
@@ -47,6 +47,12 @@ def insert(
         return []
     if len(rows) > FEW:
         return copy_many(cursor, rows, sent=sent)
+    return _insert_few(cursor, rows, sent)
+
+
+def _insert_few(
+    cursor: Cursor, rows: Sequence[NewRow], sent: Callable[[Sequence[int]], None]
+) -> list[int]:
     cursor.execute(*one_statement(rows))
     # Ids are drawn in the order of the rows; RETURNING promises no order.
     ids = sorted(id for (id,) in cursor.fetchall())
@@ -118,21 +124,30 @@ def as_json(row: NewRow, **more: object) -> str:
 
 
 # The sequence is looked up once, not per id. A timestamp without time zone is read the same way
-# whatever USE_TZ says.
+# whatever USE_TZ says. COPY refuses a table whose row-level security applies to the login.
 DRAW = """
 with ids as materialized (
     select pg_get_serial_sequence('django_mq_queuedmessage', 'id')::regclass as sequence
 )
 select statement_timestamp() at time zone 'UTC',
-    array(select nextval(ids.sequence) from ids, generate_series(1, %s))
+    array(select nextval(ids.sequence) from ids, generate_series(1, %s)),
+    row_security_active('django_mq_queuedmessage')
 """
 
 
-def draw(cursor: Cursor, count: int) -> tuple[datetime, list[int]]:
-    """Return the database's time and `count` new ids, ascending."""
+class Drawn(NamedTuple):
+    """New ids, ascending, drawn at `now`; `secured`: row-level security applies to this login."""
+
+    now: datetime
+    ids: list[int]
+    secured: bool
+
+
+def draw(cursor: Cursor, count: int) -> Drawn:
+    """Return the database's time and `count` new ids."""
     cursor.execute(DRAW, (count,))
-    clock, ids = cursor.fetchone()
-    return clock.replace(tzinfo=UTC), ids
+    clock, ids, secured = cursor.fetchone()
+    return Drawn(clock.replace(tzinfo=UTC), ids, secured)
 
 
 COPY = """
@@ -152,9 +167,12 @@ def copy_many(
 ) -> list[int]:
     """Insert the rows by COPY and return their ids in the order of the rows; see `insert()`.
 
-    One statement fetches ids and the time first: COPY returns nothing and computes nothing.
+    One statement fetches ids and the time first: COPY returns nothing and computes nothing. Under
+    row-level security the rows are inserted by INSERT, with other ids.
     """
-    now, ids = draw(cursor, len(rows))
+    now, ids, secured = draw(cursor, len(rows))
+    if secured:
+        return [id for part in _parts(rows) for id in _insert_few(cursor, part, sent)]
     plain = all(row[_GIVEN:] == _DEFAULTS for row in _one_of_each(rows))
     line = _line_maker(None if plain else now)
     with cursor.copy(COPY_PLAIN if plain else COPY) as copy:
@@ -168,6 +186,16 @@ def copy_many(
                 copy.write(text)
             sent(these)
     return ids
+
+
+def _parts(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
+    """Yield the rows in parts of up to `TOGETHER` rows, or of `LONG` characters and one row."""
+    start = size = 0
+    for end, row in enumerate(rows, 1):
+        size += len(row.payload) + len(row.metadata)
+        if end - start == TOGETHER or size > LONG or end == len(rows):
+            yield rows[start:end]
+            start, size = end, 0
 
 
 def _one_of_each(rows: Sequence[NewRow]) -> Iterable[NewRow]:

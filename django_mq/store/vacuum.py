@@ -15,12 +15,17 @@ VACUUM = {
     for table in ("django_mq_queuedmessage", "django_mq_uniquekey")
 }
 
-# Only the owner of a table may vacuum it; another login would get a warning each time.
+# Other logins would get a warning each time. The owners of the table and of the database may vacuum
+# it, from PostgreSQL 17 on also a login with MAINTAIN, a privilege unknown to older servers.
 VERSIONS = """
 select c.relname, pg_stat_get_dead_tuples(c.oid), pg_stat_get_live_tuples(c.oid)
   from unnest(%(tables)s::text[]) as asked (name)
   join pg_class c on c.oid = to_regclass(asked.name)
+  join pg_database d on d.datname = current_database()
  where pg_has_role(c.relowner, 'usage')
+    or pg_has_role(d.datdba, 'usage')
+    or case when current_setting('server_version_num')::int >= 170000
+            then has_table_privilege(c.oid, 'MAINTAIN') else false end
 """
 
 
