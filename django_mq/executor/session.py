@@ -14,8 +14,10 @@ from django.db import transaction
 from django.db.utils import Error as DjangoDatabaseError
 from psycopg.pq import TransactionStatus
 
-from django_mq.executor.connections import statement_cursor, taking_back
+from django_mq.executor.connections import simple_query, statement_cursor, taking_back
 from django_mq.executor.savepoint import LazySavepoint
+from django_mq.store import frozen_owner
+from django_mq.store.driver import may_prepare
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -39,6 +41,7 @@ class Session:
         self.alias = wrapper.alias
         self.savepoint = LazySavepoint(wrapper)
         self._ready: transaction.Atomic | None = None
+        self._recorded: object = None
         self._used_at = float("-inf")
 
     def give_back(self) -> None:
@@ -84,6 +87,24 @@ class Session:
             self.wrapper.ensure_connection()
         driver: psycopg.Connection[Any] = self.wrapper.connection
         return driver
+
+    def record(self, worker: str) -> None:
+        """Add the server's session to the heartbeat of `worker`, once for each connection.
+
+        A worker that takes over an ordered queue ends only recorded sessions. Behind a transaction
+        pooler, the session serves others too. Call it outside a transaction.
+        """
+        driver = self.connect()
+        if driver is self._recorded or self.borrowed or not may_prepare(self.wrapper):
+            return
+        try:
+            if simple_query(driver, frozen_owner.record(worker)):
+                self._recorded = driver
+        except psycopg.Error as error:  # the next slice tries again
+            if driver.closed:
+                raise
+            simple_query(driver, "rollback")
+            logger.debug("could not record the session: %s", error)
 
     def cursor(self) -> psycopg.Cursor[Any]:
         """Return a cursor for our own statements.

@@ -50,6 +50,8 @@ class SliceBody:
     def run(self, state: SliceState) -> None:
         """Run the deliveries of `state`. Raises SliceAborted if one ended the transaction."""
         savepoint, batch = self._session.savepoint, state.tasks[0].handler.batch
+        if not self._nested and any(task.delivery._row.ordered for task in state.tasks):
+            self._session.record(state.tasks[0].delivery.fence.claimed_by.partition(":")[0])
         savepoint.start(
             state.settings,
             own_session=not self._session.borrowed,

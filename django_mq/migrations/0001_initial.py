@@ -152,6 +152,17 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "sessions",
+                    models.JSONField(
+                        db_default=models.Value([], models.JSONField()),
+                        help_text=(
+                            "Server sessions that run messages of ordered queues: process id and"
+                            " start."
+                        ),
+                        verbose_name="sessions",
+                    ),
+                ),
+                (
                     "started_at",
                     models.DateTimeField(
                         db_default=django.db.models.functions.datetime.Now(),
@@ -182,6 +193,7 @@ class Migration(migrations.Migration):
                             has_json_type("queues", "array"),
                             has_json_type("running", "array"),
                             has_json_type("timings", "object"),
+                            has_json_type("sessions", "array"),
                         ),
                         name="mq_worker_json",
                     ),

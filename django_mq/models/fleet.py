@@ -78,6 +78,11 @@ class WorkerHeartbeat(models.Model):
         db_default=models.Value({}, models.JSONField()),
         help_text=_("By handler: how many attempts, how long they waited and ran."),
     )
+    sessions = JSONColumn(
+        _("sessions"),
+        db_default=models.Value([], models.JSONField()),
+        help_text=_("Server sessions that run messages of ordered queues: process id and start."),
+    )
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     last_seen = models.DateTimeField(_("last seen"), db_default=Now())
 
@@ -89,7 +94,13 @@ class WorkerHeartbeat(models.Model):
         constraints = (
             models.CheckConstraint(name="mq_worker_name", condition=~Q(id="")),
             times_are_times("mq_worker_times", "started_at", "last_seen"),
-            has_json_type("mq_worker_json", queues="array", running="array", timings="object"),
+            has_json_type(
+                "mq_worker_json",
+                queues="array",
+                running="array",
+                timings="object",
+                sessions="array",
+            ),
         )
 
     def __str__(self) -> str:

@@ -65,26 +65,6 @@ def own(cursor: Cursor, *, queue: str, worker: str, lease: float) -> Owned | Non
     return None if row is None else Owned(row[0])
 
 
-# The xmax of a locked row is the id of the transaction that holds the lock.
-END_FROZEN = """
-select m.id, pg_terminate_backend(holder.pid)
-  from django_mq_queuedmessage m
-  join pg_locks holder
-    on holder.locktype = 'transactionid' and holder.transactionid = m.xmax and holder.granted
- where m.queue = %(queue)s and m.leased_until <= statement_timestamp()
-   and starts_with(m.claimed_by, %(prefix)s)
-"""
-
-
-def end_frozen(cursor: Cursor, *, queue: str, worker: str) -> list[int]:
-    """End the transactions that hold locks on lapsed messages of `queue` claimed by `worker`.
-
-    They are rolled back. Returns the ids of the messages.
-    """
-    cursor.execute(END_FROZEN, {"queue": queue, "prefix": f"{worker}:"})
-    return [row[0] for row in cursor.fetchall()]
-
-
 DISOWN = """
 with ours as materialized (
     select s.queue

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from psycopg.errors import InsufficientPrivilege
 
 from django_mq.signals import announce_queue, queue_assigned, queue_caught_up, queue_unassigned
+from django_mq.store import frozen_owner
 from django_mq.store import ordered_queues as lines
 
 if TYPE_CHECKING:
@@ -120,12 +121,12 @@ class OrderedQueues:
         """End the transactions that the previous owner left open.
 
         It let its lease lapse, so none of its threads runs, but an open transaction would hold
-        up the line until the server ends it. Without the right to end it (another role) the line
-        waits that long.
+        up the line until the server ends it. The line waits that long without the right to end it
+        (another role), and behind a transaction pooler, where a session is nobody's own.
         """
         extra = {"event": "owner_frozen", "queue": queue}
         try:
-            for id in lines.end_frozen(cursor, queue=queue, worker=before):
+            for id in frozen_owner.end(cursor, queue=queue, worker=before):
                 logger.warning(
                     "worker %s, which owned queue %s, is frozen: ended its transaction with"
                     " message %s",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
 import psycopg
 import pytest
-from django.db import connection
 from django.utils import timezone
 
 from django_mq.executor.connections import ONE_PLAN
@@ -396,59 +394,3 @@ def test_what_is_in_flight_dead_or_locked_is_left_alone(
     cursor.execute("set statement_timeout = '60s'")
     assert lines.adopt(cursor, queue="line", limit=10).rows == 0
     assert not any(stored(message).ordered for message in messages[:2])
-
-
-# ---- an owner that froze
-
-
-@pytest.fixture
-def frozen(transactional_db: None) -> Iterator[list[psycopg.Connection[Any]]]:
-    """Transactions that stay open: of the owner before us, and of others."""
-    opened: list[psycopg.Connection[Any]] = []
-    own = connection.get_connection_params()
-    params = {k: v for k, v in own.items() if k in ("dbname", "user", "password", "host", "port")}
-    for _ in range(4):
-        opened.append(psycopg.connect(**params))
-    yield opened
-    for each in opened:
-        each.close()
-
-
-def alive(connection: psycopg.Connection[Any]) -> bool:
-    try:
-        connection.execute("select 1")
-    except psycopg.OperationalError:
-        return False
-    return True
-
-
-def test_only_the_transaction_of_the_frozen_owner_is_ended(
-    cursor: Cursor, frozen: list[psycopg.Connection[Any]]
-) -> None:
-    """Guarantee 9: others that have something of the queue locked, or it something else, live."""
-    messages = [
-        row(leased=-1, claimed_by="gone:3"),
-        row(leased=30, claimed_by="gone:4"),  # still renewed: it runs
-        row(leased=-1, claimed_by="other:3"),
-        add("mail", leased=-1, claimed_by="gone:5"),
-    ]
-    for each, message in zip(frozen, messages, strict=True):
-        lock(each, message.pk)
-    assert lines.end_frozen(cursor, queue="line", worker="gone") == [messages[0].pk]
-    assert not alive(frozen[0])
-    assert all(map(alive, frozen[1:]))
-    assert lines.end_frozen(cursor, queue="line", worker="gone") == []
-
-
-def test_a_name_that_begins_alike_is_somebody_else(
-    cursor: Cursor, frozen: list[psycopg.Connection[Any]]
-) -> None:
-    message = row(leased=-1, claimed_by="gone2:1")
-    lock(frozen[0], message.pk)
-    assert lines.end_frozen(cursor, queue="line", worker="gone") == []
-    assert alive(frozen[0])
-
-
-def test_what_nobody_has_locked_is_not_looked_for(cursor: Cursor) -> None:
-    row(leased=-1, claimed_by="gone:3")
-    assert lines.end_frozen(cursor, queue="line", worker="gone") == []

@@ -9,12 +9,15 @@ import psycopg
 import pytest
 
 from django_mq import handler
+from django_mq.executor.connections import simple_query
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueueState
+from django_mq.store import frozen_owner
 from django_mq.store import ordered_queues as lines
 from django_mq.worker import DeadWorker
 from django_mq.worker.ordered_queues import OrderedQueues
 from tests.database import second_connection
+from tests.rows import beat
 from tests.store.conftest import lock
 from tests.worker.conftest import PATIENCE, Said, Start
 from tests.worker.lines.conftest import Log, make_due, pks, row, until
@@ -135,6 +138,8 @@ def test_without_the_right_to_end_a_frozen_owner_the_line_waits(
     try:
         with second_connection() as frozen, second_connection() as poor:
             lines.own(frozen.cursor(), queue="line", worker="gone", lease=-1.0)
+            beat("gone")
+            assert simple_query(frozen, frozen_owner.record("gone"))
             frozen.autocommit = False
             lock(frozen, message.pk)
             poor.execute("set role mq_test_poor")
@@ -168,6 +173,8 @@ def test_the_transaction_of_a_frozen_owner_is_ended(
     behind = row()
     with second_connection() as frozen:
         lines.own(frozen.cursor(), queue="line", worker="gone", lease=-1.0)
+        beat("gone")
+        assert simple_query(frozen, frozen_owner.record("gone"))
         frozen.autocommit = False
         lock(frozen, message.pk)
         start()
