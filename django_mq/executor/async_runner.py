@@ -70,7 +70,6 @@ class AsyncRunner(threading.Thread):
         #: The drain ran out of time and cancelled handlers.
         self.cut_off = False
         self._cancelling = False
-        self._loop = asyncio.new_event_loop()
         self._running: set[asyncio.Task[None]] = set()
         self._settler = AsyncSettler(
             alias=alias,
@@ -80,6 +79,11 @@ class AsyncRunner(threading.Thread):
             shortest_lease=shortest_lease,
             settled=settled,
         )
+
+    def start(self) -> None:
+        # A loop has descriptors that only its end closes: none for a run without coroutines.
+        self._loop = asyncio.new_event_loop()
+        super().start()
 
     def room(self) -> int:
         """How many more handlers may start now."""

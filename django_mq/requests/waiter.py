@@ -166,7 +166,10 @@ _lock = threading.Lock()
 def waiter_of(alias: str) -> Waiter:
     """Return this process's waiter for the database of `alias`."""
     with _lock:
-        return _waiters.setdefault(alias, Waiter(alias))
+        waiter = _waiters.get(alias)
+        if waiter is None:  # a waiter has a pair of sockets
+            waiter = _waiters[alias] = Waiter(alias)
+        return waiter
 
 
 def _begin_anew() -> None:
