@@ -20,6 +20,7 @@ from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 
 from django_mq.store import Cursor
 from django_mq.store.driver import THRESHOLD, may_prepare, results
+from django_mq.store.session_state import DISCARD
 
 logger = logging.getLogger("django_mq")
 
@@ -197,6 +198,18 @@ def prepare_statements(wrapper: BaseDatabaseWrapper) -> bool:
     if safe:
         wrapper.connection.prepare_threshold = THRESHOLD
     return safe
+
+
+def take_back(wrapper: BaseDatabaseWrapper) -> None:
+    """Reset the session outside a transaction, in one round trip: settings, locks, cursors ...
+
+    Behind a transaction pooler only the settings, since the statements may reach a session in
+    which others left something. Raises the driver's errors.
+    """
+    steps = [taking_back(wrapper)]
+    if may_prepare(wrapper):
+        steps.append(sql.Composed([sql.SQL(DISCARD)]))
+    psycopg.ClientCursor(wrapper.connection).execute(sql.SQL("; ").join(steps))
 
 
 def taking_back(wrapper: BaseDatabaseWrapper) -> sql.Composed:

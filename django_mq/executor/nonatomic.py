@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports as reporting
 from django_mq.executor.calls import call, tidy_up
-from django_mq.executor.connections import LOST, Outage, taking_back
+from django_mq.executor.connections import LOST, Outage, take_back
 from django_mq.executor.ended import Ended, Settled, end
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.messages import Fence
@@ -125,9 +125,9 @@ class NonAtomic:
         return within
 
     def _take_back(self) -> None:
-        """Reset what the handler SET for the session."""
+        """Reset what the handler left in the session."""
         try:
-            psycopg.ClientCursor(self._wrapper.connection).execute(taking_back(self._wrapper))
+            take_back(self._wrapper)
         except psycopg.Error:
             self._wrapper.close()
 

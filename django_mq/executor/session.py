@@ -14,10 +14,11 @@ from django.db import transaction
 from django.db.utils import Error as DjangoDatabaseError
 from psycopg.pq import TransactionStatus
 
-from django_mq.executor.connections import simple_query, statement_cursor, taking_back
+from django_mq.executor.connections import simple_query, statement_cursor, take_back
 from django_mq.executor.savepoint import LazySavepoint
 from django_mq.store import frozen_owner
 from django_mq.store.driver import may_prepare
+from django_mq.store.session_state import DISCARD
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -144,7 +145,7 @@ class Session:
 
     @contextlib.contextmanager
     def taken_back(self) -> Iterator[None]:
-        """Reset what hooks and receivers SET for the session in this block.
+        """Reset what hooks and receivers left in the session in this block.
 
         Only if they used the connection: otherwise it would cost each slice of 400 messages a
         tenth of its time. And not within a test's transaction.
@@ -158,13 +159,28 @@ class Session:
         finally:
             self.savepoint.disarm()
         if self.savepoint.opened:
-            self._take_back()
+            self.take_back()
 
-    def _take_back(self) -> None:
-        """Reset what was SET for the session; if that fails, drop the connection."""
+    def discard(self) -> None:
+        """Drop what handlers left in the session besides settings; those their savepoints reset.
+
+        One round trip after the commit: until then a session lock may protect their writes.
+        """
+        driver = self.wrapper.connection
+        if self.borrowed or driver is None or not may_prepare(self.wrapper):
+            return
+        if driver.info.transaction_status == TransactionStatus.IDLE:
+            try:
+                simple_query(driver, DISCARD)
+            except DATABASE_ERRORS:
+                self.close()
+
+    def take_back(self) -> None:
+        """Reset what was left in the session; if that fails, drop the connection."""
         self.make_clean()
         try:
-            psycopg.ClientCursor(self.connect()).execute(taking_back(self.wrapper))
+            self.connect()
+            take_back(self.wrapper)
         except DATABASE_ERRORS:
             self.close()
 

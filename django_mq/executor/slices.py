@@ -128,6 +128,8 @@ class Slices:
         if state.others.ended:
             state.others.ended = self._settlement.settle(state.others.ended)
             self._finish(state.others)
+        if state.savepoints and not self._nested:
+            self._session.discard()
         self._session.used()
         return self._remainder(state)
 

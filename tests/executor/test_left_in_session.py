@@ -1,0 +1,139 @@
+"""What a handler leaves in its session besides settings does not reach the next slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_mq import handler
+from django_mq.messages import Delivery
+from tests.database import second_connection
+from tests.executor.test_nonatomic import NonAtomicBench, nonatomic  # noqa: F401  (a fixture)
+from tests.rows import add
+from tests.worker.conftest import Bench, add_many, waiting
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LEAVE = {
+    "lock": "select pg_advisory_lock(7)",
+    "table": "create temporary table left_behind as select 1",
+    "cursor": "declare left_behind cursor with hold for select 1",
+    "listen": "listen left_behind",
+}
+SEEN = """
+select pg_backend_pid(),
+       array(select objid::int
+               from pg_locks
+              where locktype = 'advisory' and pid = pg_backend_pid()),
+       to_regclass('pg_temp.left_behind'),
+       array(select name from pg_cursors where name = 'left_behind'),
+       array(select pg_listening_channels())
+"""
+NOTHING = ([], None, [], [])
+
+
+def run(sql: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone() if cursor.description else None
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["acked", "failed"])
+@pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
+def test_a_slice_leaves_its_session_clean(bench: Bench, statement: str, fails: bool) -> None:
+    """A session lock is not released by a rollback."""
+    seen: list[Any] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        seen.append(run(SEEN))
+        run(statement)
+        if fails:
+            raise ValueError
+
+    for _ in range(3):
+        add(handler="h")
+        bench.run_all(bench.claim())
+    assert len({each[0] for each in seen}) == 1  # one session
+    assert [each[1:] for each in seen] == [NOTHING] * 3
+
+
+@pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
+def test_a_hook_leaves_its_session_clean(bench: Bench, statement: str) -> None:
+    seen: list[Any] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        seen.append(run(SEEN) if seen else (0, *NOTHING))
+        transaction.on_commit(lambda: run(statement))
+
+    for _ in range(2):
+        add(handler="h")
+        bench.run_all(bench.claim())
+    assert [each[1:] for each in seen] == [NOTHING] * 2
+
+
+@pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
+def test_a_handler_outside_a_transaction_leaves_its_session_clean(
+    nonatomic: NonAtomicBench,  # noqa: F811
+    statement: str,
+) -> None:
+    seen: list[Any] = []
+
+    @handler("#", queue="mail", name="h", atomic=False)
+    def h(delivery: Any) -> None:
+        seen.append(run(SEEN))
+        run(statement)
+
+    for _ in range(2):
+        add(handler="h")
+        nonatomic.go()
+    assert len({each[0] for each in seen}) == 1
+    assert [each[1:] for each in seen] == [NOTHING] * 2
+
+
+def test_a_session_lock_is_held_until_the_commit(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may protect what the handler wrote, until others can see that."""
+    free: list[Any] = []
+
+    def ask() -> None:
+        with second_connection() as other:
+            free.append(other.execute("select pg_try_advisory_xact_lock(7)").fetchone())
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        run("select pg_advisory_lock(7)")
+
+    commit = bench.wrapper.commit
+
+    def watched() -> None:
+        ask()
+        commit()
+
+    monkeypatch.setattr(bench.wrapper, "commit", watched)
+    add(handler="h")
+    bench.run_all(bench.claim())
+    ask()
+    assert free == [(False,), (True,)]
+
+
+def test_a_slice_that_used_nothing_sends_nothing_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr("django_mq.executor.session.simple_query", lambda _, sql: sent.append(sql))
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        if uses:
+            run("select 1")
+
+    for uses in (False, True):
+        add_many(5, handler="h")
+        bench.run_all(bench.claim())
+        assert len(sent) == uses  # once for the slice
+    assert waiting() == set()
