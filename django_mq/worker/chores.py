@@ -26,6 +26,7 @@ from django_mq.store import free_unique_ids as freeing
 from django_mq.store import put_aside as aside
 from django_mq.store.limits import set_limits
 from django_mq.store.unique_ids import UniqueId
+from django_mq.worker import vacuum
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
@@ -235,6 +236,10 @@ def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:
     return names[-1] if len(names) == QUEUES else None
 
 
+def _vacuum(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    return vacuum.tend(cursor, at if isinstance(at, dict) else {}) or None
+
+
 def _count(cursor: Cursor, limits: dict[str, int]) -> dict[str, int]:
     with within_transaction(cursor):
         _limit(cursor)
@@ -259,4 +264,5 @@ CHORES = {
     "dead": Chore(_forget_dead, 100),
     "workers": Chore(_forget_workers, 1),
     "deep": Chore(_warn_of_deep, 1),
+    "vacuum": Chore(_vacuum, 1),
 }

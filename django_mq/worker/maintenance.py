@@ -1,4 +1,4 @@
-"""Run chores and vacuum on a thread of their own, so that nothing else waits for them.
+"""Run chores on a thread of their own, so that nothing else waits for them.
 
 Its connection is open only while they run.
 """
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from django_mq.executor.connections import LOST, Statements
 from django_mq.worker import chores
-from django_mq.worker.vacuum import Vacuuming
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
@@ -25,13 +24,12 @@ LAST = 1.0
 
 
 class Maintenance(threading.Thread):
-    """Does the chores of the fleet when it is this worker's turn, and vacuums when due."""
+    """Does the chores of the fleet when it is this worker's turn."""
 
     def __init__(self, alias: str, settings: Settings) -> None:
         super().__init__(name="mq-maintenance", daemon=True)
         self._alias = alias
         self._settings = settings
-        self._vacuuming = Vacuuming()
         self._wake = threading.Event()
         self._cursor: Cursor | None = None
         self._ending = False
@@ -51,9 +49,7 @@ class Maintenance(threading.Thread):
         statements = Statements(self._alias)
         try:
             self._cursor = cursor = statements.cursor()
-            done = chores.run(cursor, self._settings, ending=lambda: self._ending)
-            if done and not self._ending:
-                self._vacuuming.tend(cursor)
+            chores.run(cursor, self._settings, ending=lambda: self._ending)
         except LOST as error:  # the loop reports it, and waits for the database
             logger.debug("chores put off: %s", error)
         except Exception:

@@ -7,6 +7,7 @@ messages per second a table has grown by more than a gigabyte of dead rows by th
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -23,38 +24,38 @@ MANY = 100_000
 SHARE = 0.1
 
 
-class Vacuuming:
-    """Vacuums tables when that is due.
+def tend(cursor: Cursor, kept: Mapping[str, object]) -> dict[str, int]:
+    """Vacuum the tables that are due; return how many dead row versions it left in each.
 
-    If a vacuum left dead rows, since a session holds a snapshot, their number must double before
-    the next try: autovacuum may have removed them by then.
+    `kept` is what the last call in the fleet returned. If a vacuum left dead rows, since a session
+    holds a snapshot, their number must double before the next try: autovacuum may have removed
+    them by then.
     """
+    found = versions(cursor)
+    left = {table: min(each.dead, _number(kept.get(table))) for table, each in found.items()}
+    due = [table for table, each in found.items() if is_due(each, kept=left[table])]
+    left.update((table, found[table].dead) for table in due)
+    for table in due:
+        began = perf_counter()
+        try:
+            vacuum(cursor, table)
+        except Exception as error:  # it only helps: autovacuum comes anyway
+            logger.debug("could not vacuum: %s", error, extra={"event": "vacuum_failed"})
+            break
+        left[table] = versions(cursor)[table].dead
+        logger.debug(
+            "vacuumed %s in %.2f s: %d dead row versions left",
+            table,
+            perf_counter() - began,
+            left[table],
+            extra={"event": "vacuumed"},
+        )
+    return {table: dead for table, dead in left.items() if dead}
 
-    def __init__(self) -> None:
-        self._kept: dict[str, int] = {}
 
-    def tend(self, cursor: Cursor) -> None:
-        """Vacuum the tables that are due."""
-        found = versions(cursor)
-        for table, (dead, _) in found.items():
-            self._kept[table] = min(dead, self._kept.get(table, 0))
-        due = [table for table, each in found.items() if is_due(each, kept=self._kept[table])]
-        self._kept.update((table, found[table].dead) for table in due)
-        for table in due:
-            began = perf_counter()
-            try:
-                vacuum(cursor, table)
-            except Exception as error:  # it only helps: autovacuum comes anyway
-                logger.debug("could not vacuum: %s", error, extra={"event": "vacuum_failed"})
-                return
-            left = self._kept[table] = versions(cursor)[table].dead
-            logger.debug(
-                "vacuumed %s in %.2f s: %d dead row versions left",
-                table,
-                perf_counter() - began,
-                left,
-                extra={"event": "vacuumed"},
-            )
+def _number(stored: object) -> int:
+    """Return a stored number; another program may have written anything."""
+    return stored if isinstance(stored, int) else 0
 
 
 def is_due(found: Versions, *, kept: int) -> bool:

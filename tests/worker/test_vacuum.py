@@ -16,7 +16,6 @@ from django_mq.models import QueueState
 from django_mq.store.vacuum import versions
 from django_mq.worker import vacuum as vacuuming
 from django_mq.worker.maintenance import Maintenance
-from django_mq.worker.vacuum import Vacuuming
 from tests.database import second_connection
 from tests.worker.service import until
 
@@ -42,6 +41,16 @@ def cursor(transactional_db: None) -> Iterator[Cursor]:
         yield own.cursor()
         for table in (TABLE, "django_mq_uniquekey"):
             own.execute(f"alter table {table} reset (autovacuum_enabled)")
+
+
+class Vacuuming:
+    """The vacuums of a fleet: each knows what the last one left."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, int] = {}
+
+    def tend(self, cursor: Cursor) -> None:
+        self.kept = vacuuming.tend(cursor, self.kept)
 
 
 @pytest.fixture
@@ -233,4 +242,34 @@ def test_one_of_the_fleet_looks_after_it_at_each_turn(
     assert dead(cursor) == MANY
     QueueState.objects.update(chores_ran_at=None)
     maintenance.take_turn()
+    assert dead(cursor) == 0
+
+
+def test_what_a_snapshot_keeps_is_tried_once_by_the_whole_fleet(
+    maintenance: Maintenance, cursor: Cursor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of twenty processes would find it due in turn, and none could remove anything."""
+    caplog.set_level(logging.DEBUG, "django_mq")
+
+    def vacuumed() -> int:
+        return sum(getattr(each, "event", "") == "vacuumed" for each in caplog.records)
+
+    def take_turns(count: int) -> None:
+        for _ in range(count):
+            QueueState.objects.update(chores_ran_at=None)
+            Maintenance("default", get_settings()).take_turn()
+
+    with second_connection() as other:
+        other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with other.transaction():
+            other.execute("select 1")
+            die(cursor, MANY)
+            take_turns(5)
+            assert vacuumed() == 1
+            die(cursor, MANY)
+            take_turns(5)
+            assert vacuumed() == 2
+    QueueState.objects.update(chores_resume={"vacuum": {TABLE: "odd"}})
+    take_turns(2)
+    assert vacuumed() == 3
     assert dead(cursor) == 0
