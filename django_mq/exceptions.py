@@ -128,11 +128,13 @@ class Retry(_Settle):
 class Snooze(_Settle):
     """Raise this in a handler to run the message again at `after`; the attempt does not count.
 
-    `after` is seconds, a timedelta or an aware datetime; anything else raises ValueError.
+    `after` is seconds, a timedelta or an aware datetime; anything else raises ValueError. The least
+    wait is 0.1 s. `backoff=True` also signals queue backoff: what the handler needs is away.
     """
 
-    def __init__(self, after: When) -> None:
+    def __init__(self, after: When, *, backoff: bool = False) -> None:
         self.after = moment(after)
+        self.backoff = bool(backoff)
         super().__init__(f"snooze until {after}")
 
 

@@ -108,6 +108,7 @@ class Settings:
     async_slots: int = _setting(whole(1), 100)
     timeout: float = _setting(duration(), 300.0)
     retry: RetryPolicy = _setting(readers.retry_policy, make=RetryPolicy)
+    retry_floor: float = _setting(duration(zero=True), 0.1)
     drain_seconds: float = _setting(duration(zero=True), 30.0)
     max_rss: int | None = _setting(optional(whole(1)), None)
     health_port: int | None = _setting(optional(whole(1, 65535)), None)

@@ -78,6 +78,7 @@ def failed_row(ended: Ended, *, suspect: bool = False) -> settle.FailedDelivery 
         at, delay, dead_reason = None, 0.0, outcome.reason
     elif isinstance(outcome, Retried):
         (at, delay), dead_reason = when(outcome.after), ""
+        delay = max(delay, outcome.least)
     else:
         return None
     failure = outcome.failure

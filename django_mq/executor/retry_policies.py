@@ -14,10 +14,16 @@ from django_mq.policy.backoff import RetryPolicy
 logger = logging.getLogger("django_mq")
 
 
-def policies(settings: Settings) -> Callable[[ClaimedRow], RetryPolicy]:
-    """Return the function from a row to its retry policy."""
+def policies(settings: Settings, *, floor: float) -> Callable[[ClaimedRow], RetryPolicy]:
+    """Return the function from a row to its retry policy.
+
+    From the second retry on, a message waits at least `floor` seconds.
+    """
 
     def policy_of(row: ClaimedRow) -> RetryPolicy:
+        return chosen(row).with_floor(floor)
+
+    def chosen(row: ClaimedRow) -> RetryPolicy:
         if row.retry is not None:
             try:
                 return RetryPolicy.from_data(json.loads(row.retry))

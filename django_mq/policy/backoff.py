@@ -146,7 +146,8 @@ def exponential(
 def fixed(seconds: Seconds) -> Fixed:
     """Wait the same time after each failed attempt: seconds or a timedelta, at most 366 days.
 
-    `fixed(0)` retries at once. Raises ValueError for an invalid argument.
+    `fixed(0)` retries at once the first time; every later retry waits RETRY_FLOOR. Raises
+    ValueError for an invalid argument.
 
     >>> RetryPolicy(backoff=fixed(30)).delay(7, random=lambda: 0.5)
     30.0
@@ -187,6 +188,7 @@ class RetryPolicy:
 
     max_attempts: int = 20
     backoff: Backoff = field(default_factory=exponential)
+    _floor: float = field(default=0.0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         attempts = self.max_attempts
@@ -207,17 +209,40 @@ class RetryPolicy:
         """Return the policy with a single attempt: a message that fails is dead at once."""
         return cls(max_attempts=1)
 
+    def with_floor(self, seconds: float) -> RetryPolicy:
+        """Return this policy with a least wait, in seconds, from the second retry on.
+
+        The first retry may be at once; retries without end must not be a busy loop.
+
+        >>> policy = RetryPolicy(backoff=intervals(0, 0, 5)).with_floor(0.1)
+        >>> [policy.delay(attempt, random=lambda: 0.5) for attempt in (1, 2, 3)]
+        [0.0, 0.1, 5.0]
+        """
+        floored = RetryPolicy(self.max_attempts, self.backoff)
+        object.__setattr__(floored, "_floor", min(seconds, MAX_WAIT))
+        return floored
+
+    def least_wait(self, attempt: int) -> float:
+        """Return the least seconds between failed attempt `attempt` and the next; see `with_floor`.
+
+        >>> [RetryPolicy().with_floor(0.1).least_wait(attempt) for attempt in (1, 2)]
+        [0.0, 0.1]
+        """
+        return self._floor if attempt > 1 else 0.0
+
     def delay(self, attempt: int, *, random: Random) -> float:
         """Return the seconds to wait after failed attempt `attempt` (the first is 1).
 
-        `random` returns a number in [0, 1). The result is at most 366 days.
+        `random` returns a number in [0, 1). The result is at most 366 days, and at least
+        `least_wait(attempt)`.
         Raises ValueError if `attempt` is below 1, and BackoffFailed if the policy's callable raised
         or returned anything but a finite wait of zero or more.
         """
         if attempt < 1:
             raise ValueError(f"attempts count from 1, not {attempt}")
+        least = self.least_wait(attempt)
         if isinstance(self.backoff, Schedule):
-            return self.backoff.delay(attempt, random)
+            return max(least, self.backoff.delay(attempt, random))
         try:
             value = self.backoff(attempt)
         except (Exception, SystemExit) as error:  # sys.exit() in a policy must not end the worker
@@ -228,7 +253,7 @@ class RetryPolicy:
                 f"the backoff callable returned {_shown(value)}; it must return seconds"
                 " of zero or more, or a timedelta"
             )
-        return min(seconds, MAX_WAIT)
+        return max(least, min(seconds, MAX_WAIT))
 
     def to_data(self) -> dict[str, Any]:
         """Return the policy as JSON data; `from_data()` returns an equal policy.

@@ -42,20 +42,26 @@ class Retried:
     """Run again at `after` (seconds from now, or a moment); the attempt counts.
 
     `backoff`: the failure also signals queue backoff. `warning`: a text for the log, or empty.
+    `least`: seconds from now before which it does not run, even if the moment `after` is sooner.
     """
 
     after: float | datetime
     failure: Failure
     backoff: bool
     warning: str = ""
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """Run again at `after` (seconds from now, or a moment); the attempt does not count."""
+    """Run again at `after` (seconds from now, or a moment); the attempt does not count.
+
+    `backoff`: it also signals queue backoff. `warning`: a text for the log, or empty.
+    """
 
     after: float | datetime
     warning: str = ""
+    backoff: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,8 @@ def decide(
 
     `attempt` counts from 1; the attempt `max_attempts` is the last. The message carries
     `max_attempts` (a requeue raises it), so `policy` gives only the delay. `random` returns a
-    number in [0, 1). A wait is cut to 366 days. This never raises, whatever `error` is.
+    number in [0, 1). A wait is cut to 366 days, and raised to the floor of `policy`. This never
+    raises, whatever `error` is.
 
     >>> decide(attempt=1, max_attempts=1, policy=RetryPolicy(), random=lambda: 0.5, result=7)
     Acked(result=7)
@@ -97,7 +104,7 @@ def decide(
     backoff = True
     try:
         if isinstance(error, Snooze):
-            return Snoozed(*_cut(moment(error.after)))
+            return Snoozed(*_cut(moment(error.after)), backoff=bool(error.backoff))
         if isinstance(error, Reject):
             return DeadLettered(one_line(error.reason) or "rejected", describe(error))
         if isinstance(error, Retry):
@@ -111,7 +118,10 @@ def decide(
     if attempt >= max_attempts:
         return DeadLettered(EXHAUSTED, failure)
     after, warning = _cut(asked) if asked is not None else _policy_delay(policy, attempt, random)
-    return Retried(after, failure, backoff, warning)
+    least = policy.least_wait(attempt)
+    if isinstance(after, float):
+        after = max(after, least)
+    return Retried(after, failure, backoff, warning, least)
 
 
 def _policy_delay(policy: RetryPolicy, attempt: int, random: Random) -> tuple[float, str]:

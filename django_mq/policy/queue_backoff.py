@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from django_mq.exceptions import Reject, Retry
 from django_mq.policy.backoff import Random
-from django_mq.policy.outcomes import Acked, AttemptEnded, DeadLettered, Outcome, Retried
+from django_mq.policy.outcomes import Acked, AttemptEnded, DeadLettered, Outcome, Retried, Snoozed
 
 
 class Step(IntEnum):
@@ -25,16 +25,16 @@ def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
     """Return how the outcome of a delivery moves the level of its queue.
 
     `error` is the handler's error. DOWN if the message was acked or rejected: the handler works. UP
-    if it failed, or raised `Retry(backoff=True)`. STAY for anything that says nothing about the
-    services the handler needs: `Retry`, `Snooze`, a timeout, a lost worker, and a message that was
-    held or expired (`outcome` is None).
+    if it failed, or raised `Retry` or `Snooze` with `backoff=True`. STAY for anything that says
+    nothing about the services the handler needs: `Retry` and `Snooze` without it, a timeout, a lost
+    worker, and a message that was held or expired (`outcome` is None).
 
     >>> step_of(Acked(), None).name, step_of(None, None).name
     ('DOWN', 'STAY')
     """
     if isinstance(outcome, Acked):
         return Step.DOWN
-    if isinstance(outcome, Retried):
+    if isinstance(outcome, Retried | Snoozed):
         return Step.UP if outcome.backoff else Step.STAY
     if not isinstance(outcome, DeadLettered) or error is None:
         return Step.STAY

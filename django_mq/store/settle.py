@@ -82,8 +82,8 @@ def ack(cursor: Cursor, fences: Sequence[PlainFence]) -> set[int]:
 class FailedDelivery(NamedTuple):
     """One failed attempt, and the fate of its message.
 
-    The message runs again at `at`, else `delay` seconds from now; a `dead_reason` dead-letters
-    it. `seconds` is how long the attempt ran.
+    The message runs again at `at`, but no sooner than `delay` seconds from now; a `dead_reason`
+    dead-letters it. `seconds` is how long the attempt ran.
     """
 
     fence: Fence
@@ -111,11 +111,10 @@ with failed as materialized (
     update django_mq_queuedmessage m
        set leased_until = null, claimed_by = null, held_since = null,
            suspect = failed.suspect,
-           processable_after = greatest(
-               least(coalesce(failed.at,
-                              statement_timestamp() + make_interval(secs => failed.delay)),
-                     statement_timestamp() + interval '366 days'),
-               statement_timestamp()),
+           processable_after = least(
+               greatest(failed.at,
+                        statement_timestamp() + make_interval(secs => failed.delay)),
+               statement_timestamp() + interval '366 days'),
            last_error = failed.last_error,
            dead_at = case when failed.dead_reason <> '' then statement_timestamp() end,
            dead_reason = failed.dead_reason

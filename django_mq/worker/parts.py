@@ -50,7 +50,7 @@ class Parts:
         self._id = id
         self._claim_numbers = count(1)
         self._batch = worker.batch_size or settings.batch_size
-        self._policy = policies(settings)
+        self._policy = policies(settings, floor=settings.retry_floor)
         #: Set when the drain is over: nothing waits for the database any more.
         self.giving_up = threading.Event()
         #: Whether the run drains: then no more ordered queues are taken.

@@ -22,6 +22,7 @@ DJANGO_MQ = {
     # whole tree died: with a shorter one, a message that nobody settles would be found too soon.
     "POLL_INTERVAL": 0.1,
     "LEASE": 120,
+    "RETRY_FLOOR": 0.02,
     **_mq,
     "QUEUES": {
         **_mq.get("QUEUES", {}),

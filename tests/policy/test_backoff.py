@@ -90,6 +90,32 @@ def test_waits_of_the_first_five_attempts(
     assert [policy.delay(attempt, random=half) for attempt in range(1, 6)] == waits
 
 
+@pytest.mark.parametrize(
+    ("backoff", "waits"),
+    [
+        (fixed(0), [0, 0.1, 0.1, 0.1]),
+        (intervals(0, 0, 9), [0, 0.1, 9, 9]),
+        (exponential(base=0.01, jitter="none"), [0.01, 0.1, 0.1, 0.1]),
+        (lambda attempt: 0, [0, 0.1, 0.1, 0.1]),
+        (lambda attempt: 5 * 2 ** (attempt - 1) - 5, [0, 5, 15, 35]),  # PMQ-68
+    ],
+)
+def test_only_the_first_retry_may_be_at_once(
+    backoff: Schedule | Callable[[int], float], waits: list[float]
+) -> None:
+    policy = RetryPolicy(backoff=backoff)
+    floored = policy.with_floor(0.1)
+    assert [floored.delay(attempt, random=half) for attempt in range(1, 5)] == waits
+    assert floored == policy
+
+
+def test_a_floor_is_not_stored_and_has_a_bound() -> None:
+    """A message carries its policy; the floor is a setting of whoever runs it."""
+    floored = RetryPolicy(backoff=fixed(0)).with_floor(1e12)
+    assert floored.to_data() == {"max_attempts": 20, "kind": "fixed", "seconds": 0.0}
+    assert floored.delay(2, random=half) == MAX_WAIT
+
+
 def test_interval_list_of_a_message_has_one_wait_for_each_attempt() -> None:
     """RMQ-17: 15, 30, 60, 300, 86400 seconds."""
     policy = RetryPolicy(max_attempts=6, backoff=intervals(15, 30, 60, 300, 86400))

@@ -116,6 +116,24 @@ def test_reject_without_a_reason_has_one() -> None:
 def test_snooze_uses_no_attempt(attempt: int) -> None:
     assert decided(Snooze(60), attempt=attempt) == Snoozed(60.0)
     assert decided(Snooze(MOMENT), attempt=attempt) == Snoozed(MOMENT)
+    assert decided(Snooze(60, backoff=True), attempt=attempt) == Snoozed(60.0, backoff=True)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), Retry(0), TimedOut("x"), WorkerLost("x")])
+def test_from_the_second_retry_on_no_wait_is_below_the_floor(error: Exception) -> None:
+    """PMQ-68: the first retry may be at once; whatever asks for the wait."""
+    policy = RetryPolicy(backoff=fixed(0)).with_floor(0.1)
+    waits = [decided(error, attempt=n, max_attempts=9, policy=policy) for n in (1, 2, 8)]
+    assert [each.after for each in waits if isinstance(each, Retried)] == [0.0, 0.1, 0.1]
+
+
+def test_a_moment_is_left_to_the_clock_of_the_database_with_the_floor() -> None:
+    policy = RetryPolicy().with_floor(0.1)
+    first, second = (decided(Retry(MOMENT), attempt=n, policy=policy) for n in (1, 2))
+    assert isinstance(first, Retried)
+    assert isinstance(second, Retried)
+    assert (first.after, first.least) == (MOMENT, 0.0)
+    assert (second.after, second.least) == (MOMENT, 0.1)
 
 
 def test_wait_beyond_the_maximum_is_cut_with_a_warning() -> None:

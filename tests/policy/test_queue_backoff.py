@@ -45,6 +45,7 @@ def step(error: BaseException | None, attempt: int = 1) -> Step:
         pytest.param(KeyError("host"), Step.UP, id="NSQ-16"),
         pytest.param(SystemExit(), Step.UP, id="NSQ-16-exit"),
         pytest.param(Snooze(5), Step.STAY, id="snooze"),
+        pytest.param(Snooze(5, backoff=True), Step.UP, id="snooze-backoff"),
         pytest.param(TimedOut("slow"), Step.STAY, id="NSQ-20"),
         pytest.param(WorkerLost("killed"), Step.STAY, id="lost"),
         pytest.param(Spoiled(), Step.UP, id="a-retry-that-is-broken"),

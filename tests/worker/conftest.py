@@ -155,7 +155,7 @@ class Bench:
         self.runs: list[list[int]] = []
         self.session = Session(self.wrapper)
         self.session.used()
-        outage, policy = ShortOutage(self.stopping), policies(get_settings())
+        outage, policy = ShortOutage(self.stopping), policies(get_settings(), floor=0.0)
         self.settlement = Settlement(self.session, outage=outage, policy=policy, lease=1000.0)
         self.slices = Slices(
             self.session,

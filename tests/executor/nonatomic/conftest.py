@@ -32,7 +32,7 @@ class NonAtomicBench(Bench):
         self.back: list[bool] = []
         self._claims = 0
         self.session = Session(self.wrapper)
-        outage, policy = ShortOutage(threading.Event()), policies(get_settings())
+        outage, policy = ShortOutage(threading.Event()), policies(get_settings(), floor=0.0)
         self.nonatomic = NonAtomic(
             self.session,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
