@@ -12,6 +12,7 @@ from django.db import connections, transaction
 from django_mq.conf import get_settings
 from django_mq.exceptions import When
 from django_mq.messages import BulkReceipt, Cancelled, Message, Receipt
+from django_mq.outbox.notify import ring_for_next
 from django_mq.outbox.options import check_whole, options_of
 from django_mq.outbox.send import queue_connection, send, send_durably, send_many
 from django_mq.outbox.stream import send_stream
@@ -143,7 +144,8 @@ def cancel(
     id = None if id is None else check_whole(id, "id", 1, 2**63 - 1)
     type = None if type is None else check_name(type, "type")
     unique_id = None if unique_id is None else check_name(unique_id, "unique id")
-    alias = queue_connection(get_settings(), using).alias
+    settings = get_settings()
+    alias = queue_connection(settings, using).alias
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         put_aside = 0
         if id is None:  # first, since freeing an id brings forward what is put aside
@@ -151,4 +153,5 @@ def cancel(
         removed, in_flight = cancel_waiting(cursor, id=id, type=type, unique_id=unique_id)
         operators.free_followers(cursor, removed)
         free_unique_ids.end_removed(cursor, removed)
+        ring_for_next(connections[alias], settings, removed)
     return Cancelled(tuple(each.id for each in removed), in_flight, put_aside)

@@ -39,10 +39,11 @@ LOCK_NOT_AVAILABLE, DEADLOCK = "55P03", "40P01"
 
 
 class Stored(NamedTuple):
-    """What became of each candidate, and the rows that a worker may claim soon."""
+    """What became of each candidate, the rows that are due soon, and the lines that were left."""
 
     copies: list[CopyReceipt]
     rows: list[NewRow]
+    left: list[operate.Removed]
 
 
 class _Changed(Exception):
@@ -124,14 +125,15 @@ def _write(
 ) -> Stored:
     writes = call.writes(seen)
     ids: dict[int, int] = {}
+    left: list[operate.Removed] = []
     if writes:
         with _writing(connection) as cursor:
             ids = _add(cursor, writes, admit)
-            _replace(cursor, writes)
+            left = _replace(cursor, writes)
             _put_aside(connection, cursor, writes)
     soon = [each.row for _, each in writes.adding]
     soon += [each.row for each, sets_due in writes.replacing if sets_due]
-    return Stored(call.copies(writes, ids), soon)
+    return Stored(call.copies(writes, ids), soon, left)
 
 
 def _add(
@@ -149,9 +151,10 @@ def _add(
     return {index: id for (index, _), id in zip(writes.adding, drawn, strict=True)}
 
 
-def _replace(cursor: CursorWrapper, writes: Writes) -> None:
+def _replace(cursor: CursorWrapper, writes: Writes) -> list[operate.Removed]:
+    """Write new contents; return the rows that left a key, as if removed from its line."""
     if not writes.replacing:
-        return
+        return []
     replaced = unique.replace(cursor, writes.replacing)
     if len(replaced) < len(writes.replacing):
         raise _Changed
@@ -161,6 +164,7 @@ def _replace(cursor: CursorWrapper, writes: Writes) -> None:
         if each.left_key is not None
     ]
     operate.free_followers(cursor, left)
+    return left
 
 
 def _put_aside(connection: BaseDatabaseWrapper, cursor: CursorWrapper, writes: Writes) -> None:

@@ -1,16 +1,18 @@
-"""Ring the doorbell after a transaction that stored messages commits: once, and not too often."""
+"""Ring the doorbell after a transaction that made messages due commits: once, and not too often."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from time import monotonic
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_mq.conf import Settings
 from django_mq.store import notify as doorbell
+from django_mq.store.operators import Removed
 
 logger = logging.getLogger("django_mq")
 
@@ -36,6 +38,19 @@ def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
     if connection.run_on_commit and connection.run_on_commit[-1][1] is ring:
         return
     connection.on_commit(ring, robust=True)
+
+
+def ring_for_next(
+    connection: BaseDatabaseWrapper, settings: Settings, gone: Iterable[Removed]
+) -> None:
+    """Ring as `ring_after_commit()` does if any of `gone` left a line, whose next may now run.
+
+    A line is that of an order key, or an ordered queue.
+    """
+    if settings.wakeup != "poll" and any(
+        row.key is not None or settings.queue(row.queue).ordered for row in gone
+    ):
+        ring_after_commit(connection)
 
 
 @cache

@@ -72,6 +72,7 @@ class RowWriter:
                 self._connection, candidates, partial(admit, self._connection, self._limits)
             )
             self._ring(stored.rows)
+            bell.ring_for_next(self._connection, self._settings, stored.left)
         return stored.copies
 
     def _needs_block(self) -> bool:

@@ -17,6 +17,7 @@ from django.db import OperationalError
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import get_settings
+from django_mq.outbox.notify import ring_for_next
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import LARGEST, flag, seconds, whole
 from django_mq.queues.transactions import alias_of, reading, wake, writing
@@ -193,9 +194,7 @@ def _remove(
     removed = store.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
     store.free_followers(cursor, removed)
     freeing.end_removed(cursor, removed)
-    settings = get_settings()
-    if any(row.key is not None or settings.queue(row.queue).ordered for row in removed):
-        wake(cursor.db.alias)  # messages behind them may be due
+    ring_for_next(cursor.db, get_settings(), removed)
     return [row.id for row in removed]
 
 

@@ -32,6 +32,8 @@ def pause(
 ) -> datetime | None:
     """Stop workers from claiming from `queue`; return when the pause ends, None if it does not.
 
+    Workers are woken: a new end may be sooner than the one they sleep for.
+
     `until` is seconds from now, a timedelta, an aware datetime, or None for no end. Messages that
     already run are not affected. Raises ValueError for a time in the past or too far ahead.
     """
@@ -44,7 +46,8 @@ def pause(
             f"queue {queue} cannot be paused until {until}: that is too far ahead; pause it without"
             " an end"
         )
-    with writing(alias_of(using), dry_run=dry_run) as cursor:
+    alias = alias_of(using)
+    with writing(alias, dry_run=dry_run) as cursor:
         paused = store.pause(cursor, queue=queue, at=at, delay=delay)
     if paused is None:
         raise ValueError(f"queue {queue} cannot be paused until {until}: that time has passed")
@@ -55,6 +58,7 @@ def pause(
             paused.until or "it is resumed",
             extra={"event": "queue_paused", "queue": queue},
         )
+        wake(alias)
     return paused.until
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from django_mq.store.operators import Removed
 from django_mq.store.readers import NO_JIT
 
 if TYPE_CHECKING:
@@ -189,14 +190,14 @@ delete from django_mq_queuedmessage
      order by dead_at, id
      limit %(limit)s
        for update skip locked))
-returning id
+returning id, queue, handler, key, type, unique_id
 """
 
 
-def forget_dead(cursor: Cursor, *, queue: str, older_than: float, limit: int) -> int:
-    """Delete dead letters of `queue` that died more than `older_than` seconds ago."""
+def forget_dead(cursor: Cursor, *, queue: str, older_than: float, limit: int) -> list[Removed]:
+    """Delete and return dead letters of `queue` that died more than `older_than` seconds ago."""
     cursor.execute(FORGET_DEAD, {"queue": queue, "older_than": older_than, "limit": limit})
-    return len(cursor.fetchall())
+    return [Removed._make(row) for row in cursor.fetchall()]
 
 
 DEAD_QUEUES = _next_queues("m.dead_at is not null")

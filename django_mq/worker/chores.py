@@ -21,7 +21,7 @@ from django_mq.messages import Delivery
 from django_mq.policy.outcomes import one_line
 from django_mq.signals import announce_queue, queue_deep
 from django_mq.states import GONE_AFTER
-from django_mq.store import Cursor, chores, expiry, keys
+from django_mq.store import Cursor, chores, expiry, keys, notify, operators
 from django_mq.store import free_unique_ids as freeing
 from django_mq.store import put_aside as aside
 from django_mq.store.limits import set_limits
@@ -96,7 +96,10 @@ def _limit(cursor: Cursor) -> None:
 def _expire(cursor: Cursor, settings: Settings, at: Position) -> Position:
     after, walked = at or expiry.ALWAYS, WINDOW
     try:
-        if len(expire_few(cursor, after)) == FEW:
+        ended = expire_few(cursor, after)
+        if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
+            _ring(cursor, settings)
+        if len(ended) == FEW:
             return after
     except psycopg.errors.LockNotAvailable:
         walked = FEW  # another session holds the unique id of one of them: pass these
@@ -157,7 +160,10 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
             if oldest is not None and (
                 gone := chores.forget_dead(cursor, queue=name, older_than=oldest, limit=PIECE)
             ):
-                return name if gone < PIECE else before
+                operators.free_followers(cursor, gone)
+                if settings.queue(name).ordered or any(row.key is not None for row in gone):
+                    _ring(cursor, settings)
+                return name if len(gone) < PIECE else before
             before = name
     return before if len(names) == QUEUES else None
 
@@ -174,7 +180,16 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
     since = {} if at is None else {"after": int(at)}
     with within_transaction(cursor):
         _limit(cursor)
-        return keys.free_stranded(cursor, skipping=skipping, limit=PIECE, **since).resume
+        freed = keys.free_stranded(cursor, skipping=skipping, limit=PIECE, **since)
+        if freed.rows:
+            _ring(cursor, settings)
+    return freed.resume
+
+
+def _ring(cursor: Cursor, settings: Settings) -> None:
+    """Wake the workers: a message was freed, and this thread is not the one that claims."""
+    if settings.wakeup != "poll":
+        notify.ring(cursor)
 
 
 def _bring_forward(cursor: Cursor, settings: Settings, at: Position) -> Position:

@@ -214,6 +214,8 @@ class Fetcher:
             if lapsed.taken or lapsed.dead:  # there may be more
                 self._more_lapsed = True
                 self._lapsed_at = 0.0
+            if lapsed.dead:  # they may have freed the next of their lines
+                self.on_freed()
             if lapsed.taken:
                 self.empty = False
                 self._intake.take(cursor, lapsed.taken, lapsed=True)

@@ -18,7 +18,7 @@ from django_mq.executor.connections import LOST, Outage, Statements
 from django_mq.executor.ended import Ended, end, failed_row
 from django_mq.messages import Delivery
 from django_mq.policy.outcomes import TimedOut, WorkerLost
-from django_mq.store import leases, queue_backoff, recover, settle
+from django_mq.store import leases, notify, queue_backoff, recover, settle
 from django_mq.store import ordered_queues as lines
 from django_mq.store.limits import set_limits
 
@@ -141,6 +141,7 @@ class Recovery:
         lines.disown(cursor, worker=dead.worker)
         if freed or ended or probed:
             self._on_freed()
+            notify.ring(cursor)  # this process may be full; others may not
         if recover.anything_left(cursor, worker=dead.worker):
             return False
         if monotonic() - dead.told_at < LATE_CLAIM:

@@ -213,6 +213,7 @@ class Run:
         if parts.listener:
             parts.listener.stop()
         parts.dispatch.release(parts.local_queue.close())
+        self._ring()
         parts.runner.end(deadline.left())
         for executor in parts.executors:
             self._join(executor, deadline)
@@ -225,6 +226,7 @@ class Run:
         parts.giving_up.set()
         parts.dispatch.release(parts.local_queue.close())
         self._leave_queues()
+        self._ring()
         parts.maintenance.end()
         parts.lease_keeper.end()
         parts.lease_keeper.join(5.0)
@@ -273,3 +275,10 @@ class Run:
             parts.ordered_queues.disown(cursor)
         except LOST:
             parts.statements.close()
+
+    def _ring(self) -> None:
+        """Wake the other workers: what was released, or freed by what ended here, is for them."""
+        try:
+            doorbell.ring(self.parts.statements.cursor())
+        except LOST:
+            self.parts.statements.close()

@@ -283,12 +283,12 @@ class TestPause:
     def test_for_good_and_back(self, rings):
         assert queues.pause("mail") is None
         assert queues.state("mail").paused
-        assert rings == []
+        assert rings == [connection]
         assert queues.resume("mail") is True
         assert not queues.state("mail").paused
-        assert rings == [connection]
+        assert rings == [connection] * 2
         assert queues.resume("mail") is False
-        assert rings == [connection]
+        assert rings == [connection] * 2
 
     @pytest.mark.parametrize("until", [60, 60.0, timedelta(minutes=1)])
     def test_for_a_while(self, until):

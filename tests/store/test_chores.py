@@ -90,9 +90,9 @@ def test_dead_letters_are_forgotten_queue_by_queue(
     assert chores.dead_queues(cursor) == ["mail", "post"]
     lock(other, old[0].pk)
     cursor.execute("set statement_timeout = '60s'")
-    assert chores.forget_dead(cursor, queue="mail", older_than=50.0, limit=1) == 1
+    assert len(chores.forget_dead(cursor, queue="mail", older_than=50.0, limit=1)) == 1
     assert not QueuedMessage.objects.filter(pk=old[2].pk).exists()
-    assert chores.forget_dead(cursor, queue="mail", older_than=50.0, limit=9) == 1
+    assert len(chores.forget_dead(cursor, queue="mail", older_than=50.0, limit=9)) == 1
     assert set(QueuedMessage.objects.values_list("pk", flat=True)) == {
         old[0].pk, *(m.pk for m in spared)
     }  # fmt: skip

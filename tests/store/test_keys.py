@@ -100,7 +100,7 @@ def discarded(cursor: Cursor, head: QueuedMessage) -> None:
 
 
 def forgotten(cursor: Cursor, head: QueuedMessage) -> None:
-    assert chores.forget_dead(cursor, queue="mail", older_than=5, limit=10) == 1
+    assert len(chores.forget_dead(cursor, queue="mail", older_than=5, limit=10)) == 1
     assert keys.free_stranded(cursor, skipping=[], limit=10).rows == 1
 
 

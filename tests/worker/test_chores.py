@@ -11,7 +11,7 @@ import pytest
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState, UniqueKey, WorkerHeartbeat
 from django_mq.worker import chores
-from tests.database import second_connection
+from tests.database import listening, second_connection
 from tests.rows import add, beat, columns, stored
 from tests.worker.conftest import Said
 
@@ -201,3 +201,40 @@ def test_a_chore_that_fails_stops_no_other(
     assert not WorkerHeartbeat.objects.exists()
     [line] = [each for each in caplog.records if getattr(each, "event", "") == "chore_failed"]
     assert "chore expire failed" in line.getMessage()
+
+
+@pytest.mark.parametrize("how", ["expired", "forgotten", "stranded"])
+def test_what_a_chore_frees_rings(cursor: Cursor, settings: Any, how: str) -> None:
+    """The chores have a thread of their own: no loop sees what they free, here or elsewhere."""
+    mail = {"on_dead_head": "skip", "dead_retention": 60}
+    settings.DJANGO_MQ = {"QUEUES": {"mail": mail}}
+    if how == "expired":
+        head = add(key="k", after=3600, expires=-1).pk
+    elif how == "forgotten":
+        head = add(key="k", dead=-3600).pk
+    else:
+        head = 2**40  # somebody deleted it
+    follower = add(key="k", blocked_by=head)
+    with listening() as bell:
+        turn(cursor)
+        assert "" in bell.heard()
+    assert stored(follower).blocked_by is None
+
+
+def test_a_dead_head_that_is_forgotten_frees_its_line_at_once(
+    cursor: Cursor, settings: Any
+) -> None:
+    """Not with the next turn, in which the walk over blocked rows would find it."""
+    settings.DJANGO_MQ = {"DEAD_RETENTION": 60}
+    head = add(key="k", dead=-3600)
+    follower = add(key="k", blocked_by=head.pk)
+    turn(cursor)
+    assert not QueuedMessage.objects.filter(pk=head.pk).exists()
+    assert stored(follower).blocked_by is None
+
+
+def test_chores_that_free_nothing_are_quiet(cursor: Cursor) -> None:
+    add(expires=-1)
+    with listening() as bell:
+        turn(cursor)
+        assert bell.heard() == []

@@ -34,6 +34,19 @@ def test_many_lapsed_rows_need_not_many_polls(rig: Rig) -> None:
     assert len(rig.taken) == 30
 
 
+def test_what_a_take_over_buries_frees_the_next_of_its_key_at_once(rig: Rig) -> None:
+    """The row is dead without a run: no settle says that its line goes on."""
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 100, 1 << 22, skip_dead=True)
+    rig.make()
+    rig.settle()
+    head = add(key="k", leased=-1, attempts=3, max_attempts=3)
+    follower = add(key="k", blocked_by=head.pk)
+    rig.clock.now += 1.0
+    rig.settle()
+    assert stored(head).dead_reason == "exhausted"
+    assert rig.ids() == [follower.pk]
+
+
 def test_lapsed_rows_are_not_forgotten_when_there_was_no_room(rig: Rig) -> None:
     lapsed = add(leased=-1, attempts=1)
     rig.rooms["sync"] = 0

@@ -1,0 +1,68 @@
+"""Workers ring for what they free but may not claim themselves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_mq import handler
+from django_mq.messages import Delivery, Fence
+from django_mq.models import QueuedMessage
+from django_mq.worker import DeadWorker
+from tests.database import listening
+from tests.rows import add
+from tests.worker.conftest import PATIENCE, Running, Said
+from tests.worker.service import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+
+
+def test_a_drain_rings_for_what_it_released(start: Start, said: Said, settings: Any) -> None:
+    """The other workers may sleep for a poll interval."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 600, "LEASE": 1800}
+    begun, goes_on = threading.Event(), threading.Event()
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        begun.set()
+        assert goes_on.wait(PATIENCE)
+
+    for _ in range(5):
+        add(handler="h")
+    running = start()
+    assert begun.wait(PATIENCE)
+    with listening() as bell:
+        running.worker.stop(timeout=0)
+        until(
+            lambda: sum(each.leased_until is not None for each in QueuedMessage.objects.all()) == 1
+        )
+        heard = len(bell.heard())
+        goes_on.set()
+        assert running.join()
+        assert heard + len(bell.heard()) == 2  # for what it released, and after the last handler
+
+
+def test_the_recovery_of_a_dead_sibling_rings(start: Start, said: Said, settings: Any) -> None:
+    """The process that recovers may be full."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 600, "LEASE": 1800}
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    lost = add(handler="h", leased=600, claimed_by="dead:4", attempts=1, max_attempts=5)
+    running = start()
+    said.wait("worker_started")
+    done = threading.Event()
+    with listening() as bell:
+        fence = Fence(lost.pk, 1, "dead:4")
+        running.worker.recover(
+            DeadWorker(worker="dead", reason="was killed", lost=[fence]), done.set
+        )
+        assert done.wait(PATIENCE)
+        assert bell.heard() != []
+    assert running.stop()
