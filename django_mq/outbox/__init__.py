@@ -56,8 +56,10 @@ def broadcast(
     - `unique_id`: while a message with this id waits or runs, no second one is stored for the same
       queue, handler and type. `on_duplicate` says what happens instead: "skip" (nothing; the
       default), "raise" (DuplicateMessage), "update" (the waiting message gets this content and
-      these options), "debounce" (and this due time, too), "requeue" (this message runs after the
-      one in flight). The Receipt tells the outcome of each copy.
+      these options), "debounce" (it gets this due time), "replace" (it gets both), "requeue" (this
+      message runs after the one in flight), "rerun" (as "update" while the message waits, as
+      "requeue" while it runs: a run starts after your commit). The Receipt tells the outcome of
+      each copy.
     - `unique_for`: seconds or a timedelta for which the unique id stays taken after a success.
     - `retry`: a RetryPolicy without a callable; this message uses it instead of the handler's.
     - `using`: the database alias; by default the DATABASE setting, else the router's choice.
@@ -130,9 +132,9 @@ def cancel(
     """Remove the waiting copies that match all given arguments: an id, a type, a unique id.
 
     Copies that a worker holds are only counted (`in_flight`); dead letters stay. The unique ids of
-    removed copies are free again. Messages put aside by `on_duplicate="requeue"` have no id yet: a
-    matching type or unique id removes them, too, and counts them (`put_aside`). The removal is part
-    of your transaction, if one is open.
+    removed copies are free again. Messages put aside by `on_duplicate="requeue"` or `"rerun"` have
+    no id yet: a matching type or unique id removes them, too, and counts them (`put_aside`). The
+    removal is part of your transaction, if one is open.
 
     An id or a unique id is found by its index, which is fit for a web request. A type alone has no
     index: many short statements walk over all messages, 0.5 s per million.

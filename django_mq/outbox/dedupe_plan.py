@@ -37,18 +37,19 @@ class Writes(NamedTuple):
     """The writes of a call.
 
     `adding`: rows to insert, each with the index of its candidate, in that order. `replacing`: new
-    contents of waiting rows, each with whether its due time changes too. `aside`: rows to put
-    aside.
+    contents of waiting rows, each with whether its due time changes too. `moving`: waiting rows of
+    which only the due time changes. `aside`: rows to put aside.
     """
 
     adding: list[tuple[int, Unique]]
     replacing: list[tuple[Unique, bool]]
+    moving: list[Unique]
     aside: list[Unique]
     plans: Mapping[UniqueId, Plan]
     seen: Mapping[UniqueId, Seen]
 
     def __bool__(self) -> bool:
-        return bool(self.adding or self.replacing or self.aside)
+        return bool(self.adding or self.replacing or self.moving or self.aside)
 
 
 class DedupeCall:
@@ -74,15 +75,17 @@ class DedupeCall:
             for index, each in enumerate(self._candidates)
             if each.unique_id is None
         ]
-        replacing, aside = [], []
+        replacing, moving, aside = [], [], []
         for id, found in plans.items():
             if found.action is Action.ADD:
                 adding.append((self._indexes[id][0], rows[id]))
-            elif found.action is Action.REPLACE:
+            elif found.action is Action.CHANGE and found.content is None:
+                moving.append(rows[id])
+            elif found.action is Action.CHANGE:
                 replacing.append((rows[id], found.due is not None))
             elif found.action is Action.PUT_ASIDE:
                 aside.append(rows[id])
-        return Writes(sorted(adding, key=_index), replacing, aside, plans, seen)
+        return Writes(sorted(adding, key=_index), replacing, moving, aside, plans, seen)
 
     def copies(self, writes: Writes, ids: Mapping[int, int]) -> list[CopyReceipt]:
         """Return what became of each candidate; `ids` has the id of each inserted row by index."""
@@ -115,9 +118,10 @@ class DedupeCall:
     def _row(self, id: UniqueId, seen: Seen, found: Plan) -> Unique:
         """Return the row that the candidates of one id merge into."""
         indexes = self._indexes[id]
-        content = self._candidates[indexes[found.content]]
+        chosen = found.due if found.content is None else found.content
+        content = self._candidates[indexes[chosen or 0]]
         row = content.row
-        if found.due is not None and found.due != found.content:
+        if found.due is not None and found.due != chosen:
             due = self._candidates[indexes[found.due]].row
             row = row._replace(due=due.due, delay=due.delay)
         return Unique(seen.message_id or 0, row, id.unique_id, content.unique_for, seen)

@@ -130,9 +130,11 @@ def _write(
         with _writing(connection) as cursor:
             ids = _add(cursor, writes, admit)
             left = _replace(cursor, writes)
+            _move(cursor, writes)
             _put_aside(connection, cursor, writes)
     soon = [each.row for _, each in writes.adding]
     soon += [each.row for each, sets_due in writes.replacing if sets_due]
+    soon += [each.row for each in writes.moving]
     return Stored(call.copies(writes, ids), soon, left)
 
 
@@ -165,6 +167,12 @@ def _replace(cursor: CursorWrapper, writes: Writes) -> list[operate.Removed]:
     ]
     operate.free_followers(cursor, left)
     return left
+
+
+def _move(cursor: CursorWrapper, writes: Writes) -> None:
+    """Write new due times of waiting rows."""
+    if writes.moving and unique.move(cursor, writes.moving) < len(writes.moving):
+        raise _Changed
 
 
 def _put_aside(connection: BaseDatabaseWrapper, cursor: CursorWrapper, writes: Writes) -> None:

@@ -6,18 +6,19 @@ import inspect
 import json
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from django_mq.exceptions import InvalidOption, When, moment
 from django_mq.messages import Message
 from django_mq.policy.backoff import RetryPolicy, as_seconds
 from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
 from django_mq.policy.routing import check_name
+from django_mq.policy.uniqueness import OnDuplicate
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_ON_DUPLICATE = ("skip", "raise", "update", "debounce", "requeue")
+_ON_DUPLICATE = get_args(OnDuplicate)
 
 
 def moments(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Literal, NamedTuple
 
-OnDuplicate = Literal["skip", "raise", "update", "debounce", "requeue"]
+OnDuplicate = Literal["skip", "raise", "update", "debounce", "replace", "requeue", "rerun"]
 CopyOutcome = Literal["added", "updated", "debounced", "requeued", "duplicate"]
 
 
@@ -42,11 +42,11 @@ def state_of(*, alive: bool, leased: bool, aside: bool, quiet: bool) -> UniqueSt
 
 
 class Action(Enum):
-    """The write: ADD a row, REPLACE the content of the waiting row, or PUT_ASIDE for later."""
+    """The write: ADD a row, CHANGE the waiting row, or PUT_ASIDE for later."""
 
     NOTHING = "nothing"
     ADD = "add"
-    REPLACE = "replace"
+    CHANGE = "change"
     PUT_ASIDE = "put aside"
 
 
@@ -59,18 +59,28 @@ class Verdict(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What one message does; `sets_due`: its due time replaces the stored one."""
+    """What one message does; of a waiting row it sets the content, the due time, or both."""
 
     action: Action
     verdict: Verdict
+    sets_content: bool = True
     sets_due: bool = True
+
+
+#: What changes a waiting row.
+_CHANGES: dict[str, Decision] = {
+    "update": Decision(Action.CHANGE, Verdict("updated"), sets_due=False),
+    "debounce": Decision(Action.CHANGE, Verdict("debounced"), sets_content=False),
+    "replace": Decision(Action.CHANGE, Verdict("updated")),
+    "rerun": Decision(Action.CHANGE, Verdict("updated"), sets_due=False),
+}
 
 
 def decide(state: UniqueState, on_duplicate: OnDuplicate) -> Decision:
     """Return what a message does whose unique id is in `state`.
 
     >>> for state in UniqueState:
-    ...     for option in ("skip", "raise", "update", "debounce", "requeue"):
+    ...     for option in ("skip", "raise", *_CHANGES, "requeue"):
     ...         decision = decide(state, option)
     ...         told = "DuplicateMessage" if decision.verdict.refused else decision.verdict.outcome
     ...         print(f"{state.value:10}{option:10}{decision.action.value:11}{told:17}"
@@ -79,33 +89,39 @@ def decide(state: UniqueState, on_duplicate: OnDuplicate) -> Decision:
     free      raise     add        added
     free      update    add        added
     free      debounce  add        added
+    free      replace   add        added
+    free      rerun     add        added
     free      requeue   add        added
     waiting   skip      nothing    duplicate        waiting
     waiting   raise     nothing    DuplicateMessage waiting
-    waiting   update    replace    updated
-    waiting   debounce  replace    debounced
+    waiting   update    change     updated
+    waiting   debounce  change     debounced
+    waiting   replace   change     updated
+    waiting   rerun     change     updated
     waiting   requeue   nothing    duplicate        waiting
     in_flight skip      nothing    duplicate        in_flight
     in_flight raise     nothing    DuplicateMessage in_flight
     in_flight update    nothing    duplicate        in_flight
     in_flight debounce  nothing    duplicate        in_flight
+    in_flight replace   nothing    duplicate        in_flight
+    in_flight rerun     put aside  requeued
     in_flight requeue   put aside  requeued
     quiet     skip      nothing    duplicate        quiet
     quiet     raise     nothing    DuplicateMessage quiet
     quiet     update    nothing    duplicate        quiet
     quiet     debounce  nothing    duplicate        quiet
+    quiet     replace   nothing    duplicate        quiet
+    quiet     rerun     add        requeued
     quiet     requeue   add        requeued
     """
     if state is UniqueState.FREE:
         return Decision(Action.ADD, Verdict("added"))
-    if on_duplicate == "requeue" and state is UniqueState.IN_FLIGHT:
+    if on_duplicate in ("requeue", "rerun") and state is UniqueState.IN_FLIGHT:
         return Decision(Action.PUT_ASIDE, Verdict("requeued"))
-    if on_duplicate == "requeue" and state is UniqueState.QUIET:
+    if on_duplicate in ("requeue", "rerun") and state is UniqueState.QUIET:
         return Decision(Action.ADD, Verdict("requeued"))
-    if on_duplicate == "update" and state is UniqueState.WAITING:
-        return Decision(Action.REPLACE, Verdict("updated"), sets_due=False)
-    if on_duplicate == "debounce" and state is UniqueState.WAITING:
-        return Decision(Action.REPLACE, Verdict("debounced"))
+    if on_duplicate in _CHANGES and state is UniqueState.WAITING:
+        return _CHANGES[on_duplicate]
     return Decision(Action.NOTHING, Verdict("duplicate", state.value, on_duplicate == "raise"))
 
 
@@ -113,11 +129,11 @@ class Plan(NamedTuple):
     """What the messages of one id do together, and the verdict on each.
 
     `content` and `due` are the indexes of the messages whose content and due time are written;
-    `due` is None if the stored due time stays.
+    None if what is stored stays.
     """
 
     action: Action
-    content: int
+    content: int | None
     due: int | None
     verdicts: tuple[Verdict, ...]
 
@@ -129,15 +145,19 @@ def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
 
     >>> found = plan(UniqueState.FREE, ["skip", "update", "skip", "debounce"])
     >>> found.action.value, found.content, found.due
-    ('add', 3, 3)
+    ('add', 1, 3)
     >>> [verdict.outcome for verdict in found.verdicts]
     ['added', 'updated', 'duplicate', 'debounced']
     >>> plan(UniqueState.FREE, ["skip", "update"])[:3]
     (<Action.ADD: 'add'>, 1, 0)
-    >>> plan(UniqueState.IN_FLIGHT, ["requeue", "requeue"])[:3]
+    >>> plan(UniqueState.WAITING, ["debounce"])[:3]
+    (<Action.CHANGE: 'change'>, None, 0)
+    >>> plan(UniqueState.IN_FLIGHT, ["requeue", "rerun"])[:3]
     (<Action.PUT_ASIDE: 'put aside'>, 1, 1)
     """
-    action, content, due = Action.NOTHING, 0, None
+    action = Action.NOTHING
+    content: int | None = None
+    due: int | None = None
     verdicts = []
     for index, option in enumerate(on_duplicate):
         decision = decide(state, option)
@@ -146,7 +166,8 @@ def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
             continue
         if action is Action.NOTHING:
             action = decision.action
-        content = index
+        if decision.sets_content:
+            content = index
         if decision.sets_due:
             due = index
         if decision.action is Action.ADD:

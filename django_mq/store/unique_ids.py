@@ -240,6 +240,36 @@ def replace(cursor: Cursor, rows: Sequence[tuple[Unique, bool]]) -> list[Replace
     return [Replaced._make(row) for row in cursor.fetchall()]
 
 
+# The same rows as in REPLACE, and nothing of them but the due time.
+MOVE = """
+with new as materialized (
+    select row.*
+      from jsonb_to_recordset(%(rows)s::jsonb) as row (id bigint, due timestamptz, delay float8)
+), waiting as materialized (
+    select m.id
+      from (select id from new order by id) new
+     cross join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.id = new.id and m.leased_until is null and m.dead_at is null
+           for no key update skip locked
+     ) m
+)
+update django_mq_queuedmessage m
+   set processable_after =
+           coalesce(new.due, statement_timestamp() + new.delay * interval '1 second')
+  from new join waiting using (id)
+ where m.id = any(array(select id from waiting)) and m.id = new.id
+returning m.id
+"""
+
+
+def move(cursor: Cursor, rows: Sequence[Unique]) -> int:
+    """Give waiting rows new due times; return how many still waited and were not locked."""
+    cursor.execute(MOVE, {"rows": _documents(rows)})
+    return len(cursor.fetchall())
+
+
 # Delays count from the broadcast, so they become times here, stored in seconds since 1970: a CHECK
 # can verify a number, but not a date. The last content put aside for an id replaces any earlier.
 PUT_ASIDE = """

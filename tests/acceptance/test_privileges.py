@@ -115,12 +115,14 @@ def test_a_producer_with_unique_ids(role: Callable[[str, str], str]) -> None:
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute(f"set local role {name}")
-        options: list[OnDuplicate] = ["skip", "update", "debounce", "requeue"]
+        options: list[OnDuplicate] = ["skip", "update", "debounce", "replace", "requeue", "rerun"]
         receipts = [broadcast("a.b", unique_id="u", on_duplicate=each) for each in options]
         told = [receipt.outcome for receipt in receipts]
         QueuedMessage.objects.update(leased_until=Now(), claimed_by="w:1")
         told.append(broadcast("a.b", unique_id="u", on_duplicate="requeue").outcome)
-    assert told == ["added", "updated", "debounced", "duplicate", "requeued"]
+        told.append(broadcast("a.b", unique_id="u", on_duplicate="rerun").outcome)
+    assert told[:4] == ["added", "updated", "debounced", "updated"]
+    assert told[4:] == ["duplicate", "updated", "requeued", "requeued"]
 
 
 def test_a_producer_with_a_limit(role: Callable[[str, str], str], settings: Any) -> None:

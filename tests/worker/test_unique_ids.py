@@ -402,7 +402,7 @@ def test_producers_and_workers_at_once(start: Start) -> None:
         try:
             for call in range(calls):
                 numbers = [(seed * calls + call) * 4 + n for n in range(chosen.randint(1, 4))]
-                options = ["skip", "update", "debounce", "requeue"]
+                options = ["skip", "update", "debounce", "replace", "requeue", "rerun"]
                 messages = [
                     Message("a.b", [id, n], unique_id=id, on_duplicate=chosen.choice(options))
                     for n in numbers

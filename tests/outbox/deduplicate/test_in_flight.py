@@ -32,7 +32,7 @@ def quiet_is_over() -> None:
 
 
 @pytest.mark.parametrize("until", [timedelta(minutes=1), timedelta(minutes=-1)])
-@pytest.mark.parametrize("option", ["skip", "update", "debounce"])
+@pytest.mark.parametrize("option", ["skip", "update", "debounce", "replace"])
 def test_what_a_worker_has_is_not_touched(option: Any, until: timedelta) -> None:
     """CAR-10: lapsed or not, since a frozen worker may still settle it."""
     send(1)
@@ -105,7 +105,7 @@ def test_what_is_tried_again_with_something_behind_it_counts_as_in_flight() -> N
 def test_after_a_success_the_id_stays_taken() -> None:
     """CAR-11, CAR-23."""
     done(unique_for=60)
-    for option in ("skip", "update", "debounce"):
+    for option in ("skip", "update", "debounce", "replace"):
         copy = send(on_duplicate=option)
         assert (told(copy), copy.id) == (("duplicate", "quiet"), None)
     with pytest.raises(DuplicateMessage, match="stays taken until"):
@@ -197,3 +197,25 @@ def test_a_rollback_frees_the_id() -> None:
             assert told(send(1)) == ("added", "")
             transaction.set_rollback(True)
     assert not UniqueKey.objects.exists()
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_a_rerun_of_what_runs_is_put_aside_behind_it(success: bool) -> None:
+    send(1)
+    message = lease()
+    for number in (2, 3):  # the last one counts
+        copy = send(number, on_duplicate="rerun")
+        assert (told(copy), copy.id) == (("requeued", ""), None)
+    assert the_message().payload == {"n": 1}
+    [id] = handled(message, success=success)
+    assert QueuedMessage.objects.get(pk=id).payload == {"n": 3}
+    assert told(send(4, on_duplicate="rerun")) == ("updated", "")
+    assert QueuedMessage.objects.get(pk=id).payload == {"n": 4}
+
+
+def test_a_rerun_in_the_quiet_time_runs_after_it() -> None:
+    done(unique_for=60)
+    assert told(send(2, on_duplicate="rerun")) == ("requeued", "")
+    message = the_message()
+    assert message.payload == {"n": 2}
+    assert message.processable_after > datetime.now(UTC) + timedelta(seconds=30)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
 
 import pytest
 from django.db.models.functions import Now
@@ -13,11 +13,14 @@ from django_mq import (
     Delivery,
     DuplicateMessage,
     InvalidOption,
+    Message,
     RetryPolicy,
     broadcast,
+    broadcast_many,
     handler,
 )
 from django_mq.conf import get_settings
+from django_mq.messages import OnDuplicate
 from django_mq.models import QueuedMessage, UniqueKey
 from tests.outbox.deduplicate.conftest import lease, send, the_message, told
 
@@ -27,7 +30,7 @@ pytestmark = pytest.mark.django_db
 # Free
 
 
-@pytest.mark.parametrize("option", ["skip", "raise", "update", "debounce", "requeue"])
+@pytest.mark.parametrize("option", get_args(OnDuplicate))
 def test_a_free_id_is_added(option: Any) -> None:
     """CAR-4, CAR-7: at once ready, or delayed."""
     copy = send(1, on_duplicate=option)
@@ -54,7 +57,7 @@ def test_options_together(settings: Any) -> None:
         send(5, on_duplicate="never")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"on_duplicate.*give unique_id"):
         send(5, unique_id=None, on_duplicate="update")
-    assert the_message().payload == {"n": 3}
+    assert the_message().payload == {"n": 2}
 
 
 def test_without_an_id_nothing_is_unique(django_assert_num_queries: Any) -> None:
@@ -158,17 +161,68 @@ def test_update_replaces_content_and_options_and_keeps_its_place() -> None:
     )
 
 
-def test_debounce_sets_the_due_time_anew() -> None:
-    """CAR-9: without a delay it is due at once; and its content is new, too."""
-    send(1, after=60)
+@pytest.mark.parametrize(("option", "outcome"), [("debounce", "debounced"), ("replace", "updated")])
+def test_the_due_time_is_set_anew(option: Any, outcome: str) -> None:
+    """CAR-9: without a delay it is due at once."""
+    id = send(1, after=60).id
     before = the_message()
-    assert told(send(2, on_duplicate="debounce", after=3600)) == ("debounced", "")
+    copy = send(2, on_duplicate=option, after=3600)
+    assert (told(copy), copy.id) == ((outcome, ""), id)
     assert the_message().processable_after > before.processable_after + timedelta(minutes=50)
-    send(3, on_duplicate="debounce")
+    at = datetime.now(UTC) + timedelta(hours=5)
+    send(2, on_duplicate=option, after=at)
+    assert the_message().processable_after == at
+    send(3, on_duplicate=option)
     after = the_message()
     assert after.processable_after < before.processable_after
     assert after.created_at == before.created_at
-    assert after.payload == {"n": 3}
+
+
+def test_debounce_changes_the_due_time_alone() -> None:
+    """CAR-9: content unchanged; also the options, the key and its place in it."""
+    send(1, key="k", priority=3, expires=600, unique_for=60, metadata={"a": 1})
+    changes = {"blocked_by": 1, "attempts": 2, "held_since": Now(), "last_error": "away"}
+    QueuedMessage.objects.update(**changes)
+    [before] = QueuedMessage.objects.values()
+    send(2, on_duplicate="debounce", after=3600, retry=RetryPolicy(max_attempts=9), priority=9)
+    [after] = QueuedMessage.objects.values()
+    assert before.pop("processable_after") < after.pop("processable_after")
+    assert after == before
+    assert UniqueKey.objects.get().unique_for == timedelta(seconds=60)
+
+
+def test_replace_sets_the_content_too() -> None:
+    """CAR-9: what `update` and `debounce` do together."""
+    send(1, key="k", after=60)
+    send(2, on_duplicate="replace", key="other", priority=7, after=3600)
+    message = the_message()
+    assert (message.payload, message.key, message.priority) == ({"n": 2}, "other", 7)
+    assert message.processable_after > datetime.now(UTC) + timedelta(minutes=50)
+
+
+def test_the_messages_of_one_call_set_content_and_due_time() -> None:
+    send(1, after=60)
+    update, debounce = (
+        Message("a.b", {"n": n}, unique_id="u", on_duplicate=option, after=3600 * n)
+        for n, option in enumerate(("update", "debounce"), start=2)
+    )
+    outcomes = [each.outcome for each in broadcast_many([update, debounce])]
+    assert outcomes == ["updated", "debounced"]
+    message = the_message()
+    assert message.payload == {"n": 2}
+    assert message.processable_after > datetime.now(UTC) + timedelta(hours=2.5)
+    assert [each.outcome for each in broadcast_many([debounce, debounce])] == ["debounced"] * 2
+    assert the_message().payload == {"n": 2}
+
+
+def test_a_rerun_updates_what_waits() -> None:
+    """A run starts after this commit: the row is locked until then."""
+    id = send(1, after=60, priority=1).id
+    due = the_message().processable_after
+    copy = send(2, on_duplicate="rerun", after=3600, priority=5)
+    assert (told(copy), copy.id) == (("updated", ""), id)
+    message = the_message()
+    assert (message.payload, message.priority, message.processable_after) == ({"n": 2}, 5, due)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,9 @@ def test_many_producers_of_the_same_ids(together: Callable[..., Future[Any]]) ->
                     "a.b",
                     {"n": number},
                     unique_id=id,
-                    on_duplicate=chosen.choice(["skip", "update", "debounce", "requeue"]),
+                    on_duplicate=chosen.choice(
+                        ["skip", "update", "debounce", "replace", "requeue", "rerun"]
+                    ),
                     unique_for=chosen.choice([None, 0.001]),
                 )
                 for number, id in zip(numbers, some, strict=True)
