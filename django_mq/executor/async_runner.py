@@ -11,9 +11,6 @@ from contextvars import copy_context
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
-from django.db import close_old_connections, connections
-
 from django_mq.executor import replies as answers
 from django_mq.executor import reports as reporting
 from django_mq.executor.async_settler import AsyncSettler
@@ -21,6 +18,7 @@ from django_mq.executor.connections import Outage
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.executor.nonatomic import ended_nonatomic
+from django_mq.executor.shared_thread import SharedThread
 from django_mq.messages import current_delivery
 from django_mq.policy.outcomes import TimedOut
 from django_mq.signals import message_started, wanted
@@ -36,6 +34,8 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds that a cancelled handler has to end before its process is killed.
 GRACE = 5.0
+#: Seconds that the end waits for the thread of blocking calls, to close its connections.
+LAST = 1.0
 
 
 class AsyncRunner(threading.Thread):
@@ -106,12 +106,13 @@ class AsyncRunner(threading.Thread):
     def run(self) -> None:
         self._settler.start()
         asyncio.set_event_loop(self._loop)
+        self._thread = SharedThread(self._loop)
         try:
             self._loop.run_forever()
-            self._loop.run_until_complete(sync_to_async(connections.close_all)())
         finally:
             self._settler.end()
             self._settler.join()
+            self._loop.run_until_complete(self._thread.close(LAST))
             self._loop.close()
 
     # ---- on the loop
@@ -132,14 +133,15 @@ class AsyncRunner(threading.Thread):
             elif started:
                 await self._ask("settle", Ended(task.delivery, Settled.BURIED, reason="expired"))
             else:
-                await self._ask("settle", await self._call(task, entry))
+                ended = await self._call(task, entry)
+                # Before the settle: if the process is ended now, this message is not the cause.
+                self._scoreboard.clear(entry)
+                await self._ask("settle", ended)
         except asyncio.CancelledError:
             return  # cancelled by the drain: it stays on the scoreboard, and the attempt counts
         except Exception:  # ours, not a handler's: the lease lapses
             logger.exception("async runner failed", extra={"event": "executor_failed"})
             self._settler.settled([Ended(task.delivery, Settled.LOST)])
-            self._scoreboard.clear(entry)
-        else:
             self._scoreboard.clear(entry)
         finally:
             self._free.append(entry)
@@ -174,8 +176,10 @@ class AsyncRunner(threading.Thread):
                 raise  # cancelled by the drain, not by the handler itself
             late = isinstance(raised, TimeoutError) and limit.expired()
             error = TimedOut("the handler ran past its timeout") if late else raised
+            if late:  # its call cannot be cancelled: the supervisor ends the process if it goes on
+                await self._thread.left_by(delivery)
         seconds = perf_counter() - began
-        await sync_to_async(close_old_connections)()
+        self._thread.tidy_up()
         return ended_nonatomic(delivery, self._policy(task.delivery._row), result, error, seconds)
 
     async def _ask(self, what: str, subject: Any) -> Any:

@@ -61,3 +61,21 @@ def test_async_handlers_are_cancelled(
     assert len({pid for _, _, pid in witness.started()}) == 1
     assert len(witness.started("beside")) == 1
     assert queue.done() == {"slow": 1, "beside": 1}
+
+
+def test_a_call_that_blocks_the_thread_of_async_handlers(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    """Guarantee 26: its process is ended; neighbours that had finished are not charged for it."""
+    worker = start()
+    [slow] = queue.send("ablock", "slow", until=2)
+    worker.until(lambda: witness.started("slow"), "it blocks the thread")
+    names = [f"m{n}" for n in range(20)]
+    brief = queue.send("abrief", *names)
+    queue.wait_empty(worker)
+    assert queue.failures(slow) == ["TimedOut"]
+    assert [queue.failures(id) for id in brief] == [[]] * 20
+    assert [len(witness.started(name)) for name in names] == [1] * 20
+    (_, _, ended), (_, _, again) = witness.started("slow")
+    assert not is_running(ended)
+    assert is_running(again)

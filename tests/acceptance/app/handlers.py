@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import connection
 
 from django_mq import RetryPolicy, broadcast, fixed, handler
@@ -101,6 +102,21 @@ async def ahang(delivery: Any) -> None:
     if delivery.attempt < payload["until"]:
         await asyncio.sleep(PATIENCE)
     await delivery.afinish(effect, delivery)
+
+
+@handler("acceptance.ablock", queue="acalls", timeout=1, retry=SOON)
+async def ablock(delivery: Any) -> None:
+    """As `ahang`, but in a thread: it blocks the thread of all async handlers."""
+    payload = begin(delivery)
+    if delivery.attempt < payload["until"]:
+        await sync_to_async(witness().wait_at)("never")
+    await delivery.afinish(effect, delivery)
+
+
+@handler("acceptance.abrief", queue="acalls", retry=SOON)
+async def abrief(delivery: Any) -> None:
+    """Async, and done at once."""
+    begin(delivery)
 
 
 @handler("acceptance.fail", queue="work", retry=SOON)

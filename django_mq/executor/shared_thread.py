@@ -1,0 +1,71 @@
+"""The one thread in which `sync_to_async()` runs the blocking calls of async handlers.
+
+asgiref would use a thread of the whole process, and not tell whose call keeps it busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import AsyncToSync
+from django.db import close_old_connections, connections
+
+from django_mq.messages import current_delivery
+
+if TYPE_CHECKING:
+    from django_mq.messages import Delivery
+
+
+class SharedThread(ThreadPoolExecutor):
+    """Runs the thread-sensitive calls made on `loop`, one after another, in their order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(max_workers=1, thread_name_prefix="mq-async-calls")
+        self._loop = loop
+        self._used = False
+        # The delivery whose call runs now, and what is done when that call ends.
+        self._running: tuple[Delivery | None, Future[None]] | None = None
+        AsyncToSync.loop_thread_executors[loop] = self  # type: ignore[assignment]
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a call for the handler in whose context this is called."""
+        self._used = True
+        return super().submit(self._call, current_delivery.get(), fn, *args, **kwargs)
+
+    def tidy_up(self) -> None:
+        """Close connections that are old or broken, after the calls made so far.
+
+        Nobody waits for it, since a call may block the thread.
+        """
+        if self._used:
+            self._used = False
+            super().submit(close_old_connections)
+
+    async def left_by(self, delivery: Delivery) -> None:
+        """Wait until the thread does not run a call of `delivery`."""
+        running = self._running
+        if running is not None and running[0] is delivery:
+            await asyncio.wrap_future(running[1])
+
+    async def close(self, seconds: float) -> None:
+        """Close the connections of the thread; give up after `seconds` if a call blocks it."""
+        closing = asyncio.wrap_future(super().submit(connections.close_all))
+        await asyncio.wait({closing}, timeout=seconds)
+        closing.cancel()
+        AsyncToSync.loop_thread_executors.pop(self._loop, None)
+        self.shutdown(wait=False)
+
+    def _call(
+        self, delivery: Delivery | None, fn: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        ended: Future[None] = Future()
+        ended.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
+        self._running = (delivery, ended)
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            self._running = None
+            ended.set_result(None)

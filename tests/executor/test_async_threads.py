@@ -1,0 +1,158 @@
+"""Blocking calls of async handlers, which share one thread: who waits for them, who is charged."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+from django_mq import RetryPolicy, fixed, handler
+from tests.rows import add
+from tests.worker.conftest import PATIENCE, Running, Said, add_many, attempts_of, effect, effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+
+
+class Blocker:
+    """A handler that blocks the thread of all async handlers until `gate` opens."""
+
+    def __init__(self, timeout: float) -> None:
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+        @handler(
+            "block",
+            queue="mail",
+            name="block",
+            timeout=timeout,
+            retry=RetryPolicy(backoff=fixed(600)),
+        )
+        async def block(delivery: Any) -> None:
+            await sync_to_async(self._block)()
+
+        self.message = add(handler="block")
+
+    def _block(self) -> None:
+        self.entered.set()
+        assert self.gate.wait(PATIENCE * 4)
+
+
+@pytest.fixture
+def make_blocker() -> Iterator[Callable[..., Blocker]]:
+    made: list[Blocker] = []
+
+    def make(timeout: float = PATIENCE * 4) -> Blocker:
+        made.append(Blocker(timeout))
+        return made[0]
+
+    yield make
+    for each in made:
+        each.gate.set()
+
+
+def test_an_ack_does_not_wait_for_a_neighbours_thread(
+    start: Start, said: Said, make_blocker: Callable[..., Blocker]
+) -> None:
+    blocker = make_blocker()
+    running = start(queues=["mail"])
+    assert blocker.entered.wait(PATIENCE)
+
+    @handler("#", queue="mail", name="h")
+    async def h(delivery: Any) -> None:
+        await asyncio.sleep(0)
+
+    quick = add_many(20, handler="h")
+    said.wait("message_acked", 20)
+    assert sorted(said.ids("message_acked")) == sorted(message.pk for message in quick)
+    blocker.gate.set()
+    said.wait("message_acked", 21)
+    assert running.stop()
+
+
+def test_what_has_finished_is_off_the_scoreboard(
+    start: Start, said: Said, make_blocker: Callable[..., Blocker]
+) -> None:
+    """A supervisor that ends the process for its neighbour charges what is on the scoreboard."""
+    blocker = make_blocker()
+
+    @handler("#", queue="mail", name="h")
+    async def h(delivery: Any) -> None:
+        await asyncio.sleep(0)
+
+    quick = add(handler="h")
+    running = start(queues=["mail"])
+    assert blocker.entered.wait(PATIENCE)
+    said.wait("message_acked")
+    run = running.worker._run
+    assert run is not None
+    assert quick.pk not in run.parts.scoreboard.running()
+    assert blocker.message.pk in run.parts.scoreboard.running()
+    blocker.gate.set()
+    assert running.stop()
+
+
+def test_a_call_that_outlasts_its_handler_stays_on_the_scoreboard(
+    start: Start, said: Said, make_blocker: Callable[..., Blocker]
+) -> None:
+    """Guarantee 23: a thread cannot be cancelled, so the supervisor can still end the process.
+
+    A neighbour that times out while it waits for that thread is settled at once.
+    """
+    blocker = make_blocker(timeout=0.05)
+    cancelled: list[int] = []
+
+    @handler("#", queue="mail", name="h", timeout=0.05, retry=RetryPolicy(backoff=fixed(600)))
+    async def h(delivery: Any) -> None:
+        try:
+            await sync_to_async(effect)(delivery)
+        except asyncio.CancelledError:
+            cancelled.append(delivery.id)
+            raise
+
+    running = start(queues=["mail"])
+    assert blocker.entered.wait(PATIENCE)
+    behind = add(handler="h")
+    assert said.wait("message_retried")[0].id == behind.pk
+    assert cancelled == [behind.pk]
+    run = running.worker._run
+    assert run is not None
+    assert run.parts.scoreboard.running() == [blocker.message.pk]
+    blocker.gate.set()
+    said.wait("message_retried", 2)
+    assert attempts_of(blocker.message) == ["django_mq.policy.outcomes.TimedOut"]
+    assert effects() == set()
+    assert running.stop()
+
+
+def test_connections_of_that_thread_are_tidied_between_deliveries(start: Start, said: Said) -> None:
+    """A broken connection that one handler leaves is not the next one's."""
+    seen: list[int] = []
+
+    def break_it() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_backend_pid()")
+            seen.append(cursor.fetchone()[0])
+        connection.errors_occurred = True
+        connection.connection.close()
+
+    @handler("#", queue="mail", name="h")
+    async def h(delivery: Any) -> None:
+        if seen:
+            await sync_to_async(effect)(delivery)
+        else:
+            await sync_to_async(break_it)()
+
+    add(handler="h")
+    running = start(queues=["mail"])
+    said.wait("message_acked")
+    second = add(handler="h")
+    said.wait("message_acked", 2)
+    assert effects() == {second.pk}
+    assert running.stop()
