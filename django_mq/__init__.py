@@ -11,6 +11,7 @@ from django_mq.exceptions import (
     DuplicateMessage,
     HandlerBrokeTransaction,
     InvalidHandler,
+    InvalidMessage,
     InvalidName,
     InvalidOption,
     InvalidPayload,
@@ -26,10 +27,19 @@ from django_mq.exceptions import (
     Snooze,
     TooManyHops,
     Unanswered,
+    UnexpectedPayload,
     UnreadablePayload,
 )
 from django_mq.handlers import handler
-from django_mq.messages import BulkReceipt, Cancelled, CopyReceipt, Delivery, Message, Receipt
+from django_mq.messages import (
+    BulkReceipt,
+    Cancelled,
+    CopyReceipt,
+    Delivery,
+    Message,
+    Receipt,
+)
+from django_mq.messages.classes import message, upcast
 from django_mq.outbox import abroadcast, broadcast, broadcast_many, cancel
 from django_mq.policy.backoff import RetryPolicy, exponential, fixed, intervals
 from django_mq.requests import PendingReply, aask, agather, arequest, ask, gather, request
@@ -47,6 +57,7 @@ __all__ = [
     "DuplicateMessage",
     "HandlerBrokeTransaction",
     "InvalidHandler",
+    "InvalidMessage",
     "InvalidName",
     "InvalidOption",
     "InvalidPayload",
@@ -66,6 +77,7 @@ __all__ = [
     "Snooze",
     "TooManyHops",
     "Unanswered",
+    "UnexpectedPayload",
     "UnreadablePayload",
     "__version__",
     "aask",
@@ -81,5 +93,7 @@ __all__ = [
     "gather",
     "handler",
     "intervals",
+    "message",
     "request",
+    "upcast",
 ]

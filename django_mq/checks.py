@@ -19,6 +19,9 @@ from django.utils.version import get_version_tuple
 
 from django_mq.conf import Settings, find_errors, get_settings
 from django_mq.handlers import all_handlers, allowed_queues
+from django_mq.handlers.typed import annotation_errors
+from django_mq.messages.classes import message_classes
+from django_mq.messages.codecs import Unsupported
 
 TAG = "django_mq"
 OLDEST_SERVER = 15
@@ -189,6 +192,29 @@ def check_handlers(settings: Settings, databases: Collection[str]) -> Found:
                 " @handler(..., queue=...).",
                 id="django_mq.W003",
             )
+
+
+@_check(TAG)
+def check_message_classes(settings: Settings, databases: Collection[str]) -> Found:
+    """E011: a gap in a chain of upcasts. E012: an annotation that no message can follow."""
+    for each in message_classes():
+        gap = each.gap(each.oldest)
+        if gap is not None:
+            yield checks.Error(
+                f"A message {each.type} of version {gap} cannot become version {each.version},"
+                f" which {each.cls.__qualname__} has.",
+                hint=f"Write the missing function: @upcast({each.type!r}, {gap}).",
+                id="django_mq.E011",
+            )
+        try:
+            each.codec  # noqa: B018  # is built now
+        except Unsupported as error:
+            yield checks.Error(
+                f"The message class of {each.type} cannot be stored: {error}.", id="django_mq.E012"
+            )
+    for handler in all_handlers():
+        for problem in annotation_errors(handler):
+            yield checks.Error(f"{problem}.", id="django_mq.E012")
 
 
 @_check(TAG, checks.Tags.security, deploy=True)

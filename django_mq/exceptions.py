@@ -33,6 +33,10 @@ class InvalidPayload(BroadcastError, ValueError):
     """The payload or metadata cannot be stored as JSON and read back unchanged."""
 
 
+class UnexpectedPayload(InvalidPayload):
+    """A stored payload does not fit the message class that its handler takes: dead at once."""
+
+
 class PayloadTooLarge(InvalidPayload):
     """The payload or metadata, as JSON text, is larger than the settings allow."""
 
@@ -55,6 +59,10 @@ class BroadcastBusy(BroadcastError):
 
 class InvalidHandler(MQError, TypeError):
     """The object decorated with `@handler`, or an option of it, cannot make a handler."""
+
+
+class InvalidMessage(MQError, TypeError):
+    """The object decorated with `@message` or `@upcast`, or an option of it, is unusable."""
 
 
 class LeaseLost(MQError):

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
+from django_mq import broadcast
 from django_mq.conf import Settings, find_errors
 from django_mq.handlers import isolated
+from django_mq.messages.classes import isolated as isolated_classes
 from django_mq.testing import answering, drain
 from testproject.shop.models import Invoice, Order, Product
 
@@ -64,6 +66,29 @@ def test_the_tests_of_the_readme_pass(story: dict[str, Any]) -> None:
     assert result.testsRun == 2
     assert not result.failures, result.failures
     assert not result.errors, result.errors
+
+
+@pytest.mark.django_db
+def test_the_page_of_typed_messages() -> None:
+    names: dict[str, Any] = {"__name__": "typed_messages"}
+    with isolated(), isolated_classes():
+        page = ROOT / "docs/typed-messages.md"
+        for code in snippets(page, "python"):
+            exec(compile(code, page.name, "exec", dont_inherit=True), names)  # noqa: S102
+        names["place_order"](7)
+        assert drain() == 3
+        assert names["invoices"] == [7]
+        with transaction.atomic():
+            broadcast("shop.stock.changed", {"product": 5, "count": {"left": 1}})
+        got: list[Any] = []
+
+        def stock(event: Any) -> None:
+            got.append(event)
+
+        stock.__annotations__["event"] = names["StockChanged"]
+        names["handler"]("shop.stock.changed")(stock)
+        assert drain() == 1
+        assert got == [names["StockChanged"](product_id=5, left=1)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

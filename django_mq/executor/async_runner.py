@@ -168,7 +168,7 @@ class AsyncRunner(threading.Thread):
         began = perf_counter()
         try:
             async with limit:
-                result = await task.handler.function(delivery)
+                result = await task.handler.call(delivery)
                 if delivery._row.wants_result:
                     result = answers.encoded(result, delivery)
         except BaseException as raised:

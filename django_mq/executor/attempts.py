@@ -66,7 +66,7 @@ class Attempts:
             began = perf_counter()
             if savepoint.refused is None:
                 savepoint.arm()
-                function, delivery = tasks[0].handler.function, tasks[0].delivery
+                function, delivery = tasks[0].handler.call, tasks[0].delivery
                 result, error = call(function, argument_of(tasks), delivery)
             seconds = perf_counter() - began
             if error is None:

@@ -87,7 +87,7 @@ class NonAtomic:
         clock.extend(task.timeout)
         began = perf_counter()
         try:
-            function = task.handler.function
+            function = task.handler.call
             if task.handler.is_async:  # a suspect: it must not share the loop with others
                 function = async_to_sync(function)
             result, error = call(function, delivery, delivery)

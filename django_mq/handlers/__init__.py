@@ -29,6 +29,7 @@ from django_mq.handlers.registry import (
     isolated,
     table,
 )
+from django_mq.handlers.typed import refusal, typed
 from django_mq.policy.backoff import RetryPolicy
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "handler",
     "isolated",
     "queue_of",
+    "refusal",
     "retry_of",
     "table",
     "timeout_of",
@@ -78,7 +80,8 @@ def handler(
     - `queues`: further queues that `broadcast(queue=...)` may choose for its messages.
     - `where`: JSON values that the metadata must have, `match="all"` of them or `"any"`.
     - `name`: stored in rows; default `module.qualname`. `aliases`: the handler's former names.
-    - `schema_version`: the newest version that the handler understands; newer messages are held.
+    - `schema_version`: the newest version that the handler understands; newer messages are held. A
+      message class as annotation brings its own, and the handler gets an instance.
     - `retry`: default the queue's. `timeout`: seconds or a timedelta; default the TIMEOUT setting.
     - `batch`: the function gets a list of deliveries, which succeed or fail together.
 
@@ -102,6 +105,7 @@ def handler(
         add(
             Handler(
                 function=function,
+                call=typed(function, batch=batch, is_async=is_async),
                 name=own_name,
                 patterns=patterns,
                 queue=queue,

@@ -17,9 +17,13 @@ Match = Literal["all", "any"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
-    """One subscription. If `queue`, `retry` or `timeout` (seconds) is None, the settings apply."""
+    """One subscription. If `queue`, `retry` or `timeout` (seconds) is None, the settings apply.
+
+    `call` is `function`, or what converts its argument as the annotation says.
+    """
 
     function: Callable[..., Any]
+    call: Callable[..., Any]
     name: str
     patterns: tuple[str, ...]
     queue: str | None

@@ -1,5 +1,6 @@
 """Message (what is broadcast), its receipts, and Delivery (one message claimed for an attempt)."""
 
+from django_mq.messages.adapters import MessageInstance
 from django_mq.messages.delivery import (
     LONG_AGO,
     ClaimedRow,
@@ -23,6 +24,7 @@ __all__ = [
     "Delivery",
     "Fence",
     "Message",
+    "MessageInstance",
     "OnDuplicate",
     "PlainFence",
     "Receipt",

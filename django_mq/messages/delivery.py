@@ -8,12 +8,18 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from django_mq.exceptions import UnreadablePayload
 
 P = ParamSpec("P")
 T = TypeVar("T")
+if TYPE_CHECKING:  # a default needs Python 3.13; type checkers bring typing_extensions along
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Payload = TypeVarWithDefault("Payload", default=Any)
+else:
+    Payload = TypeVar("Payload")
 
 
 class ClaimedRow(NamedTuple):
@@ -79,8 +85,12 @@ fence_of: Callable[[ClaimedRow], PlainFence] = itemgetter(*_fence_places)
 LONG_AGO = float("-inf")
 
 
-class Delivery:
-    """One message, claimed for one attempt; handlers get it as their argument. Read-only."""
+class Delivery(Generic[Payload]):
+    """One message, claimed for one attempt; handlers get it as their argument. Read-only.
+
+    A handler whose argument is annotated `Delivery[OrderPlaced]` gets an instance of that message
+    class as `payload`.
+    """
 
     __slots__ = ("__weakref__", "_asked_at", "_fence", "_metadata", "_payload", "_row", "_sure_at")
 
@@ -121,16 +131,21 @@ class Delivery:
         return self._row[4]
 
     @property
-    def payload(self) -> Any:
+    def payload(self) -> Payload:
         """The payload, decoded on first access.
 
         Raises UnreadablePayload if this interpreter cannot decode the stored JSON.
         """
         try:
-            return self._payload
+            return self._payload  # type: ignore[no-any-return]
         except AttributeError:
             self._payload = _decode(self._row[5], self)
-            return self._payload
+            return self._payload  # type: ignore[no-any-return]
+
+    @property
+    def raw(self) -> Any:
+        """The payload as it was stored, of whatever version; a new object at each access."""
+        return _decode(self._row[5], self)
 
     @property
     def metadata(self) -> dict[str, Any]:

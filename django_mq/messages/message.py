@@ -7,10 +7,12 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_mq.exceptions import When
+from django_mq.exceptions import InvalidName, When
+from django_mq.messages.classes import class_of
 from django_mq.policy.backoff import RetryPolicy
 
 if TYPE_CHECKING:
+    from django_mq.messages.adapters import MessageInstance
     from django_mq.policy.uniqueness import OnDuplicate
 
 
@@ -21,7 +23,9 @@ class Message:
     `payload` is any JSON value; `None` is stored as `{}`. `after`, `expires` and `unique_for` are
     seconds or a timedelta; the first two may also be an aware datetime. `priority` is -100..100,
     higher first. `on_duplicate` (None means "skip") and `unique_for` need a `unique_id`.
-    Nothing is checked before the message is broadcast.
+
+    `Message(instance)` takes type, payload and schema version from an instance of a message class;
+    InvalidPayload says which field has wrong content. All else is checked by `broadcast()`.
     """
 
     type: str
@@ -38,3 +42,45 @@ class Message:
     on_duplicate: OnDuplicate | None = None
     unique_for: float | timedelta | None = None
     retry: RetryPolicy | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            type: str | MessageInstance,
+            payload: Any = None,
+            *,
+            queue: str | None = None,
+            metadata: Mapping[str, Any] | None = None,
+            schema_version: int = 1,
+            after: When | None = None,
+            expires: When | None = None,
+            priority: int = 0,
+            key: str | None = None,
+            unique_id: str | None = None,
+            on_duplicate: OnDuplicate | None = None,
+            unique_for: float | timedelta | None = None,
+            retry: RetryPolicy | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        given: object = self.type
+        if not isinstance(given, str):
+            self._take(given)
+
+    def _take(self, instance: object) -> None:
+        """Take type, payload and version from an instance that stands in the place of the type."""
+        found = class_of(instance)
+        if found is None:
+            raise InvalidName(
+                f"the type of a message is text or an instance of a @message class, not a"
+                f" {instance.__class__.__qualname__}"
+            )
+        if self.payload is not None or self.schema_version != 1:
+            raise TypeError(
+                f"a {instance.__class__.__qualname__} is the payload, and its class has the"
+                " version: leave out payload= and schema_version="
+            )
+        object.__setattr__(self, "type", found.type)
+        object.__setattr__(self, "payload", found.dump(instance))
+        object.__setattr__(self, "schema_version", found.version)

@@ -11,7 +11,7 @@ from django.db import connections, transaction
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import When
-from django_mq.messages import BulkReceipt, Cancelled, Message, Receipt
+from django_mq.messages import BulkReceipt, Cancelled, Message, MessageInstance, Receipt
 from django_mq.outbox.notify import ring_for_next
 from django_mq.outbox.options import check_whole, options_of
 from django_mq.outbox.send import queue_connection, send, send_durably, send_many
@@ -24,7 +24,7 @@ from django_mq.store.cancel import cancel as cancel_waiting
 
 
 def broadcast(
-    type: str,
+    type: str | MessageInstance,
     payload: Any = None,
     *,
     queue: str | None = None,
@@ -43,7 +43,8 @@ def broadcast(
     """Store a copy of a message for each of its handlers, inside your `transaction.atomic()` block.
 
     The copies commit with your data, or roll back with it. `payload` is any JSON value; `None` is
-    stored as `{}`.
+    stored as `{}`. `broadcast(instance)` takes type, payload and version from an instance of a
+    `@message` class.
 
     - `queue`: replaces the handlers' own queues; each handler must allow it.
     - `metadata`: a dict that travels beside the payload; the `where=` of handlers matches it.

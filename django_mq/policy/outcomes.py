@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_mq.exceptions import Reject, Retry, Snooze, moment
+from django_mq.exceptions import Reject, Retry, Snooze, UnexpectedPayload, moment
 from django_mq.policy.backoff import MAX_WAIT, BackoffFailed, Random, RetryPolicy
 from django_mq.policy.error_text import Failure, describe, one_line
 
@@ -107,6 +107,8 @@ def decide(
             return Snoozed(*_cut(moment(error.after)), backoff=bool(error.backoff))
         if isinstance(error, Reject):
             return DeadLettered(one_line(error.reason) or "rejected", describe(error))
+        if isinstance(error, UnexpectedPayload):
+            return DeadLettered(one_line(f"InvalidPayload: {error}"), describe(error))
         if isinstance(error, Retry):
             asked = None if error.after is None else moment(error.after)
             backoff = error.backoff

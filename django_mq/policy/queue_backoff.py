@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from django_mq.exceptions import Reject, Retry
+from django_mq.exceptions import Reject, Retry, UnexpectedPayload
 from django_mq.policy.backoff import Random
 from django_mq.policy.outcomes import Acked, AttemptEnded, DeadLettered, Outcome, Retried, Snoozed
 
@@ -27,7 +27,7 @@ def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
     `error` is the handler's error. DOWN if the message was acked or rejected: the handler works. UP
     if it failed, or raised `Retry` or `Snooze` with `backoff=True`. STAY for anything that says
     nothing about the services the handler needs: `Retry` and `Snooze` without it, a timeout, a lost
-    worker, and a message that was held or expired (`outcome` is None).
+    worker, an unexpected payload, and a message that was held or expired (`outcome` is None).
 
     >>> step_of(Acked(), None).name, step_of(None, None).name
     ('DOWN', 'STAY')
@@ -40,7 +40,7 @@ def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
         return Step.STAY
     if isinstance(error, Reject):
         return Step.DOWN
-    if isinstance(error, AttemptEnded):
+    if isinstance(error, AttemptEnded | UnexpectedPayload):
         return Step.STAY
     if isinstance(
         error, Retry

@@ -33,13 +33,10 @@ def obstacle(message: QueuedMessage) -> str:
     if not allowed:
         names = ", ".join(each.name for each in found)
         return f"no matching handler ({names}) takes messages from queue {message.queue}"
-    oldest = min(allowed, key=lambda each: each.schema_version)
-    if message.schema_version > oldest.schema_version:
-        return (
-            f"its schema version {message.schema_version} is newer than the one that handler"
-            f" {oldest.name} supports ({oldest.schema_version})"
-        )
-    return f"a worker could not run it, although handler {oldest.name} is registered here"
+    for each in allowed:
+        if refused := handlers.refusal(each, message.type, message.schema_version):
+            return refused
+    return f"a worker could not run it, although handler {allowed[0].name} is registered here"
 
 
 def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str) -> str:

@@ -11,7 +11,7 @@ from django.db import transaction
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import CannotWait, When
-from django_mq.messages import Message
+from django_mq.messages import Message, MessageInstance
 from django_mq.outbox.options import options_of
 from django_mq.outbox.send import in_own_atomic, queue_connection, send, send_durably
 from django_mq.policy.backoff import RetryPolicy
@@ -32,7 +32,7 @@ A handler that asks needs @handler(atomic=False)."""
 
 
 def request(
-    type: str,
+    type: str | MessageInstance,
     payload: Any = None,
     *,
     queue: str | None = None,
@@ -73,7 +73,7 @@ def request(
 
 
 def ask(
-    type: str,
+    type: str | MessageInstance,
     payload: Any = None,
     *,
     timeout: float | timedelta | None = TIMEOUT,

@@ -14,7 +14,8 @@ from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.handlers import Handler, queue_of
-from django_mq.messages import ClaimedRow, Delivery, current_delivery
+from django_mq.messages import ClaimedRow, Delivery, Message, current_delivery
+from django_mq.messages.classes import class_of
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.encoding import encode
 from django_mq.store import Cursor
@@ -37,7 +38,8 @@ def deliver(
 ) -> Any:
     """Call one handler as a worker does.
 
-    The payload goes through JSON, and an atomic handler runs in a block. `handler` is the function
+    The payload goes through JSON, and an atomic handler runs in a block. An instance of a
+    `@message` class as payload brings its type and version along. `handler` is the function
     or its name; a batch handler gets a list of one delivery. No message is stored. Returns the
     handler's return value, or raises its error, undoing an atomic handler's writes. Raises
     InvalidPayload if `payload` could not be broadcast, and LookupError if there is no such handler.
@@ -45,6 +47,9 @@ def deliver(
     settings = get_settings()
     connection = queue_connection(settings, using)
     found = _handler(handler)
+    if class_of(payload) is not None:
+        message = Message(payload)
+        type, payload, schema_version = message.type, message.payload, message.schema_version
     now = time()
     row = ClaimedRow(
         id=next(_delivered),
@@ -75,11 +80,11 @@ def _call(handler: Handler, row: ClaimedRow, alias: str) -> Any:
     token = current_delivery.set(delivery)
     try:
         if handler.is_async:
-            return async_to_sync(handler.function)(argument)
+            return async_to_sync(handler.call)(argument)
         if not handler.atomic:
-            return handler.function(argument)
+            return handler.call(argument)
         with transaction.atomic(using=alias):
-            return handler.function(argument)
+            return handler.call(argument)
     finally:
         current_delivery.reset(token)
 

@@ -14,6 +14,7 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.conf import get_settings
+from django_mq.messages import Message, MessageInstance
 from django_mq.outbox.observers import observers
 from django_mq.outbox.send import queue_connection
 from django_mq.store.rows import NewRow
@@ -125,14 +126,22 @@ def capture_broadcasts() -> Iterator[Broadcasts]:
 
 
 def assert_broadcast(
-    type: str, payload: Any = _ANY, *, times: int | None = None, using: str | None = None
+    type: str | MessageInstance,
+    payload: Any = _ANY,
+    *,
+    times: int | None = None,
+    using: str | None = None,
 ) -> None:
     """Assert that a message of `type`, with this `payload` if given, was broadcast.
 
-    At least once, or exactly `times`; a message with several handlers counts once. Inside
+    Or a message like an instance of a `@message` class. At least once, or exactly `times`; a
+    message with several handlers counts once. Inside
     `capture_broadcasts()` the captured messages count, elsewhere those now in the table: so call it
     before `drain()`. The AssertionError lists the messages found.
     """
+    if not isinstance(type, str):
+        expected_message = Message(type, None if payload is _ANY else payload)
+        type, payload = expected_message.type, expected_message.payload
     wanted = payload if payload is _ANY else json.loads(encoded(payload))
     seen = _seen(using)
     found = sum(n for (t, text), n in seen.items() if t == type and _equal(wanted, text))
@@ -161,7 +170,13 @@ def _seen(using: str | None) -> Counter[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    # As jsonb has it, which reads 1e16 as a whole number.
+    return json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True)
+
+
+def _number(text: str) -> float | int:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _equal(wanted: Any, text: str) -> bool:

@@ -209,7 +209,7 @@ class Drain:
         )
         if wanted(message_started):
             reporting.started(delivery)
-        function: Any = task.handler.function
+        function: Any = task.handler.call
         if task.handler.is_async:
             function = async_to_sync(function)
         shelter = Shelter(self._connection)

@@ -11,6 +11,7 @@ from django_mq.executor import reports as reporting
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settlement import settle_all
 from django_mq.executor.tasks import Line, Task
+from django_mq.handlers import refusal
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
@@ -30,11 +31,11 @@ class Resolver:
     def take_ready(self, deliveries: deque[Delivery]) -> list[Task]:
         """Take from the left the rows that can run as they are, up to the first that cannot."""
         tasks: list[Task] = []
-        last: tuple[str, str, int] | None = None
+        last: tuple[str, str, str, int] | None = None
         handler: Handler | None = None
         for delivery in deliveries:
             row = delivery._row
-            kind = row.handler, row.queue, row.schema_version
+            kind = row.handler, row.queue, row.type, row.schema_version
             if kind != last:  # neighbours are mostly of one kind
                 last, handler = kind, self._ready_handler(row)
                 timeout = 0.0 if handler is None else self._timeout(handler)
@@ -54,7 +55,7 @@ class Resolver:
             return self._task(delivery, handler)
         handler = handlers.get(row.handler) if row.handler else None
         if handler is not None and row.queue in self._queues(handler):
-            return self._hold(cursor, row, self._newer(row, handler))
+            return self._hold(cursor, row, refusal(handler, row.type, row.schema_version))
         return self._route(cursor, row, handler)
 
     def _ready_handler(self, row: ClaimedRow) -> Handler | None:
@@ -63,7 +64,7 @@ class Resolver:
         if (
             handler is None
             or row.queue not in self._queues(handler)
-            or row.schema_version > handler.schema_version
+            or refusal(handler, row.type, row.schema_version)
         ):
             return None
         return handler
@@ -112,8 +113,8 @@ class Resolver:
                 cursor, row, f"this worker has no handler for {row.type} in queue {row.queue}"
             )
         for each in matching:
-            if row.schema_version > each.schema_version:
-                return self._hold(cursor, row, self._newer(row, each))
+            if refused := refusal(each, row.type, row.schema_version):
+                return self._hold(cursor, row, refused)
         return self._split(cursor, row, matching)
 
     def _split(self, cursor: Cursor, row: ClaimedRow, ready: list[Handler]) -> Task | None:
@@ -135,12 +136,6 @@ class Resolver:
             return None
         row = row._replace(handler=names[0], max_attempts=attempts[0])
         return self._task(Delivery(row), ready[0])
-
-    def _newer(self, row: ClaimedRow, handler: Handler) -> str:
-        return (
-            f"its schema version {row.schema_version} is newer than version"
-            f" {handler.schema_version} that handler {handler.name} understands"
-        )
 
     def _hold(self, cursor: Cursor, row: ClaimedRow, reason: str) -> Task | None:
         """Hold the row for a while, or dead-letter it after `HOLD_FOR`; returns no task."""

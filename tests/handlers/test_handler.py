@@ -90,7 +90,7 @@ def test_defaults() -> None:
     assert {
         each.name: getattr(found, each.name)
         for each in dataclasses.fields(found)
-        if each.name not in ("function", "name")
+        if each.name not in ("function", "call", "name")
     } == {
         "patterns": ("a.b",),
         "queue": None,

@@ -334,7 +334,7 @@ class TestHeld:
     @pytest.mark.parametrize("handler", ["", "h"])
     def test_it_is_newer_than_its_handler(self, handler):
         handlers.handler("#", name="h", queue="mail", schema_version=2)(lambda delivery: None)
-        text = "its schema version 3 is newer than the one that handler h supports (2)"
+        text = "its schema version 3 is newer than version 2 that handler h understands"
         self.why(text, handler=handler, schema_version=3)
 
     def test_it_could_run_here(self):

@@ -1,0 +1,212 @@
+"""Give a handler what the annotation of its argument says: deliveries, or message classes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_mq.exceptions import InvalidPayload, UnexpectedPayload
+from django_mq.handlers.callables import layers_of, shown
+from django_mq.messages import Delivery
+from django_mq.messages.adapters import is_supported
+from django_mq.messages.classes import MessageClass, message_class
+
+if TYPE_CHECKING:
+    from django_mq.handlers.registry import Handler
+
+#: Annotations that need not be resolved; often they are imported for type checkers only.
+_PLAIN = re.compile(r"(list\[)?([\w.]+\.)?(Delivery|Any|object)(\[Any\])?\]?")
+
+
+class Unresolved(Exception):
+    """The annotation of a handler's argument says something that no handler can get."""
+
+
+class Takes(NamedTuple):
+    """What the argument of a handler is made from.
+
+    `classes`: its message classes by type; without any, it takes deliveries as they are.
+    `wrapped`: it takes a `Delivery[...]`, whose payload is the instance.
+    """
+
+    classes: dict[str, MessageClass]
+    wrapped: bool
+
+
+class TypedCall:
+    """Calls a handler with instances of the message classes that its annotation names."""
+
+    def __init__(self, function: Callable[..., Any], *, batch: bool) -> None:
+        self._function = function
+        self._batch = batch
+
+    @functools.cached_property
+    def takes(self) -> Takes:
+        """Resolved at first use, when the module of the handler is imported; raises Unresolved."""
+        return _takes(self._function, batch=self._batch)
+
+    def __call__(self, argument: Any) -> Any:
+        with self._converted(argument) as converted:
+            return self._function(converted)
+
+    @contextmanager
+    def _converted(self, argument: Any) -> Iterator[Any]:
+        classes, wrapped = self.takes
+        deliveries: list[Delivery[Any]] = argument if self._batch else [argument]
+        instances = [_instance(each, classes) for each in deliveries] if classes else []
+        if not wrapped:
+            yield argument if not classes else instances if self._batch else instances[0]
+            return
+        for delivery, instance in zip(deliveries, instances, strict=True):
+            delivery._payload = instance
+        try:
+            yield argument
+        finally:
+            for delivery in deliveries:  # receivers of signals get the JSON, as from any handler
+                del delivery._payload
+
+
+class AsyncTypedCall(TypedCall):
+    """Calls an async handler likewise."""
+
+    async def __call__(self, argument: Any) -> Any:
+        with self._converted(argument) as converted:
+            return await self._function(converted)
+
+
+def typed(function: Callable[..., Any], *, batch: bool, is_async: bool) -> Callable[..., Any]:
+    """Return `function`, or what calls it with instances if its annotation may name a class."""
+    annotation = _annotation(function)
+    if annotation in (None, Any, object, Delivery) or (
+        isinstance(annotation, str) and _PLAIN.fullmatch(annotation)
+    ):
+        return function
+    return (AsyncTypedCall if is_async else TypedCall)(function, batch=batch)
+
+
+def refusal(handler: Handler, type: str, version: int) -> str:
+    """Say why `handler` cannot take this version of a type; empty if it can.
+
+    The version of its message class is the newest that it understands, else its `schema_version`.
+    """
+    newest = handler.schema_version
+    if isinstance(handler.call, TypedCall):
+        try:
+            found = handler.call.takes.classes.get(type)
+        except Unresolved as error:
+            return str(error)
+        if found is not None:
+            newest = found.version
+            gap = found.gap(version)
+            if gap is not None:
+                return (
+                    f"its schema version {version} has no way to version {newest}:"
+                    f" @upcast({type!r}, {gap}) is missing"
+                )
+    if version <= newest:
+        return ""
+    return (
+        f"its schema version {version} is newer than version {newest} that handler"
+        f" {handler.name} understands"
+    )
+
+
+def annotation_errors(handler: Handler) -> Iterator[str]:
+    """Say what is wrong with the annotation of a handler's argument."""
+    if not isinstance(handler.call, TypedCall):
+        return
+    try:
+        classes = handler.call.takes.classes
+    except Unresolved as error:
+        yield str(error)
+        return
+    others = [each for each in handler.patterns if each not in classes] if classes else []
+    if others:
+        yield (
+            f"the handler {handler.name} subscribes to {', '.join(others)}, but its argument is"
+            f" annotated with the class of {', '.join(classes)} alone"
+        )
+    for type in classes:
+        if type not in handler.patterns:
+            yield (
+                f"the argument of the handler {handler.name} is annotated with the class of"
+                f" {type}, to which it does not subscribe"
+            )
+
+
+def _instance(delivery: Delivery[Any], classes: dict[str, MessageClass]) -> Any:
+    found = classes.get(delivery.type)
+    if found is None:
+        raise UnexpectedPayload(f"the handler takes {', '.join(classes)}, not {delivery.type}")
+    try:
+        return found.load(delivery.raw, delivery.schema_version)
+    except InvalidPayload as error:
+        raise UnexpectedPayload(str(error)) from error
+
+
+def _innermost(function: Callable[..., Any]) -> tuple[Any, int]:
+    """Return the Python function that gets the delivery, and the place of its parameter."""
+    inner: Any = layers_of(function)[-1]
+    while isinstance(inner, functools.partial):
+        inner = layers_of(inner.func)[-1]
+    if not inspect.isroutine(inner):
+        inner = getattr(inner, "__call__", inner)  # noqa: B004  # the method that a call runs
+    is_bound = inspect.ismethod(inner)
+    return (inner.__func__, 1) if is_bound else (inner, 0)
+
+
+def _annotation(function: Callable[..., Any]) -> Any:
+    inner, place = _innermost(function)
+    code = getattr(inner, "__code__", None)
+    if code is None or place >= code.co_argcount:
+        return None
+    try:
+        return inner.__annotations__.get(code.co_varnames[place])
+    except NameError:  # Python 3.14 evaluates them here: too early for a module half imported
+        return inspect.Parameter.empty
+
+
+def _takes(function: Callable[..., Any], *, batch: bool) -> Takes:
+    hint = _resolved(function)
+    if batch and typing.get_origin(hint) is list:
+        [hint] = typing.get_args(hint)
+    wrapped = typing.get_origin(hint) is Delivery
+    if wrapped:
+        [hint] = typing.get_args(hint)
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    members = typing.get_args(hint) if is_union else (hint,)
+    found = [message_class(each) for each in members]
+    classes = {each.type: each for each in found if each is not None}
+    if not classes and not any(isinstance(each, type) and is_supported(each) for each in members):
+        return Takes({}, False)
+    for member, known in zip(members, found, strict=True):
+        if known is None:
+            raise Unresolved(
+                f"the argument of {shown(function)} is annotated with"
+                f" {getattr(member, '__qualname__', member)}, which has no @message(...)"
+            )
+    return Takes(classes, wrapped)
+
+
+def _resolved(function: Callable[..., Any]) -> Any:
+    inner, _ = _innermost(function)
+    annotation = _annotation(function)
+
+    def bearer() -> None: ...
+
+    bearer.__annotations__ = {"argument": annotation}
+    try:
+        nonlocals = inspect.getclosurevars(inner).nonlocals
+        return typing.get_type_hints(bearer, inner.__globals__, nonlocals)["argument"]
+    except Exception as error:
+        raise Unresolved(
+            f"the annotation {annotation!r} of the argument of {shown(function)} cannot be"
+            f" resolved ({error}): import what it names at run time, too, not only for type"
+            " checkers"
+        ) from error

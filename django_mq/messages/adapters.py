@@ -1,0 +1,128 @@
+"""The codecs of whole messages: dataclasses, pydantic models and msgspec Structs.
+
+The last two libraries are not needed: a class that was made with one brings it along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, ClassVar, Protocol
+
+from django_mq.messages.codecs import Codec, Codecs, Unsupported
+from django_mq.messages.scalars import Mismatch
+
+
+class _DataclassInstance(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class _ModelInstance(Protocol):
+    def model_dump(self) -> dict[str, Any]: ...
+
+
+class _StructInstance(Protocol):
+    __struct_fields__: ClassVar[tuple[str, ...]]
+
+
+#: An instance of a class that `@message` may decorate, to type checkers.
+MessageInstance = _DataclassInstance | _ModelInstance | _StructInstance
+
+
+def is_supported(cls: type) -> bool:
+    """Say whether `codec_of` knows this kind of class."""
+    return dataclasses.is_dataclass(cls) or _is_model(cls) or _is_struct(cls)
+
+
+def codec_of(cls: type) -> Codec:
+    """Return the codec of a class; raises Unsupported if a field has no JSON form."""
+    if _is_model(cls):
+        return _Model(cls)
+    if _is_struct(cls):
+        return _Struct(cls)
+    return _Dataclass(cls)
+
+
+def _is_model(cls: type) -> bool:
+    return hasattr(cls, "model_validate_json") and hasattr(cls, "model_dump")
+
+
+def _is_struct(cls: type) -> bool:
+    return hasattr(cls, "__struct_fields__")
+
+
+class _Dataclass:
+    def __init__(self, cls: type) -> None:
+        self._codecs = Codecs()
+        codec = self._codecs.build(cls)
+        self.dump = codec.dump
+        self.load = codec.load
+        self._schema = codec.schema
+
+    def schema(self) -> dict[str, Any]:
+        parts = {
+            cls.__qualname__: codec.definition() for cls, codec in self._codecs.dataclasses.items()
+        }
+        return {**self._schema(), "$defs": parts}
+
+
+class _Model:
+    """A pydantic model, by the aliases of its fields; strict, so nothing is coerced."""
+
+    def __init__(self, cls: Any) -> None:
+        self._cls = cls
+
+    def dump(self, value: Any) -> Any:
+        dumped = value.model_dump(mode="json", by_alias=True, warnings=False)
+        self.load(dumped)  # a model may have been changed, or constructed, without validation
+        return dumped
+
+    def load(self, value: Any) -> Any:
+        try:
+            return self._cls.model_validate_json(json.dumps(value), strict=True)
+        except ValueError as error:
+            if not hasattr(error, "errors"):
+                raise
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise Mismatch(f"is refused: {first['msg']}", _path(first["loc"])) from None
+
+    def schema(self) -> dict[str, Any]:
+        schema: dict[str, Any] = self._cls.model_json_schema(by_alias=True)
+        return schema
+
+
+class _Struct:
+    """A msgspec Struct."""
+
+    def __init__(self, cls: type) -> None:
+        import msgspec
+
+        self._cls = cls
+        self._msgspec = msgspec
+        try:
+            msgspec.json.schema(cls)
+        except (TypeError, NameError) as error:
+            raise Unsupported(f"{cls.__qualname__}: {error}") from error
+
+    def dump(self, value: Any) -> Any:
+        try:
+            dumped = self._msgspec.to_builtins(value)
+        except TypeError as error:
+            raise Mismatch(f"is refused: {error}") from None
+        self.load(dumped)  # a Struct does not check its own fields
+        return dumped
+
+    def load(self, value: Any) -> Any:
+        try:
+            return self._msgspec.convert(value, self._cls)
+        except self._msgspec.ValidationError as error:
+            problem, _, path = str(error).partition(" - at `$")
+            raise Mismatch(f"is refused: {problem}", path.rstrip("`").removeprefix(".")) from None
+
+    def schema(self) -> dict[str, Any]:
+        return self._msgspec.json.schema(self._cls)
+
+
+def _path(steps: tuple[str | int, ...]) -> str:
+    joined = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in steps)
+    return joined.removeprefix(".")

@@ -1,0 +1,170 @@
+"""`@message` gives a class a type and a version; `@upcast` turns older payloads into newer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, TypeVar
+
+from django_mq.exceptions import InvalidMessage, InvalidName, InvalidPayload
+from django_mq.messages.adapters import codec_of, is_supported
+from django_mq.messages.codecs import Codec
+from django_mq.messages.scalars import Mismatch
+from django_mq.policy.routing import check_name
+
+C = TypeVar("C", bound=type)
+Upcast = Callable[[dict[str, Any]], dict[str, Any]]
+U = TypeVar("U", bound=Upcast)
+
+
+class MessageClass:
+    """The class of the messages of one type, in its current version."""
+
+    def __init__(self, cls: type, type: str, version: int) -> None:
+        self.cls = cls
+        self.type = type
+        self.version = version
+
+    @cached_property
+    def codec(self) -> Codec:
+        """Built at first use, when all modules that annotations name are imported.
+
+        Raises Unsupported if a field has no JSON form.
+        """
+        return codec_of(self.cls)
+
+    def dump(self, instance: Any) -> Any:
+        """Return the payload of an instance; raises InvalidPayload, which has the field's path."""
+        try:
+            return self.codec.dump(instance)
+        except Mismatch as error:
+            raise InvalidPayload(f"{self.cls.__qualname__}: {error}") from error
+
+    def load(self, payload: Any, version: int) -> Any:
+        """Return the instance of a payload of any version that has no `gap()`.
+
+        Raises InvalidPayload, which has the field's path.
+        """
+        for each in range(version, self.version):
+            if not isinstance(payload, dict):
+                raise InvalidPayload(
+                    f"{self.type}: version {each} of the payload must be an object to be upcast"
+                )
+            payload = _upcasts[self.type, each](payload)
+        try:
+            return self.codec.load(payload)
+        except Mismatch as error:
+            raise InvalidPayload(f"{self.cls.__qualname__}: {error}") from error
+
+    def gap(self, version: int) -> int | None:
+        """Return the first version from `version` on that has no upcast; None if all have one."""
+        missing = (each for each in range(version, self.version) if not has_upcast(self.type, each))
+        return next(missing, None)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version of this type that an upcast starts from."""
+        starts = [each for type, each in _upcasts if type == self.type and each < self.version]
+        return min(starts, default=max(1, self.version - 1))
+
+
+_by_class: dict[type, MessageClass] = {}
+_by_type: dict[str, MessageClass] = {}
+_upcasts: dict[tuple[str, int], Upcast] = {}
+
+
+def message(type: str, *, version: int = 1) -> Callable[[C], C]:
+    """Register a class for the messages of one type; the class itself is unchanged.
+
+    The class is a dataclass, a pydantic model or a msgspec Struct. `broadcast(instance)` takes
+    type, payload and `schema_version` from it, and a handler whose argument is annotated with it
+    gets an instance. Raise `version` when the fields change, and write an `@upcast` from the old
+    version. Raises InvalidMessage for another object, or if the type has a class already.
+    """
+    try:
+        type = check_name(type, "type")
+    except InvalidName as error:
+        raise InvalidMessage(f"{error}; write @message('shop.orders.placed')") from error
+    _check_version(version, "version")
+
+    def register(cls: C) -> C:
+        if not isinstance(cls, _Type) or not is_supported(cls):
+            shown = getattr(cls, "__qualname__", repr(cls))
+            raise InvalidMessage(
+                f"{shown} is no dataclass, pydantic model or msgspec Struct: put @message above"
+                " @dataclass"
+            )
+        holder = _by_type.get(type)
+        if holder is not None and _place(holder.cls) != _place(cls):
+            raise InvalidMessage(
+                f"{type} is already the type of {holder.cls.__qualname__}: a type has one class;"
+                " raise its version when the fields change"
+            )
+        _by_type[type] = _by_class[cls] = MessageClass(cls, type, version)
+        return cls
+
+    return register
+
+
+def upcast(type: str, from_version: int) -> Callable[[U], U]:
+    """Register a function that turns a payload of `from_version` into one of the next version.
+
+    It gets the payload as a dict and returns a dict. A chain of upcasts leads from the version of
+    a stored message to that of its class. Raises InvalidMessage if there is one already.
+    """
+    _check_version(from_version, "from_version")
+
+    def register(function: U) -> U:
+        known = _upcasts.get((type, from_version))
+        if known is not None and _place(known) != _place(function):
+            raise InvalidMessage(f"version {from_version} of {type} already has an upcast")
+        _upcasts[type, from_version] = function
+        return function
+
+    return register
+
+
+def class_of(value: object) -> MessageClass | None:
+    """Return the message class of an instance, or None."""
+    return _by_class.get(value.__class__)
+
+
+def message_class(cls: Any) -> MessageClass | None:
+    """Return what `@message` registered for a class, or None."""
+    return _by_class.get(cls) if isinstance(cls, _Type) else None
+
+
+def message_classes() -> list[MessageClass]:
+    """Return all message classes, by type."""
+    return [_by_type[type] for type in sorted(_by_type)]
+
+
+def has_upcast(type: str, version: int) -> bool:
+    return (type, version) in _upcasts
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """For tests: what the block registers is gone after it."""
+    registries: tuple[dict[Any, Any], ...] = (_by_class, _by_type, _upcasts)
+    kept = [dict(each) for each in registries]
+    try:
+        yield
+    finally:
+        for registry, before in zip(registries, kept, strict=True):
+            registry.clear()
+            registry.update(before)
+
+
+_Type = type
+
+
+def _place(thing: Any) -> tuple[str, str]:
+    """Return what stays the same when a module is reloaded."""
+    return thing.__module__, thing.__qualname__
+
+
+def _check_version(version: object, what: str) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InvalidMessage(f"{what}= must be a whole number from 1, not {version!r}")

@@ -1,0 +1,173 @@
+"""The single values that JSON has, and those that it has as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from django.utils.dateparse import parse_duration
+from django.utils.duration import duration_iso_string
+
+
+class Mismatch(ValueError):
+    """A value is not of its type: `path` leads to it, `problem` says what it must be."""
+
+    def __init__(self, problem: str, path: str = "") -> None:
+        super().__init__(f"{path} {problem}" if path else problem)
+        self.problem = problem
+        self.path = path
+
+    def under(self, step: str) -> Mismatch:
+        """Return this mismatch, seen from the value that holds the one at `step`."""
+        separator = "." if self.path and not self.path.startswith("[") else ""
+        return Mismatch(self.problem, f"{step}{separator}{self.path}")
+
+
+class Scalar:
+    """The values of one type: those that `is_one` accepts.
+
+    `dumped` and `loaded` convert them to JSON and back; without them they are JSON. `loaded` raises
+    ValueError. `shown` names the values in errors.
+    """
+
+    def __init__(
+        self,
+        shown: str,
+        is_one: Callable[[Any], bool],
+        schema: dict[str, Any],
+        *,
+        dumped: Callable[[Any], Any] = lambda value: value,
+        loaded: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
+        self._shown = shown
+        self._is_one = is_one
+        self._schema = schema
+        self._dumped = dumped
+        self._loaded = loaded
+
+    def dump(self, value: Any) -> Any:
+        if not self._is_one(value):
+            raise self._mismatch(value)
+        return self._dumped(value)
+
+    def load(self, value: Any) -> Any:
+        try:
+            loaded = self._loaded(value)
+        except (ValueError, ArithmeticError):
+            raise self._mismatch(value) from None
+        if not self._is_one(loaded):
+            raise self._mismatch(value)
+        return loaded
+
+    def schema(self) -> dict[str, Any]:
+        return dict(self._schema)
+
+    def _mismatch(self, value: Any) -> Mismatch:
+        return Mismatch(f"must be {self._shown}; got {kind_of(value)}")
+
+
+def kind_of(value: object) -> str:
+    """Return what `value` is, not its content: that is shown only to those who may see payloads."""
+    return _KINDS.get(type(value)) or f"a {type(value).__qualname__}"
+
+
+_KINDS: dict[type, str] = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _is(*types: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in types
+
+
+def _read(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Return a `loaded` that parses text; a number is no text."""
+
+    def loaded(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise ValueError(value)
+        return parse(value)
+
+    return loaded
+
+
+def _is_aware(value: Any) -> bool:
+    return isinstance(value, datetime) and value.utcoffset() is not None
+
+
+def _duration(text: str) -> timedelta:
+    if "P" not in text[:2] or (parsed := parse_duration(text)) is None:
+        raise ValueError(text)
+    return parsed
+
+
+def _text(form: str | None = None) -> dict[str, Any]:
+    return {"type": "string"} if form is None else {"type": "string", "format": form}
+
+
+#: The codec of each type.
+SCALARS: dict[Any, Scalar] = {
+    type(None): Scalar("null", _is(type(None)), {"type": "null"}),
+    bool: Scalar("true or false", _is(bool), {"type": "boolean"}),
+    int: Scalar("a whole number", _is(int), {"type": "integer"}),
+    # jsonb reads 1e16 as a whole number, and a whole number is a float to type checkers.
+    float: Scalar(
+        "a number",
+        _is(float, int),
+        {"type": "number"},
+        dumped=float,
+        loaded=lambda value: float(value) if type(value) is int else value,
+    ),
+    str: Scalar("text", lambda value: isinstance(value, str), _text()),
+    datetime: Scalar(
+        "a date and time with its offset from UTC, in ISO 8601",
+        _is_aware,
+        _text("date-time"),
+        dumped=datetime.isoformat,
+        loaded=_read(datetime.fromisoformat),
+    ),
+    date: Scalar(
+        "a date in ISO 8601",
+        _is(date),
+        _text("date"),
+        dumped=date.isoformat,
+        loaded=_read(date.fromisoformat),
+    ),
+    time: Scalar(
+        "a time in ISO 8601",
+        lambda value: isinstance(value, time),
+        _text("time"),
+        dumped=time.isoformat,
+        loaded=_read(time.fromisoformat),
+    ),
+    timedelta: Scalar(
+        "a duration in ISO 8601",
+        lambda value: isinstance(value, timedelta),
+        _text("duration"),
+        dumped=duration_iso_string,
+        loaded=_read(_duration),
+    ),
+    Decimal: Scalar(
+        "a finite decimal number, as text",
+        lambda value: isinstance(value, Decimal) and value.is_finite(),
+        _text(),
+        dumped=str,
+        loaded=_read(Decimal),
+    ),
+    UUID: Scalar(
+        "a UUID",
+        lambda value: isinstance(value, UUID),
+        _text("uuid"),
+        dumped=str,
+        loaded=_read(UUID),
+    ),
+}

@@ -1,0 +1,155 @@
+"""@message and @upcast: what they take, what they refuse, and the libraries that make classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+from django_mq import InvalidMessage, InvalidName, InvalidPayload, Message, message, upcast
+from django_mq.messages.classes import isolated, message_class, message_classes
+
+
+@pytest.fixture(autouse=True)
+def _own_classes() -> Iterator[None]:
+    with isolated():
+        yield
+
+
+@dataclass
+class Placed:
+    order_id: int
+    total: Decimal = Decimal(0)
+
+
+class Model(pydantic.BaseModel):
+    order_id: int = pydantic.Field(alias="orderId")
+    at: datetime
+    prices: list[Decimal] = []
+
+
+class Struct(msgspec.Struct):
+    order_id: int
+    at: datetime
+    prices: list[Decimal] = []
+
+
+def test_a_message_takes_type_payload_and_version_from_its_instance() -> None:
+    message("shop.orders.placed", version=3)(Placed)
+    built = Message(Placed(7, Decimal("1.10")), key="a")
+    assert (built.type, built.schema_version, built.key) == ("shop.orders.placed", 3, "a")
+    assert built.payload == {"order_id": 7, "total": "1.10"}
+
+
+def test_the_class_is_unchanged() -> None:
+    assert message("a.b")(Placed) is Placed
+
+
+@pytest.mark.parametrize("options", [{"payload": {}}, {"schema_version": 2}])
+def test_an_instance_and_what_it_brings_along_are_too_much(options: dict[str, Any]) -> None:
+    message("a.b")(Placed)
+    with pytest.raises(TypeError, match="leave out payload"):
+        Message(Placed(1), **options)
+
+
+def test_an_instance_of_another_class_is_refused() -> None:
+    with pytest.raises(InvalidName, match="a Placed"):
+        Message(Placed(1))
+
+
+def test_wrong_content_is_refused_with_its_path() -> None:
+    message("a.b")(Placed)
+    with pytest.raises(
+        InvalidPayload, match=r"^Placed: order_id must be a whole number; got text$"
+    ):
+        Message(Placed("7"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("thing", [object(), int, Placed(1), lambda: None])
+def test_only_classes_with_fields_are_messages(thing: Any) -> None:
+    with pytest.raises(InvalidMessage, match="no dataclass, pydantic model or msgspec Struct"):
+        message("a.b")(thing)
+
+
+@pytest.mark.parametrize(("type", "version"), [("a b", 1), ("a", 0), ("a", True), ("a", "1")])
+def test_bad_options(type: str, version: Any) -> None:
+    with pytest.raises(InvalidMessage):
+        message(type, version=version)
+
+
+def test_a_type_has_one_class() -> None:
+    message("a.b")(Placed)
+    message("a.b", version=2)(Placed)  # its module was reloaded
+    assert [each.version for each in message_classes()] == [2]
+    with pytest.raises(InvalidMessage, match=r"a\.b is already the type of Placed"):
+        message("a.b")(Struct)
+
+
+def test_a_version_has_one_upcast() -> None:
+    upcast("a.b", 1)(lambda payload: payload)
+
+    def other(payload: dict[str, Any]) -> dict[str, Any]:
+        return payload
+
+    with pytest.raises(InvalidMessage, match="already has an upcast"):
+        upcast("a.b", 1)(other)
+    with pytest.raises(InvalidMessage):
+        upcast("a.b", 0)
+
+
+def test_old_payloads_go_up_version_by_version() -> None:
+    message("a.b", version=3)(Placed)
+    upcast("a.b", 1)(lambda payload: {"id": payload["number"]})
+    upcast("a.b", 2)(lambda payload: {"order_id": payload["id"]})
+    found = message_class(Placed)
+    assert found is not None
+    assert found.load({"number": 7}, 1) == found.load({"id": 7}, 2) == Placed(7)
+    with pytest.raises(InvalidPayload, match="version 1 of the payload must be an object"):
+        found.load([], 1)
+
+
+@pytest.mark.parametrize(
+    ("versions", "oldest", "gap"),
+    [([1, 2, 3], 1, None), ([2, 3], 2, None), ([1, 3], 1, 2), ([], 3, 3), ([1, 2], 1, 3)],
+)
+def test_gaps_in_a_chain(versions: list[int], oldest: int, gap: int | None) -> None:
+    message("a.b", version=4)(Placed)
+    for each in versions:
+        upcast("a.b", each)(lambda payload: payload)
+    found = message_class(Placed)
+    assert found is not None
+    assert found.oldest == oldest
+    assert found.gap(found.oldest) == gap
+
+
+@pytest.mark.parametrize("cls", [Model, Struct])
+def test_classes_of_other_libraries(cls: Any) -> None:
+    message("a.b")(cls)
+    id_field = "orderId" if cls is Model else "order_id"
+    instance = cls(**{id_field: 7}, at=datetime(2026, 1, 1, tzinfo=UTC), prices=[Decimal("1.10")])
+    payload = Message(instance).payload
+    assert payload == {id_field: 7, "at": "2026-01-01T00:00:00Z", "prices": ["1.10"]}
+    found = message_class(cls)
+    assert found is not None
+    assert found.load({**payload, "unknown": 1}, 1) == instance
+    with pytest.raises(InvalidPayload, match=id_field):
+        found.load({**payload, id_field: "7"}, 1)  # strict: text is no number
+    with pytest.raises(InvalidPayload, match=r"prices\[1\]"):
+        found.load({**payload, "prices": ["1", "x"]}, 1)
+    assert id_field in str(found.codec.schema())
+
+
+@pytest.mark.parametrize("cls", [Model, Struct])
+def test_a_changed_instance_is_checked_before_it_is_stored(cls: Any) -> None:
+    message("a.b")(cls)
+    id_field = "orderId" if cls is Model else "order_id"
+    instance = cls(**{id_field: 7}, at=datetime(2026, 1, 1, tzinfo=UTC))
+    instance.order_id = "seven"
+    with pytest.raises(InvalidPayload, match=id_field):
+        Message(instance)

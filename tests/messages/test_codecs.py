@@ -1,0 +1,234 @@
+"""What a field may be goes to JSON and comes back equal; all else is refused with its path."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Annotated, Any, Literal, NewType, Optional
+from uuid import UUID
+
+import pytest
+
+from django_mq.messages.codecs import Codecs, Unsupported
+from django_mq.messages.scalars import Mismatch
+
+UserId = NewType("UserId", int)
+BERLIN = timezone(timedelta(hours=1))
+
+
+class Tier(enum.Enum):
+    GOLD = "gold"
+    FIRST = 1
+
+
+class Level(enum.IntEnum):
+    LOW = 0
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    price: Decimal = Decimal("1.50")
+    parts: list[Item] = field(default_factory=list)
+
+
+@dataclass
+class Positive:
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise ValueError("below 1")
+
+
+@dataclass
+class Odd:
+    value: complex
+
+
+@dataclass
+class Unknown:
+    value: Nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
+def there_and_back(hint: Any, value: Any) -> Any:
+    codec = Codecs().build(hint)
+    return codec.load(json.loads(json.dumps(codec.dump(value), allow_nan=False)))
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (None.__class__, None),
+        (bool, True),
+        (int, 2**60),
+        (float, 0.1),
+        (str, "ä"),
+        (Any, {"a": [1, None]}),
+        (object, [1]),
+        (datetime, datetime(2026, 3, 29, 2, 30, 0, 123, tzinfo=BERLIN)),
+        (datetime, datetime(2026, 3, 29, tzinfo=UTC)),
+        (date, date(2026, 2, 28)),
+        (time, time(23, 59, 59, 999)),
+        (timedelta, timedelta(days=3, microseconds=1)),
+        (timedelta, -timedelta(days=3, seconds=1.5)),
+        (timedelta, timedelta(0)),
+        (Decimal, Decimal("1.10")),
+        (Decimal, Decimal("-1E+30")),
+        (UUID, UUID(int=7)),
+        (Tier, Tier.GOLD),
+        (Tier, Tier.FIRST),
+        (Level, Level.LOW),
+        (Literal["a", 1], 1),
+        (Optional[int], None),  # noqa: UP045  # as older code writes it
+        (int | None, 3),
+        (list[date], [date(2026, 1, 1)]),
+        (list, [1, "a"]),
+        (Sequence[int], [1]),
+        (tuple[int, str], (1, "a")),
+        (tuple[int, ...], (1, 2, 3)),
+        (dict[str, Decimal], {"a b": Decimal(1)}),
+        (Mapping[str, int], {}),
+        (dict, {"a": 1}),
+        (UserId, 5),
+        (Annotated[int, "cents"], 5),
+        (Item, Item("box", parts=[Item("lid")])),
+    ],
+)
+def test_values_come_back_equal(hint: Any, value: Any) -> None:
+    found = there_and_back(hint, value)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_float_comes_back_as_float_although_jsonb_reads_a_whole_number() -> None:
+    found = Codecs().build(float).load(10**16)
+    assert (found, type(found)) == (1e16, float)
+    assert type(there_and_back(float, 3)) is float
+
+
+@pytest.mark.parametrize(
+    ("hint", "raw"),
+    [
+        (bool, 1),
+        (int, True),
+        (int, "1"),
+        (int, 1.0),
+        (float, "1"),
+        (float, True),
+        (str, 1),
+        (str, None),
+        (datetime, "2026-03-29T02:30:00"),  # naive
+        (datetime, 1774744200),
+        (date, "2026-02-30"),
+        (date, "2026-03-29T00:00:00+00:00x"),
+        (time, "25:00"),
+        (timedelta, "3 days"),
+        (timedelta, 3),
+        (timedelta, ""),
+        (Decimal, 1),
+        (Decimal, "NaN"),
+        (Decimal, "much"),
+        (UUID, "7"),
+        (Tier, "silver"),
+        (Tier, True),  # equals 1
+        (Literal[1], True),
+        (int | None, "x"),
+        (list[int], "x"),
+        (list[int], {"0": 1}),
+        (tuple[int, str], [1]),
+        (dict[str, int], []),
+        (Item, []),
+        (Positive, {"number": 0}),
+    ],
+)
+def test_nothing_is_coerced(hint: Any, raw: Any) -> None:
+    with pytest.raises(Mismatch):
+        Codecs().build(hint).load(raw)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (datetime, datetime(2026, 3, 29)),  # naive
+        (date, datetime(2026, 3, 29, tzinfo=UTC)),
+        (int, True),
+        (Decimal, Decimal("Infinity")),
+        (Decimal, 1.5),
+        (Tier, "gold"),
+        (dict[str, int], {1: 1}),
+        (list[int], {1}),
+        (Item, {"name": "box"}),
+    ],
+)
+def test_a_producer_cannot_store_what_no_handler_could_read(hint: Any, value: Any) -> None:
+    with pytest.raises(Mismatch):
+        Codecs().build(hint).dump(value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "path"),
+    [
+        ({}, "name"),
+        ({"name": 5}, "name"),
+        ({"name": "a", "parts": [{"name": "b"}, {"name": "c", "price": 5}]}, "parts[1].price"),
+        ({"name": "a", "parts": [5]}, "parts[0]"),
+    ],
+)
+def test_the_path_leads_to_the_field(raw: Any, path: str) -> None:
+    with pytest.raises(Mismatch) as caught:
+        Codecs().build(Item).load(raw)
+    assert caught.value.path == path
+    assert str(caught.value).startswith(f"{path} ")
+
+
+def test_errors_do_not_quote_the_payload() -> None:
+    """They are stored as the reason of a dead letter, which more people see than payloads."""
+    with pytest.raises(Mismatch) as caught:
+        Codecs().build(Item).load({"name": "a", "price": "4111 1111"})
+    assert "4111" not in str(caught.value)
+    assert str(caught.value) == "price must be a finite decimal number, as text; got text"
+
+
+def test_unknown_fields_are_ignored_and_missing_ones_defaulted() -> None:
+    codec = Codecs().build(Item)
+    assert codec.load({"name": "a", "colour": "red"}) == Item("a")
+
+
+@pytest.mark.parametrize(
+    ("hint", "text"),
+    [
+        (Odd, "Odd.value"),
+        (Unknown, "Nowhere"),
+        (set[int], "no JSON form"),
+        (int | str, "no JSON form"),
+        (dict[int, str], "keys"),
+        (bytes, "no JSON form"),
+    ],
+)
+def test_types_without_a_json_form_are_refused(hint: Any, text: str) -> None:
+    with pytest.raises(Unsupported, match=text):
+        Codecs().build(hint)
+
+
+def test_a_schema_describes_what_is_stored() -> None:
+    codecs = Codecs()
+    assert codecs.build(dict[str, int | None]).schema() == {
+        "type": "object",
+        "additionalProperties": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    }
+    codecs.build(Item)
+    assert codecs.dataclasses[Item].definition() == {
+        "type": "object",
+        "title": "Item",
+        "properties": {
+            "name": {"type": "string"},
+            "price": {"type": "string"},
+            "parts": {"type": "array", "items": {"$ref": "#/$defs/Item"}},
+        },
+        "required": ["name"],
+    }

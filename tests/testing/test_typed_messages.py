@@ -1,0 +1,303 @@
+"""Messages of a class, from broadcast() through jsonb and the worker's code to a handler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from io import StringIO
+from itertools import chain
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import transaction
+
+from django_mq import (
+    Delivery,
+    InvalidPayload,
+    Message,
+    UnexpectedPayload,
+    ask,
+    broadcast,
+    broadcast_many,
+    handler,
+    handlers,
+    message,
+    queues,
+    signals,
+    upcast,
+)
+from django_mq.checks import check_message_classes
+from django_mq.messages import classes
+from django_mq.models import QueuedMessage
+from django_mq.testing import answering, assert_broadcast, deliver, drain
+from tests.rows import add
+
+pytestmark = pytest.mark.django_db
+
+
+@dataclass
+class Placed:
+    order_id: int
+    at: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    total: Decimal = Decimal("1.10")
+    weight: float = 1e16
+    tags: tuple[str, ...] = field(default_factory=tuple)
+
+
+@dataclass
+class Cancelled:
+    order_id: int
+
+
+@pytest.fixture(autouse=True)
+def _registry() -> Iterator[None]:
+    with handlers.isolated(), classes.isolated():
+        message("shop.orders.placed", version=2)(Placed)
+        message("shop.orders.cancelled")(Cancelled)
+        yield
+
+
+def send(instance: Any, **options: Any) -> Any:
+    with transaction.atomic():
+        return broadcast(instance, **options)
+
+
+def problems() -> list[tuple[str, str]]:
+    return [(str(each.id), each.msg) for each in check_message_classes(None) or ()]
+
+
+def test_a_handler_gets_the_instance() -> None:
+    got: list[Placed] = []
+
+    @handler("shop.orders.placed")
+    def write_invoice(event: Placed) -> None:
+        got.append(event)
+
+    sent = Placed(7, tags=("a", "b"))
+    send(sent)
+    stored = QueuedMessage.objects.get()
+    assert (stored.type, stored.schema_version) == ("shop.orders.placed", 2)
+    assert_broadcast(sent, times=1)
+    assert_broadcast("shop.orders.placed", times=1)
+    assert drain() == 1
+    assert got == [sent]
+    assert type(got[0].weight) is float
+
+
+def test_a_delivery_with_the_instance_as_payload() -> None:
+    got: list[Any] = []
+    seen: list[Any] = []
+
+    @handler("shop.orders.placed")
+    def write_invoice(delivery: Delivery[Placed]) -> None:
+        got.append((delivery.payload, delivery.raw["order_id"], delivery.attempt))
+
+    def receiver(sender: object, delivery: Delivery, **kwargs: Any) -> None:
+        seen.append(delivery.payload["order_id"])
+
+    signals.message_acked.connect(receiver)
+    try:
+        send(Placed(7))
+        assert drain() == 1
+    finally:
+        signals.message_acked.disconnect(receiver)
+    assert got == [(Placed(7), 7, 1)]
+    assert seen == [7]  # other code gets the JSON
+
+
+def test_a_union_takes_several_types() -> None:
+    got: list[Any] = []
+
+    @handler("shop.orders.placed", "shop.orders.cancelled")
+    def audit(event: Placed | Cancelled) -> None:
+        got.append(event)
+
+    with transaction.atomic():
+        broadcast_many([Message(Placed(7)), Message(Cancelled(7))])
+    assert drain() == 2
+    assert got == [Placed(7), Cancelled(7)]
+
+
+def test_async_handlers_and_handlers_without_transaction() -> None:
+    got: list[Any] = []
+
+    @handler("shop.orders.placed")
+    async def push(event: Placed) -> None:
+        got.append(event)
+
+    @handler("shop.orders.cancelled", atomic=False)
+    def refund(delivery: Delivery[Cancelled]) -> None:
+        got.append(delivery.payload)
+
+    for function, instance in ((push, Placed(7)), (refund, Cancelled(8))):
+        deliver(function, instance)
+    assert got == [Placed(7), Cancelled(8)]
+
+
+def test_batches() -> None:
+    got: list[Any] = []
+
+    @handler("shop.orders.placed", batch=True)
+    def count(events: list[Placed]) -> None:
+        got.append(events)
+
+    @handler("shop.orders.cancelled", batch=True)
+    def refund(deliveries: list[Delivery[Cancelled]]) -> None:
+        got.append([each.payload for each in deliveries])
+
+    with transaction.atomic():
+        broadcast_many([Message(Placed(1)), Message(Placed(2)), Message(Cancelled(3))])
+    assert drain() == 3
+    assert sorted(chain(*got), key=lambda each: each.order_id) == [
+        Placed(1),
+        Placed(2),
+        Cancelled(3),
+    ]
+
+
+def test_wrong_content_is_refused_before_sql() -> None:
+    with transaction.atomic():
+        with pytest.raises(InvalidPayload, match="order_id must be a whole number"):
+            broadcast(Placed("7"))  # type: ignore[arg-type]
+        assert not QueuedMessage.objects.exists()  # and the transaction is usable
+
+
+def test_wrong_content_is_dead_at_once_at_the_consumer() -> None:
+    @handler("shop.orders.placed", name="invoice")
+    def write_invoice(event: Placed) -> None:
+        raise AssertionError("it has no order")
+
+    add(
+        type="shop.orders.placed",
+        handler="invoice",
+        queue="default",
+        payload={"order": 7},
+        schema_version=2,
+    )
+    [error] = drain(errors="keep")
+    assert isinstance(error, UnexpectedPayload)
+    dead = QueuedMessage.objects.get()
+    assert dead.dead_reason == "InvalidPayload: Placed: order_id is missing"
+    assert dead.attempts == 1
+
+
+def test_old_versions_are_upcast() -> None:
+    got: list[Any] = []
+    upcast("shop.orders.placed", 1)(lambda payload: {"order_id": payload["id"]})
+
+    @handler("shop.orders.placed")
+    def write_invoice(event: Placed) -> None:
+        got.append(event)
+
+    send("shop.orders.placed", payload={"id": 7})
+    assert drain() == 1
+    assert got == [Placed(7)]
+    assert problems() == []
+
+
+def test_a_gap_and_a_newer_version_are_held() -> None:
+    @handler("shop.orders.placed")
+    def write_invoice(event: Placed) -> None:
+        raise AssertionError("nobody can read it")
+
+    [old] = send("shop.orders.placed", payload={"id": 7}).ids
+    [new] = send("shop.orders.placed", payload={"id": 7}, schema_version=3).ids
+    assert drain() == 0
+    assert set(QueuedMessage.objects.filter(held_since=None)) == set()
+    assert "@upcast('shop.orders.placed', 1) is missing" in str(queues.why(old))
+    assert "newer than version 2" in str(queues.why(new))
+    assert [id for id, _ in problems()] == ["django_mq.E011"]
+    assert "A message shop.orders.placed of version 1 cannot become version 2" in problems()[0][1]
+
+
+def test_a_reply_to_an_instance() -> None:
+    @handler("shop.orders.cancelled", queue="answers")
+    def refund(event: Cancelled) -> int:
+        return event.order_id + 1
+
+    with answering():
+        assert ask(Cancelled(7), timeout=30) == 8
+
+
+class Own(Delivery[Any]): ...
+
+
+def nameless(delivery: Nowhere) -> None:  # type: ignore[name-defined]  # noqa: F821
+    ...
+
+
+@dataclass
+class Unregistered:
+    order_id: int
+
+
+def unregistered(event: Unregistered) -> None: ...
+
+
+def narrow(event: Placed) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "patterns", "text"),
+    [
+        (nameless, ["a.b"], "name 'Nowhere' is not defined"),
+        (unregistered, ["a.b"], "Unregistered, which has no @message"),
+        (narrow, ["shop.orders.placed", "shop.#"], "subscribes to shop.#"),
+        (narrow, ["shop.orders.cancelled"], "to which it does not subscribe"),
+    ],
+)
+def test_annotations_that_no_message_can_follow(
+    function: Any, patterns: list[str], text: str
+) -> None:
+    upcast("shop.orders.placed", 1)(lambda payload: payload)
+    handler(*patterns)(function)
+    found = problems()
+    assert {id for id, _ in found} == {"django_mq.E012"}
+    assert any(text in each for _, each in found)
+
+
+def test_other_annotations_are_not_ours() -> None:
+    upcast("shop.orders.placed", 1)(lambda payload: payload)
+
+    handler("a.b", name="1")(lambda delivery: None)
+
+    @handler("a.b", name="2")
+    def second(delivery: Own) -> None: ...
+
+    @handler("a.b", name="3")
+    def third(delivery: Delivery[dict[str, int]]) -> None: ...
+
+    @handler("a.b", name="4")
+    def fourth(delivery: django_mq.Delivery) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    send("a.b", payload={"a": 1})
+    assert drain() == 4
+    assert problems() == []
+
+
+def test_mq_types() -> None:
+    @handler("shop.#", name="audit")
+    def audit(delivery: Delivery) -> None: ...
+
+    out = StringIO()
+    call_command("mq_types", stdout=out)
+    lines = out.getvalue().split("\n")
+    assert lines[0].split() == ["TYPE", "VERSION", "CLASS", "HANDLERS"]
+    assert lines[2].split() == ["shop.orders.placed", "2", f"{__name__}.Placed", "audit"]
+    out = StringIO()
+    call_command("mq_types", "--json", stdout=out)
+    found = json.loads(out.getvalue())[1]
+    assert (found["type"], found["handlers"]) == ("shop.orders.placed", ["audit"])
+    assert found["schema"]["$defs"]["Placed"]["required"] == ["order_id"]
+
+
+def test_mq_types_without_any() -> None:
+    with classes.isolated():
+        classes._by_type.clear()
+        out = StringIO()
+        call_command("mq_types", stdout=out)
+    assert "No class is registered" in out.getvalue()
