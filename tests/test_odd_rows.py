@@ -30,7 +30,6 @@ from django_mq.models import (
 from django_mq.worker import Worker, chores
 from tests import odd_values
 from tests.admin.pages import MODELS, url
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.rows import add, beat
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -47,21 +47,20 @@ def witness(tmp_path: Path) -> Witness:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give these tests the test database, committed, and emptied of our own tables afterwards.
-
-    Of ours alone: to truncate all tables takes longer than most of these tests.
-    """
-    mark = pytest.mark.django_db(transaction=True, available_apps=["django_mq"])
+    """Give these tests the test database, in which everything is committed."""
+    mark = pytest.mark.django_db(transaction=True)
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(mark)
 
 
 @pytest.fixture
-def empty_tables(transactional_db: None) -> None:
+def empty_tables(transactional_db: None) -> Iterator[None]:
     with connection.cursor() as cursor:
         cursor.execute(effects.CREATE)
-        cursor.execute("truncate acceptance_effect")
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute(effects.DROP)
 
 
 @pytest.fixture

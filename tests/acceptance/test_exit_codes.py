@@ -59,9 +59,12 @@ def test_a_wrong_setting_is_one(start: Callable[..., Worker]) -> None:
     assert "Traceback" not in worker.said()
 
 
-@pytest.fixture
-def empty_database() -> Iterator[str]:
-    """One of our own: whichever else is there may be somebody's, with tables and messages."""
+@pytest.fixture(scope="module")
+def empty_database(django_db_setup: None) -> Iterator[str]:
+    """One of our own: whichever else is there may be somebody's, with tables and messages.
+
+    It stays empty, and to drop one takes a checkpoint: one for all tests.
+    """
     name = f"mq_empty_{secrets.token_hex(4)}"
     with second_connection() as server:
         server.execute(f"create database {name} template template0")

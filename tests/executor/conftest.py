@@ -1,6 +1,5 @@
 """Executors are tested with the benches and running workers of the worker's tests."""
 
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.worker.conftest import (  # noqa: F401  (fixtures)
     bench,
     make_bench,

@@ -13,7 +13,6 @@ from django.db import connection, connections, transaction
 from django_mq import Message, broadcast, broadcast_many, handler, handlers
 from django_mq.models import QueuedMessage
 from django_mq.store.insert import FEW
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -139,7 +139,7 @@ def _no_handlers() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("column", "value"), cases())
+@pytest.mark.parametrize(("column", "value"), list(cases()))
 def test_an_option_that_the_table_refuses_is_refused_before_sql(column: str, value: Any) -> None:
     """Guarantee 10."""
     kinds: dict[type, type] = {models.DateTimeField: datetime, models.DurationField: timedelta}
@@ -179,7 +179,7 @@ def test_no_policy_has_more_attempts_than_a_message(attempts: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", around(checks(QueueState)["paused_until"], models.DateTimeField()), ids=repr
+    "value", list(around(checks(QueueState)["paused_until"], models.DateTimeField())), ids=repr
 )
 def test_a_pause_that_the_table_refuses(value: Any) -> None:
     refuses = isinstance(value, datetime) and not takes(QueueState, queue="q", paused_until=value)
@@ -192,7 +192,7 @@ def test_a_limit_that_the_table_refuses(value: int) -> None:
     _is_refused_or_done(lambda: queues.limit("mail", value), refuses)
 
 
-@pytest.mark.parametrize("queue", around([], models.CharField()), ids=ascii)
+@pytest.mark.parametrize("queue", list(around([], models.CharField())), ids=ascii)
 @pytest.mark.parametrize("decide", ["pause", "resume", "limit", "end_backoff"])
 def test_a_queue_that_the_table_refuses(decide: str, queue: str) -> None:
     more = {"max_in_flight": 1} if decide == "limit" else {}

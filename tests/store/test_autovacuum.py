@@ -10,8 +10,6 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
-
 Cursor = psycopg.Cursor[Any]
 
 HOT = ["django_mq_queuedmessage", "django_mq_uniquekey"]

@@ -9,7 +9,6 @@ import pytest
 
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, WorkerHeartbeat
 from django_mq.store import chores, expiry
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.rows import add, beat, columns, stored
 from tests.store.conftest import lock
 

@@ -24,7 +24,6 @@ from django_mq.store.claim import (
 )
 from django_mq.store.claim_lapsed import CLAIM_LAPSED
 from django_mq.store.look import look
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.store.conftest import lock, take_lapsed

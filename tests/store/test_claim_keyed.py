@@ -18,7 +18,6 @@ from django_mq.store import claim_keyed as with_keys
 from django_mq.store.claim import Lane
 from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
 from django_mq.store.look import look
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import stored
 from tests.store.conftest import lock

@@ -12,7 +12,6 @@ from django.utils import timezone
 from django_mq.executor.connections import ONE_PLAN
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.store.claim_lapsed import CLAIM_LAPSED
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.rows import add, stored
 from tests.store.conftest import lock, take_lapsed
 from tests.store.plans import plan

@@ -16,7 +16,6 @@ from django_mq.queues import actions as acting
 from django_mq.store import chores, expiry, keys, settle
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store.keys import KeyLine
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.rows import add, stored
 from tests.store.keyed import (
     Cursor,

@@ -12,7 +12,6 @@ from django.utils import timezone
 from django_mq.messages import Fence
 from django_mq.models import WorkerHeartbeat
 from django_mq.store import leases
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.rows import add, stored
 from tests.store.conftest import lock
 

@@ -8,7 +8,6 @@ import psycopg
 import pytest
 
 from django_mq.store.look import look
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db(transaction=True)

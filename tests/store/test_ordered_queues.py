@@ -17,7 +17,6 @@ from django_mq.queues import actions as acting
 from django_mq.store import ordered_queues as lines
 from django_mq.store import settle
 from django_mq.store.ordered_queues import CLAIM_LINE, Owned
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.store.conftest import lock

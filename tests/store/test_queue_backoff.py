@@ -12,7 +12,6 @@ import pytest
 from django_mq.models import QueueState
 from django_mq.store import queue_backoff as store
 from django_mq.store.queue_backoff import LevelChange
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 

@@ -10,7 +10,6 @@ import pytest
 from django_mq.messages import Fence
 from django_mq.models import QueuedMessage
 from django_mq.store import recover
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.rows import add, stored
 from tests.store.conftest import lock
 

@@ -17,7 +17,6 @@ from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import leases, open_transaction, recover, routing, settle
 from django_mq.store.settle import FailedDelivery
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import lock as lock_all
 from tests.database import second_connection
 from tests.rows import add, stored

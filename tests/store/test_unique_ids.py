@@ -20,7 +20,6 @@ from django_mq.store import unique_ids as unique
 from django_mq.store.free_unique_ids import Done
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import Seen, Unique, UniqueId
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add, stored
 from tests.store.conftest import lock

@@ -32,7 +32,6 @@ from django_mq.store.claim import Lane
 from django_mq.worker import Worker
 from django_mq.worker.resolver import line_of
 from testproject.shop.models import Product
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add_all
 from tests.worker.proxy import Proxy

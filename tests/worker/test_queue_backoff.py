@@ -25,7 +25,6 @@ from django_mq.store import queue_backoff as store
 from django_mq.worker.lease_keeper import LeaseKeeper
 from django_mq.worker.queue_backoff import QueueBackoffs
 from django_mq.worker.recovery import DeadWorker, Recovery
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 

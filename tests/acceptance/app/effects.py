@@ -13,6 +13,7 @@ create table if not exists acceptance_effect (
     pid int not null
 )
 """
+DROP = "drop table acceptance_effect"
 INSERT = "insert into acceptance_effect (name, attempt, pid) values (%s, %s, %s)"
 SELECT = "select name, attempt, pid from acceptance_effect order by id"
 

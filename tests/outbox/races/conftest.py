@@ -12,7 +12,6 @@ from django.db import connections, transaction
 
 from django_mq import broadcast
 from django_mq.models import QueuedMessage
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 
 #: Longer than anything here takes, even on a busy machine.

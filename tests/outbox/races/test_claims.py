@@ -12,7 +12,6 @@ from django.db import connection
 from django_mq import Delivery, handler
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.testing import drain
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import listening, second_connection
 from tests.outbox.races.conftest import (
     CLAIM,

@@ -13,7 +13,6 @@ from django.db import connection, transaction
 from django_mq import BroadcastBusy, Message, broadcast, broadcast_many
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.outbox import deduplicate as deduping
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.outbox.races.conftest import (
     PATIENCE,
     Holder,

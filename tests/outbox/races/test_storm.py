@@ -15,7 +15,6 @@ from django.db import transaction
 
 from django_mq import Message, broadcast_many
 from django_mq.models import UniqueKey
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.outbox.races.conftest import PATIENCE
 
