@@ -272,53 +272,55 @@ def test_what_is_put_aside_is_an_object(aside: str) -> None:
         put_aside(aside)
 
 
-@pytest.mark.parametrize(
-    "aside",
-    [
-        "{}",
-        '{"metadata": []}',
-        '{"metadata": null}',
-        '{"max_attempts": "20"}',
-        '{"max_attempts": 2147483647}',
-        '{"max_attempts": [1]}',
-        '{"max_attempts": -1}',
-        '{"max_attempts": null}',
-        '{"schema_version": 0}',
-        '{"priority": 101}',
-        '{"priority": 1e400}',
-        '{"priority": {}}',
-        '{"key": ""}',
-        '{"key": "a b"}',
-        '{"key": 7}',
-        '{"key": ["k"]}',
-        '{"wants_result": "maybe"}',
-        '{"ordered": 1}',
-        '{"due": "2026-02-31"}',
-        '{"due": "infinity"}',
-        '{"due": 1e20}',
-        '{"due": -2208988801}',
-        '{"expires": 253370678401}',
-        '{"expires": [0]}',
-        '{"unique_for": -1}',
-        '{"unique_for": 1e12}',
-        '{"unique_for": "1 day"}',
-        '{"else": {"a": []}}',
-        '{"payload": null, "key": null, "retry": null, "due": null, "expires": null}',
-        '{"max_attempts": 1.0, "priority": -99.5, "schema_version": 1.0, "due": 1e9}',
-        '{"max_attempts": 2147483646, "due": -2208988800, "expires": 253370678400}',
-        '{"retry": [7], "unique_for": 3155760000, "wants_result": true, "ordered": true}',
-        f'{{"payload": {"1" * 5000}, "retry": {"[" * 2000 + "]" * 2000}}}',
-    ],
-)
-def test_what_is_put_aside_badly_comes_forward(aside: str, good: list[int], ran: list[int]) -> None:
+#: What others may put aside: with members that are missing or wrong, or right.
+ASIDES = [
+    "{}",
+    '{"metadata": []}',
+    '{"metadata": null}',
+    '{"max_attempts": "20"}',
+    '{"max_attempts": 2147483647}',
+    '{"max_attempts": [1]}',
+    '{"max_attempts": -1}',
+    '{"max_attempts": null}',
+    '{"schema_version": 0}',
+    '{"priority": 101}',
+    '{"priority": 1e400}',
+    '{"priority": {}}',
+    '{"key": ""}',
+    '{"key": "a b"}',
+    '{"key": 7}',
+    '{"key": ["k"]}',
+    '{"wants_result": "maybe"}',
+    '{"ordered": 1}',
+    '{"due": "2026-02-31"}',
+    '{"due": "infinity"}',
+    '{"due": 1e20}',
+    '{"due": -2208988801}',
+    '{"expires": 253370678401}',
+    '{"expires": [0]}',
+    '{"unique_for": -1}',
+    '{"unique_for": 1e12}',
+    '{"unique_for": "1 day"}',
+    '{"else": {"a": []}}',
+    '{"payload": null, "key": null, "retry": null, "due": null, "expires": null}',
+    '{"max_attempts": 1.0, "priority": -99.5, "schema_version": 1.0, "due": 1e9}',
+    '{"max_attempts": 2147483646, "due": -2208988800, "expires": 253370678400}',
+    '{"retry": [7], "unique_for": 3155760000, "wants_result": true, "ordered": true}',
+    f'{{"payload": {"1" * 5000}, "retry": {"[" * 2000 + "]" * 2000}}}',
+]
+
+
+def test_what_is_put_aside_badly_comes_forward(good: list[int], ran: list[int]) -> None:
     """What is missing or wrong has its default; a good one beside it is not kept back."""
-    put_aside(aside)
-    put_aside('{"payload": {}}', unique_id="good")
+    asides = {f"u{n}": aside for n, aside in enumerate([*ASIDES, '{"payload": {}}'])}
+    for unique_id, aside in asides.items():
+        put_aside(aside, unique_id)
     run_chores()
     assert not UniqueKey.objects.filter(put_aside__isnull=False).exists()
-    forward = QueuedMessage.objects.filter(type="odd")
-    assert set(forward.values_list("unique_id", flat=True)) == {"u", "good"}
-    assert shown_badly([(QueuedMessage, each.pk, aside[:40]) for each in forward]) == []
+    forward = QueuedMessage.objects.filter(type="odd").in_bulk(field_name="pk")
+    assert {each.unique_id for each in forward.values()} == asides.keys()
+    rows = [(QueuedMessage, pk, asides[each.unique_id][:40]) for pk, each in forward.items()]
+    assert shown_badly(rows) == []
     handle_all(good, ran)
 
 
