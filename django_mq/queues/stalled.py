@@ -14,6 +14,9 @@ from django_mq.queues.transactions import alias_of, reading
 from django_mq.store import waiting_behind as store
 from django_mq.store.waiting_behind import LinePosition
 
+#: Columns that monitoring does without: its login may not read them. Other clients may also write
+#: JSON nested too deeply to decode.
+PRIVATE = ("payload", "metadata", "last_error", "dead_reason")
 #: Counts of messages ahead or behind stop here.
 MOST = 1000
 #: `heads()` examines this many blocking messages, the oldest first: about 0.1 s.
@@ -75,7 +78,7 @@ def heads(queue: str | None = None, *, limit: int = 100, using: str | None = Non
     rows = (
         QueuedMessage.objects.using(alias)
         .with_state()
-        .defer("payload", "metadata")
+        .defer(*PRIVATE)
         .in_bulk([each.id for each in found])
     )
     return [_head(each, rows[each.id]) for each in found if each.id in rows]

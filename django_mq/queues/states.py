@@ -10,6 +10,7 @@ from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import whole
+from django_mq.queues.stalled import PRIVATE
 from django_mq.queues.transactions import alias_of, reading
 from django_mq.store import peek as rows
 from django_mq.store import queue_names
@@ -99,7 +100,7 @@ def peek(
 
     `limit` applies to all queues together. `skip_locked` leaves out messages that are leased, or
     locked by another transaction. `dead` returns dead letters, which are left out otherwise. Each
-    message has its `state`; its payload and metadata are read on first access.
+    message has its `state`; payload, metadata and error texts are read on first access.
 
     The cost does not grow with the queue: if it has more than `limit` messages, they are chosen
     among the first in the order of the claim, the first to lapse and the first that are blocked;
@@ -110,8 +111,7 @@ def peek(
     whole(limit, "limit")
     alias = alias_of(using)
     messages = QueuedMessage.objects.using(alias).with_state().order_by("pk")
-    # Other clients may write JSON nested too deeply to decode: decode only on access.
-    messages = messages.defer("payload", "metadata")
+    messages = messages.defer(*PRIVATE)
     with reading(alias) as cursor:
         asked = sorted(queue_names.names(cursor)) if queue is None else [queue]
         if dead:

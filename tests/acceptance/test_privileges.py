@@ -1,85 +1,53 @@
-"""Roles with the documented grants and no more: S07."""
+"""Logins with the documented roles: S07. What each role may do is in ../test_roles.py."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
-from django_mq import BroadcastBusy, broadcast, cancel, request
-from django_mq.messages import OnDuplicate
+from django_mq import cancel, request
 from django_mq.models import QueuedMessage
 from django_mq.store import results
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import Worker
+from tests.roles import documented, documented_names, skip_unless_able
 
-# What the manual tells people to grant.
-PRODUCER = """
-grant insert, select (id) on django_mq_queuedmessage to {role};
-grant usage on sequence django_mq_queuedmessage_id_seq to {role};
-"""
-ASKER = """
-grant select (id, wants_result, dead_at, dead_reason, last_error) on django_mq_queuedmessage
-    to {role};
-grant select on django_mq_result to {role};
-"""
-UNIQUE_PRODUCER = """
-grant select, insert, update, delete on django_mq_uniquekey to {role};
-grant usage on sequence django_mq_uniquekey_id_seq to {role};
-grant select, update on django_mq_queuedmessage to {role};
-"""
-LIMITED_PRODUCER = """
-grant select (queue, leased_until, blocked_by, dead_at) on django_mq_queuedmessage to {role};
-"""
-WORKER = """
-grant select on django_migrations to {role};
-grant select, insert, update, delete on django_mq_queuedmessage to {role};
-grant select, insert, delete on django_mq_failedattempt to {role};
-grant select, insert, update on django_mq_queuestate to {role};
-grant select, insert, update, delete on django_mq_result to {role};
-grant select, insert, update, delete on django_mq_workerheartbeat to {role};
-grant select, insert, update, delete on django_mq_uniquekey to {role};
-grant usage on sequence django_mq_uniquekey_id_seq to {role};
-grant usage on sequence django_mq_queuedmessage_id_seq to {role};
-grant usage on sequence django_mq_failedattempt_id_seq to {role};
-"""
 # What the handlers of these tests need of their own.
 HANDLERS = "grant insert on acceptance_effect to {role};"
 
 
 @pytest.fixture
-def role(empty_tables: None) -> Iterator[Callable[[str, str], str]]:
-    """Make a role that may log in and has these grants alone; dropped at the end."""
-    made: list[str] = []
-
-    def make(purpose: str, grants: str) -> str:
-        name = f"mq_acceptance_{purpose}_{os.getpid()}"
-        with connection.cursor() as cursor:
-            cursor.execute("select rolcreaterole or rolsuper from pg_roles where rolname = user")
-            if not cursor.fetchone()[0]:
-                pytest.skip("the login of the test database may not create roles")
-            cursor.execute(f"create role {name} login password 'secret'")
-            made.append(name)
-            cursor.execute(grants.format(role=name))
-        return name
-
-    yield make
+def role(empty_tables: None) -> Iterator[Callable[[str], str]]:
+    """Return the name of a documented role of this test run, which may log in."""
+    skip_unless_able()
+    names = {name: f"{name}_{os.getpid()}" for name in documented_names()}
     with connection.cursor() as cursor:
-        for name in made:
-            cursor.execute(f"drop owned by {name}; drop role {name}")
+        for block in documented():
+            cursor.execute(re.sub(r"\bmq_\w+", lambda match: names.get(match[0], match[0]), block))
+
+    def may_log_in(name: str) -> str:
+        with connection.cursor() as cursor:
+            cursor.execute(f"alter role {names[name]} login password 'secret'")
+        return names[name]
+
+    yield may_log_in
+    made = ", ".join(names.values())
+    with connection.cursor() as cursor:
+        cursor.execute(f"drop owned by {made}; drop role {made}")
 
 
-def test_a_producer(role: Callable[[str, str], str], queue: Queue) -> None:
+def test_a_producer(role: Callable[[str], str], queue: Queue) -> None:
     """It stores one message and many, by statement, by COPY and by the SQL function, and rings."""
-    name = role("producer", PRODUCER)
+    name = role("mq_producer")
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute(f"set local role {name}")
@@ -94,9 +62,9 @@ def test_a_producer(role: Callable[[str, str], str], queue: Queue) -> None:
     assert QueuedMessage.objects.count() == 207
 
 
-def test_an_asker(role: Callable[[str, str], str], queue: Queue) -> None:
+def test_an_asker(role: Callable[[str], str], queue: Queue) -> None:
     """It stores a request, and looks for its reply and for nothing else of it."""
-    name = role("asker", PRODUCER + ASKER)
+    name = role("mq_asker")
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute(f"set local role {name}")
@@ -109,42 +77,16 @@ def test_an_asker(role: Callable[[str, str], str], queue: Queue) -> None:
             asker.execute("select payload from django_mq_queuedmessage")
 
 
-def test_a_producer_with_unique_ids(role: Callable[[str, str], str]) -> None:
-    """It adds, updates, requeues and is refused; it may remove no message."""
-    name = role("unique", PRODUCER + UNIQUE_PRODUCER)
-    with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute(f"set local role {name}")
-        options: list[OnDuplicate] = ["skip", "update", "debounce", "replace", "requeue", "rerun"]
-        receipts = [broadcast("a.b", unique_id="u", on_duplicate=each) for each in options]
-        told = [receipt.outcome for receipt in receipts]
-        QueuedMessage.objects.update(leased_until=Now(), claimed_by="w:1")
-        told.append(broadcast("a.b", unique_id="u", on_duplicate="requeue").outcome)
-        told.append(broadcast("a.b", unique_id="u", on_duplicate="rerun").outcome)
-    assert told[:4] == ["added", "updated", "debounced", "updated"]
-    assert told[4:] == ["duplicate", "updated", "requeued", "requeued"]
-
-
-def test_a_producer_with_a_limit(role: Callable[[str, str], str], settings: Any) -> None:
-    """It may count what waits, and read no more of it."""
-    settings.DJANGO_MQ = {"QUEUES": {"limited": {"max_backlog": 1}}}
-    name = role("limited", PRODUCER + LIMITED_PRODUCER)
-    with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute(f"set local role {name}")
-        broadcast("a.b", queue="limited")
-        with pytest.raises(BroadcastBusy):
-            broadcast("a.b", queue="limited")
-
-
 def test_a_worker(
     start: Callable[..., Worker],
-    role: Callable[[str, str], str],
+    role: Callable[[str], str],
     queue: Queue,
     witness: Witness,
 ) -> None:
     """It does all that a worker does: run, fail, retry, hold, expire, recover, broadcast, drain."""
-    name = role("worker", WORKER + HANDLERS)
+    name = role("mq_worker")
+    with connection.cursor() as cursor:
+        cursor.execute(HANDLERS.format(role=name))
     witness.open("open")
     queue.send("write", *[f"m{n}" for n in range(50)])
     queue.send("call", "call", gate="open")

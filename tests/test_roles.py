@@ -1,0 +1,275 @@
+"""The roles of docs/roles.md: its SQL as it is, and every public function as every role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import ProgrammingError, connection, transaction
+from django.db.models.functions import Now
+from psycopg.errors import InsufficientPrivilege
+
+import django_mq
+from django_mq import (
+    BroadcastBusy,
+    DuplicateMessage,
+    Message,
+    broadcast,
+    broadcast_many,
+    cancel,
+    queues,
+    request,
+)
+from django_mq.messages import OnDuplicate
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, UniqueKey
+from django_mq.outbox import backlog
+from django_mq.store import free_unique_ids, results
+from tests.roles import acting_as, documented, documented_names, skip_unless_able
+from tests.rows import add, beat
+
+pytestmark = pytest.mark.django_db
+
+Call = Callable[[], object]
+
+
+@pytest.fixture
+def roles() -> None:
+    skip_unless_able()
+    with connection.cursor() as cursor:
+        for block in documented():
+            cursor.execute(block)
+
+
+@pytest.fixture(autouse=True)
+def rows(settings: Any) -> None:
+    """A message in each state, with what belongs to it; ids from 1."""
+    settings.DJANGO_MQ = {"QUEUES": {"limited": {"max_backlog": 2}}, "REQUIRE_ATOMIC": False}
+    backlog._counts.clear()
+    with connection.cursor() as cursor:
+        cursor.execute("alter sequence django_mq_queuedmessage_id_seq restart with 1000")
+    with transaction.atomic():
+        waiting = [
+            broadcast("a.b", unique_id=f"u{n}", key="k", queue="mail").ids[0] for n in range(3)
+        ]
+    QueuedMessage.objects.filter(pk=waiting[1]).update(leased_until=Now(), claimed_by="w:1")
+    broadcast("a.b", unique_id="u1", on_duplicate="requeue", queue="mail", payload={"aside": 1})
+    add(id=1, after=60, last_error="secret", wants_result=True)
+    add(id=2, dead=-9, unique_id="dead", last_error="secret", dead_reason="secret", key="k2")
+    add(id=3, blocked_by=2, key="k2")
+    add(id=4, held=-9)
+    add(id=5, leased=60)
+    add("limited", id=6)
+    FailedAttempt.objects.create(message_id=7, queue="q", type="t", attempt=1)
+    Result.objects.create(message_id=7, value={"secret": 1})
+    beat(running=[5])
+    QueueState.objects.create(queue="slow", backoff_level=2, backoff_until=Now())
+
+
+def duplicate(how: OnDuplicate, id: str = "u0") -> object:
+    return broadcast("a.b", {"n": 1}, unique_id=id, on_duplicate=how, queue="mail", key="k")
+
+
+def raises_duplicate() -> None:
+    with pytest.raises(DuplicateMessage):
+        duplicate("raise")
+
+
+def meets_the_limit() -> None:
+    broadcast("a.b", queue="limited")
+    with pytest.raises(BroadcastBusy):
+        broadcast("a.b", queue="limited")
+
+
+def reply() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(results.LISTEN)
+        results.look(cursor, [1, 7])
+
+
+def bring_forward() -> None:
+    """What a broadcast does if a message was put aside for an id that is free by now."""
+    with connection.cursor() as cursor:
+        id = free_unique_ids.UniqueId("mail", "", "a.b", "u1")
+        free_unique_ids.lock(cursor, [id])
+        free_unique_ids.come_forward(cursor, [id])
+
+
+def sql(text: str) -> Call:
+    def run() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(text)
+
+    return run
+
+
+def many() -> None:
+    broadcast_many(Message("a.b", after=n) for n in range(60))
+    broadcast_many([Message("a.b", {"n": n}) for n in range(60)])
+    broadcast_many([Message("a.b", key="k", priority=n, expires=60) for n in range(5)])
+
+
+#: What each role may do beyond the roles that it includes.
+CALLS: dict[str, dict[str, Call]] = {
+    "anybody": {"queues.horizon": queues.horizon},
+    "producer": {
+        "broadcast": lambda: broadcast("a.b", {"n": 1}, key="k", metadata={"a": 1}, after=9),
+        "broadcast_many": many,
+        "broadcast_many few": lambda: broadcast_many([Message("a.b")] * 3),
+        "request": lambda: request("a.b"),
+        "mq_broadcast": sql("select mq_broadcast('q', 't', '{}', '{}', now())"),
+    },
+    "limited": {"broadcast max_backlog": meets_the_limit},
+    "asker": {"reply": reply, "read results": sql("select value from django_mq_result")},
+    "unique": {
+        "broadcast skip": lambda: duplicate("skip"),
+        "broadcast raise": raises_duplicate,
+        "broadcast requeue": lambda: duplicate("requeue", "u1"),
+        "broadcast new": lambda: duplicate("skip", "new"),
+        "broadcast bring forward": bring_forward,
+        "read asides": sql("select put_aside from django_mq_uniquekey"),
+    },
+    "replacing": {
+        "broadcast update": lambda: duplicate("update"),
+        "broadcast debounce": lambda: duplicate("debounce"),
+        "write payloads": sql("update django_mq_queuedmessage set payload = '{}'"),
+    },
+    "canceller": {
+        "cancel": lambda: cancel(id=1),
+        "cancel unique": lambda: cancel(unique_id="u1"),
+        "cancel type": lambda: cancel(type="a.b"),
+        "queues.cancel": lambda: queues.cancel([1, 1000, 1001]),
+        "queues.discard": lambda: queues.discard(2),
+        "delete": sql("delete from django_mq_queuedmessage"),
+    },
+    "monitor": {
+        "queues.counts": queues.counts,
+        "queues.names": queues.names,
+        "queues.state": lambda: queues.state("mail"),
+        "queues.peek": queues.peek,
+        "queues.peek free": lambda: queues.peek(skip_locked=True),
+        "queues.peek dead": lambda: queues.peek(dead=True),
+        "queues.heads": queues.heads,
+        "queues.purge dry_run": lambda: queues.purge("mail", waiting=True, dry_run=True),
+        "queues.workers": queues.workers,
+        "queues.timings": queues.timings,
+    },
+    "operator": {
+        **{f"queues.why {n}": lambda n=n: queues.why(n) for n in range(1, 8)},  # type: ignore[misc]
+        "queues.purge": lambda: queues.purge(waiting=True),
+        "queues.requeue": queues.requeue,
+        "queues.run_now": lambda: queues.run_now([1, 4]),
+        "queues.pause": lambda: queues.pause("mail"),
+        "queues.resume": lambda: queues.resume("mail"),
+        "queues.limit": lambda: queues.limit("mail", 5),
+        "queues.end_backoff": lambda: queues.end_backoff("slow"),
+        "read errors": sql("select last_error, dead_reason, metadata from django_mq_queuedmessage"),
+    },
+    "payloads": {"read payloads": sql("select payload from django_mq_queuedmessage")},
+    "handlers": {"name handlers": sql("update django_mq_queuedmessage set handler = 'h'")},
+    "claims": {"claim": sql("update django_mq_queuedmessage set suspect = true")},
+}
+UNIQUE = ("producer", "unique")
+CANCELLER = (*UNIQUE, "canceller")
+#: In cancelling, the columns that `max_backlog` needs are included, and so on.
+MAY: dict[str, tuple[str, ...]] = {
+    "mq_producer": ("producer",),
+    "mq_limited_producer": ("producer", "limited"),
+    "mq_asker": ("producer", "asker"),
+    "mq_unique_producer": UNIQUE,
+    "mq_replacing_producer": (*UNIQUE, "replacing", "limited"),
+    "mq_canceller": (*CANCELLER, "limited"),
+    "mq_monitor": ("monitor",),
+    "mq_operator": (*CANCELLER, "limited", "monitor", "operator"),
+    "mq_admin": (*CANCELLER, "limited", "asker", "monitor", "operator", "payloads"),
+    "mq_worker": tuple(CALLS),
+}
+
+
+class _Undone(Exception):
+    """Rolls a call back."""
+
+
+def allowed(role: str, call: Call) -> bool:
+    """Say whether the call succeeds as `role`; what it did is undone."""
+    backlog._counts.clear()
+    try:
+        with acting_as(role):
+            call()
+            raise _Undone
+    except _Undone:
+        return True
+    except ProgrammingError as error:
+        if not isinstance(error.__cause__, InsufficientPrivilege):
+            raise
+        return False
+
+
+@pytest.mark.usefixtures("roles")
+@pytest.mark.parametrize("role", MAY)
+def test_it_may_do_what_the_page_says_and_no_more(role: str) -> None:
+    wrong = {
+        name: may
+        for kind, calls in CALLS.items()
+        for name, call in calls.items()
+        if (may := allowed(role, call)) != (kind in (*MAY[role], "anybody"))
+    }
+    assert wrong == {}
+
+
+def test_every_role_of_the_page_is_tried() -> None:
+    assert documented_names() == list(MAY)
+
+
+def test_every_public_function_is_tried() -> None:
+    """Those that send no statement are left out, and those that send the same from async code."""
+    silent = {"handler", "exponential", "fixed", "intervals", "redacted"}
+    waits = {"ask", "gather", "aask", "agather", "arequest", "abroadcast"}
+    called = {name.split()[0] for calls in CALLS.values() for name in calls}
+    for module, prefix in ((django_mq, ""), (queues, "queues.")):
+        for name in module.__all__:
+            found = getattr(module, name)
+            if callable(found) and not isinstance(found, type) and name not in silent | waits:
+                assert prefix + name in called
+
+
+@pytest.mark.usefixtures("roles")
+@pytest.mark.parametrize("role", [role for role in MAY if role != "mq_worker"])
+def test_only_workers_name_a_handler_or_hold_a_message(role: str) -> None:
+    """What the library does not insert, a login that was stolen cannot either."""
+    for column, value in (
+        ("claimed_by", "'w:1'"), ("attempts", "-1"), ("suspect", "true"), ("last_error", "'e'"),
+        ("dead_at", "now()"), ("blocked_by", "1"), ("held_since", "now()"),
+    ):  # fmt: skip
+        insert = sql(
+            f"insert into django_mq_queuedmessage (queue, type, payload, {column})"
+            f" values ('q', 't', '{{}}', {value})"
+        )
+        assert not allowed(role, insert), column
+
+
+@pytest.mark.usefixtures("roles")
+def test_monitoring_works_in_a_read_only_transaction() -> None:
+    """As on a replica."""
+    for name, call in CALLS["monitor"].items():
+        try:
+            with acting_as("mq_monitor"), connection.cursor() as cursor:
+                cursor.execute("set transaction read only")
+                call()
+                raise _Undone
+        except _Undone:
+            continue
+        except ProgrammingError as error:  # pragma: no cover
+            pytest.fail(f"{name}: {error}")
+
+
+@pytest.mark.usefixtures("roles")
+def test_a_reader_sees_what_a_writer_sees() -> None:
+    with acting_as("mq_monitor"):
+        seen = queues.state("mail"), queues.peek("mail"), queues.peek(skip_locked=True)
+    assert seen == (
+        queues.state("mail"),
+        queues.peek("mail"),
+        queues.peek(skip_locked=True),
+    )
+    assert UniqueKey.objects.filter(put_aside__isnull=False).exists()
