@@ -125,13 +125,16 @@ CALLS: dict[str, dict[str, Call]] = {
         "broadcast skip": lambda: duplicate("skip"),
         "broadcast raise": raises_duplicate,
         "broadcast requeue": lambda: duplicate("requeue", "u1"),
+        "broadcast rerun in flight": lambda: duplicate("rerun", "u1"),
         "broadcast new": lambda: duplicate("skip", "new"),
         "broadcast bring forward": bring_forward,
         "read asides": sql("select put_aside from django_mq_uniquekey"),
     },
+    "due times": {"broadcast debounce": lambda: duplicate("debounce")},
     "replacing": {
         "broadcast update": lambda: duplicate("update"),
-        "broadcast debounce": lambda: duplicate("debounce"),
+        "broadcast replace": lambda: duplicate("replace"),
+        "broadcast rerun": lambda: duplicate("rerun"),
         "write payloads": sql("update django_mq_queuedmessage set payload = '{}'"),
     },
     "canceller": {
@@ -177,11 +180,11 @@ MAY: dict[str, tuple[str, ...]] = {
     "mq_limited_producer": ("producer", "limited"),
     "mq_asker": ("producer", "asker"),
     "mq_unique_producer": UNIQUE,
-    "mq_replacing_producer": (*UNIQUE, "replacing", "limited"),
+    "mq_replacing_producer": (*UNIQUE, "replacing", "due times", "limited"),
     "mq_canceller": (*CANCELLER, "limited"),
     "mq_monitor": ("monitor",),
-    "mq_operator": (*CANCELLER, "limited", "monitor", "operator"),
-    "mq_admin": (*CANCELLER, "limited", "asker", "monitor", "operator", "payloads"),
+    "mq_operator": (*CANCELLER, "limited", "monitor", "operator", "due times"),
+    "mq_admin": (*CANCELLER, "limited", "asker", "monitor", "operator", "due times", "payloads"),
     "mq_worker": tuple(CALLS),
 }
 
