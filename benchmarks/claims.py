@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.app.handlers import QUEUE
 from benchmarks.database import check
-from django_mq.executor.connections import Statements, statement_cursor
+from django_mq.executor.connections import statement_cursor
+from django_mq.executor.statements import Statements
 from django_mq.store import claim
 
 UNLIMITED = 1 << 40

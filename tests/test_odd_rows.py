@@ -18,7 +18,7 @@ from django.test import Client
 
 from django_mq import Delivery, handler, handlers, queues
 from django_mq.conf import get_settings
-from django_mq.executor.connections import Statements
+from django_mq.executor.statements import Statements
 from django_mq.models import (
     FailedAttempt,
     QueuedMessage,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from django_mq.executor.local_queue import LocalQueue
     from django_mq.executor.scoreboard import Scoreboard
     from django_mq.executor.tasks import Task
+    from django_mq.executor.watchdog import Link
     from django_mq.messages import ClaimedRow
     from django_mq.policy.backoff import RetryPolicy
 
@@ -55,6 +56,7 @@ class AsyncRunner(threading.Thread):
         policy: Callable[[ClaimedRow], RetryPolicy],
         settled: Callable[[Sequence[Ended]], None],
         on_room: Callable[[], None],
+        link: Link | None = None,
     ) -> None:
         super().__init__(name="mq-async", daemon=True)
         self._alias = alias
@@ -78,6 +80,7 @@ class AsyncRunner(threading.Thread):
             policy=policy,
             shortest_lease=shortest_lease,
             settled=settled,
+            link=link,
         )
 
     def start(self) -> None:

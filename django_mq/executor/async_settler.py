@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django_mq.executor import reports as reporting
-from django_mq.executor.connections import LOST, Outage, Statements
+from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.settlement import Settlement
+from django_mq.executor.statements import Statements
 from django_mq.store import leases
 
 if TYPE_CHECKING:
     from django_mq.executor.ended import Ended
     from django_mq.executor.tasks import Task
+    from django_mq.executor.watchdog import Link
     from django_mq.messages import ClaimedRow, Fence
     from django_mq.policy.backoff import RetryPolicy
 
@@ -36,9 +38,10 @@ class AsyncSettler(threading.Thread):
         policy: Callable[[ClaimedRow], RetryPolicy],
         shortest_lease: float,
         settled: Callable[[Sequence[Ended]], None],
+        link: Link | None = None,
     ) -> None:
         super().__init__(name="mq-settler", daemon=True)
-        self._statements = Statements(alias)
+        self._statements = Statements(alias, link=link)
         self._settlement = Settlement(
             self._statements, outage=outage, policy=policy, lease=shortest_lease
         )

@@ -60,6 +60,7 @@ class Attempts:
         hooks, wrappers = len(wrapper.run_on_commit), len(wrapper.execute_wrappers)
         result, error, seconds = None, None, 0.0
         self._show(tasks, state)
+        self._session.link.lent = True
         try:
             if state.announcing:
                 locked |= self._announce(tasks, state)
@@ -79,6 +80,7 @@ class Attempts:
             self._blame(tasks, error or _told(raised), seconds, state)
             raise SliceAborted from raised
         finally:
+            self._session.link.lent = False
             self._entries.end(len(tasks))
             del wrapper.execute_wrappers[wrappers:]
         part = state.users if locked or savepoint.opened else state.others

@@ -7,7 +7,6 @@ import copy
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import Any
 
@@ -18,7 +17,7 @@ from django.db.utils import InterfaceError, OperationalError
 from psycopg import sql
 from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 
-from django_mq.store import Cursor
+from django_mq.executor.watchdog import Link
 from django_mq.store.driver import THRESHOLD, may_prepare, results
 from django_mq.store.session_state import DISCARD
 
@@ -35,17 +34,39 @@ LOST = (
     psycopg.errors.IdleInTransactionSessionTimeout,
 )
 
+#: The SQLSTATEs with which a server that is there refuses a statement: it was cancelled, or it is
+#: in conflict with another transaction.
+_REFUSALS = frozenset({"57014", "40001", "40P01", "55P03"})
+
 #: Seconds between two tries to reach a lost database: the first wait, and the longest.
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0
+#: Seconds to connect, unless the alias sets a `connect_timeout`.
+CONNECT_SECONDS = 10
 
 
-def plain_connection(alias: str) -> BaseDatabaseWrapper:
-    """Return a new connection to `alias` that is not from Django's pool and does not age."""
+def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrapper:
+    """Return a new connection to `alias` that is not from Django's pool and does not age.
+
+    `link` bounds its waits, whoever makes it connect.
+    """
     original = connections[alias]
     settings: dict[str, Any] = copy.deepcopy(original.settings_dict)
     settings["OPTIONS"].pop("pool", None)
+    settings["OPTIONS"].setdefault("connect_timeout", CONNECT_SECONDS)
     settings.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False)
-    return type(original)(settings, alias)
+    wrapper = type(original)(settings, alias)
+    if link is not None:
+        connect = wrapper.get_new_connection
+
+        def connect_and_attach(params: dict[str, Any]) -> Any:
+            if link.most < CONNECT_SECONDS:
+                params = {**params, "connect_timeout": max(1, round(link.most))}
+            driver = connect(params)
+            link.attach(driver)
+            return driver
+
+        wrapper.get_new_connection = connect_and_attach  # type: ignore[assignment,method-assign]
+    return wrapper
 
 
 @contextlib.contextmanager
@@ -61,96 +82,6 @@ def plain_connection_as(alias: str) -> Iterator[BaseDatabaseWrapper]:
     finally:
         connections[alias] = original
         plain.close()
-
-
-# Each of our statements has one good plan, by its index, whatever the statistics say; planning it
-# each time costs a claim 0.3 of 2.4 ms. Without the last four settings, the generic plan of a claim
-# prepared on an empty table hashes a whole large table later. With them, a necessary scan of a
-# small table has so high a cost that JIT would compile it: 70 ms for a statement of 1 ms.
-ONE_PLAN = """
-set plan_cache_mode = force_generic_plan; set jit = off;
-set enable_seqscan = off; set enable_bitmapscan = off;
-set enable_hashjoin = off; set enable_mergejoin = off
-"""
-
-
-class Statements:
-    """A connection for statements of the worker itself, each its own transaction.
-
-    Its statements are prepared on the server, unless the alias goes through a transaction pooler
-    (marked in Django's settings by `DISABLE_SERVER_SIDE_CURSORS`).
-    """
-
-    def __init__(self, alias: str) -> None:
-        self._alias = alias
-        self._wrapper: BaseDatabaseWrapper | None = None
-        self._cursor: RepeatingCursor | None = None
-
-    def cursor(self) -> Cursor:
-        """Return a cursor; connects when needed. Raises the errors in LOST."""
-        wrapper = self._wrapper
-        if wrapper is None:
-            wrapper = self._wrapper = plain_connection(self._alias)
-        if wrapper.connection is None or wrapper.connection.closed:
-            wrapper.close()
-            wrapper.connect()
-            # Whatever the alias sets: after a lock, the next statement must see a newer snapshot.
-            wrapper.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            if prepare_statements(wrapper):
-                wrapper.connection.execute(ONE_PLAN)
-            self._cursor = RepeatingCursor(wrapper.connection)
-        return self._cursor  # type: ignore[return-value]
-
-    def transaction(self) -> AbstractContextManager[Any]:
-        """Return a block whose statements are one transaction; call `cursor()` first."""
-        driver: psycopg.Connection[Any] = self._wrapper.connection  # type: ignore[union-attr]
-        return driver.transaction()
-
-    def is_alive(self) -> bool:
-        """Say whether the connection survived the last error; if so, the server answered."""
-        wrapper = self._wrapper
-        return (
-            wrapper is not None
-            and wrapper.connection is not None
-            and not (wrapper.connection.closed)
-        )
-
-    def close(self) -> None:
-        """Close the connection; the next statement opens a new one."""
-        wrapper, self._wrapper = self._wrapper, None
-        if wrapper is not None:
-            with contextlib.suppress(*LOST):
-                wrapper.close()
-
-
-class RepeatingCursor:
-    """Runs each statement on a cursor of its own.
-
-    A psycopg cursor remembers how to write the parameters and read the columns of its last
-    statement. Finding that out anew costs a sixth of a claim of one message.
-    """
-
-    def __init__(self, driver: psycopg.Connection[Any]) -> None:
-        self.connection = driver
-        self._cursors: dict[str, psycopg.Cursor[Any]] = {}
-        self._last = statement_cursor(driver)
-
-    def execute(self, sql: str, params: Any = None) -> psycopg.Cursor[Any]:
-        cursor = self._cursors.get(sql)
-        if cursor is None:
-            cursor = self._cursors[sql] = statement_cursor(self.connection)
-        self._last = cursor
-        return cursor.execute(sql, params)
-
-    @property
-    def rowcount(self) -> int:
-        return self._last.rowcount
-
-    def fetchall(self) -> list[Any]:
-        return self._last.fetchall()
-
-    def fetchone(self) -> Any:
-        return self._last.fetchone()
 
 
 def statement_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
@@ -181,12 +112,15 @@ def simple_query(driver: psycopg.Connection[Any], statements: str) -> list[list[
     ]
 
 
-def within_transaction(cursor: Cursor) -> AbstractContextManager[Any]:
-    """Return a block that runs in the open transaction, or in a new one."""
-    driver: psycopg.Connection[Any] = cursor.connection
-    if driver.info.transaction_status == TransactionStatus.IDLE:
-        return driver.transaction()
-    return nullcontext()
+def is_idle(driver: psycopg.Connection[Any]) -> bool:
+    """Say whether no transaction is open, nor begun by the next statement."""
+    return driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
+
+
+def roll_back(driver: psycopg.Connection[Any]) -> None:
+    """Roll back the open transaction, if any."""
+    if driver.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+        simple_query(driver, "rollback")
 
 
 def prepare_statements(wrapper: BaseDatabaseWrapper) -> bool:
@@ -226,6 +160,12 @@ def taking_back(wrapper: BaseDatabaseWrapper) -> sql.Composed:
     return sql.SQL("; ").join(steps)
 
 
+def was_refused(error: BaseException) -> bool:
+    """Say whether a server that is there refused a statement: the database is not lost."""
+    states = (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
+    return not _REFUSALS.isdisjoint(states)
+
+
 class Outage:
     """The outage of a process: its threads wait here for a lost database, with one log line."""
 
@@ -234,21 +174,28 @@ class Outage:
         self._lock = threading.Lock()
         self._wait = FIRST_WAIT
         self._said_at = float("-inf")
+        self._lost = False
 
     def wait(self, error: BaseException) -> None:
-        """Log at most once per wait, then sleep until the next try is due or the worker stops."""
+        """Log at most once per wait, then sleep until the next try is due or the worker stops.
+
+        A statement that the server refused is waited for in the same way, but is no outage.
+        """
+        refused = was_refused(error)
         with self._lock:
             wait = self._wait
             says = monotonic() - self._said_at >= wait
             if says:
                 self._said_at = monotonic()
+                self._lost = self._lost or not refused
                 self._wait = min(wait * 2, LONGEST_WAIT)
         if says:  # without the lock: a log handler may block
             logger.warning(
-                "database lost (%s); trying again in %.2g s",
+                "%s (%s); trying again in %.2g s",
+                "the database refused a statement" if refused else "database lost",
                 " ".join(str(error).split())[:200] or type(error).__name__,
                 wait,
-                extra={"event": "database_lost"},
+                extra={"event": "statement_refused" if refused else "database_lost"},
             )
         self._stop.wait(wait)
 
@@ -261,9 +208,10 @@ class Outage:
         return self._stop.is_set()
 
     def over(self) -> None:
-        """Note that the database answers: the next outage begins with a short wait again."""
+        """Note that the database has answered: the next outage begins with a short wait again."""
         if self._wait != FIRST_WAIT:
             with self._lock:
-                again, self._wait = self._wait != FIRST_WAIT, FIRST_WAIT
-            if again:
+                self._wait = FIRST_WAIT
+                back, self._lost = self._lost, False
+            if back:
                 logger.info("database is back", extra={"event": "database_back"})

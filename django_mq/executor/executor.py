@@ -18,6 +18,7 @@ from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.slices import Slices
 from django_mq.executor.tasks import Line, Slice, Task
+from django_mq.executor.watchdog import Link
 
 if TYPE_CHECKING:
     from django_mq.executor.ended import Ended
@@ -46,9 +47,11 @@ class Executor(threading.Thread):
         shortest_lease: float,
         most: int,
         backoff_queues: Collection[str],
+        link: Link | None = None,
     ) -> None:
         super().__init__(name=f"mq-executor-{number}", daemon=True)
         self._alias = alias
+        self._link = link or Link()
         self._local_queue = local_queue
         self._entries = entries
         self._outage = outage
@@ -61,8 +64,8 @@ class Executor(threading.Thread):
         self._backoff_queues = backoff_queues
 
     def _connect(self) -> None:
-        wrapper = connections[self._alias] = plain_connection(self._alias)
-        self._session = session = Session(wrapper)
+        wrapper = connections[self._alias] = plain_connection(self._alias, self._link)
+        self._session = session = Session(wrapper, link=self._link)
         settlement = Settlement(
             session, outage=self._outage, policy=self._policy, lease=self._shortest_lease
         )

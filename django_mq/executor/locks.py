@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from django_mq.executor import slice_limits
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.connections import simple_query
 from django_mq.executor.savepoint import LazySavepoint
@@ -27,14 +28,17 @@ def begin(
     """Begin a transaction on `driver` and lock the rows of `fences`, in one round trip.
 
     Skips rows that another session has locked. `settings` of the server hold until the end of the
-    transaction; with `savepoint`, a handler's savepoint is open afterwards. Continues a transaction
-    that is already open (a test's). Raises psycopg's errors, after which no transaction is open.
+    transaction, and the limits of the worker outside the savepoints of handlers. With `savepoint`,
+    a handler's savepoint is open afterwards. Continues a transaction that is already open (a
+    test's), under its limits. Raises psycopg's errors, after which no transaction is open.
     """
     within = driver.info.transaction_status == TransactionStatus.INTRANS
-    steps = "" if within else f"{begin_statement(driver)}; "
+    steps = "" if within else f"{begin_statement(driver)}; {slice_limits.ours(settings)}; "
     steps += open_transaction.set_local(settings) + row_locks.lock(fences)
     if savepoint:
         steps += f"; savepoint {LazySavepoint.NAME}"
+        if not within:
+            steps += f"; {slice_limits.of_handlers(settings)}"
     rows = _query(driver, steps, within)
     return row_locks.locked(rows[0] if rows else (), fences)
 
@@ -47,12 +51,14 @@ def wait_for(
     Waits up to `row_locks.PATIENCE` seconds for another session's lock on the row. If the row is
     not locked then, the transaction is rolled back.
     """
-    name, before = LazySavepoint.NAME, settings.get("lock_timeout", "default")
+    name = LazySavepoint.NAME
     try:
         rows = _query(
             driver,
-            f"release savepoint {name}; {row_locks.lock_patiently(fence)}"
-            f" set local lock_timeout to {before}; savepoint {name}",
+            f"release savepoint {name}; {slice_limits.ours(settings)};"
+            f" {row_locks.lock_patiently(fence)}"
+            f" {slice_limits.ours(settings)}; savepoint {name};"
+            f" {slice_limits.of_handlers(settings)}",
             False,
         )
     except psycopg.Error as error:

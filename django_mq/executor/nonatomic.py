@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports as reporting
 from django_mq.executor.calls import call, tidy_up
-from django_mq.executor.connections import LOST, Outage, take_back
+from django_mq.executor.connections import LOST, Outage, simple_query, take_back
 from django_mq.executor.ended import Ended, Settled, end
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.messages import Fence
@@ -55,11 +55,9 @@ class NonAtomic:
     def run(self, task: Task) -> bool:
         """Run and settle `task`; return False if it could not start and is still held here."""
         try:
-            started = leases.start(
-                self._session.cursor(),
-                [task.delivery.fence],
-                lease=self._lease(task.delivery.queue),
-            )
+            lease = self._lease(task.delivery.queue)
+            asked = leases.start_alone([task.delivery.fence], lease=lease)
+            started = leases.started(simple_query(self._session.connect(), asked))
         except (psycopg.Error, *LOST) as error:
             self._session.close()
             self._outage.wait(error)
@@ -86,6 +84,7 @@ class NonAtomic:
             reporting.started(delivery)
         clock.extend(task.timeout)
         began = perf_counter()
+        self._session.link.lent = True
         try:
             function = task.handler.call
             if task.handler.is_async:  # a suspect: it must not share the loop with others
@@ -97,6 +96,7 @@ class NonAtomic:
                     "the handler left a transaction open; it was rolled back"
                 )
         finally:
+            self._session.link.lent = False
             self._entries.end(1)
         self.settle(
             ended_nonatomic(delivery, self._policy(task.delivery._row), result, error, seconds)

@@ -16,6 +16,7 @@ from psycopg import sql
 from psycopg.pq import ExecStatus, TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
+from django_mq.executor import slice_limits
 from django_mq.executor.connections import taking_back
 from django_mq.executor.watched_connection import WatchedConnection
 
@@ -49,8 +50,6 @@ class LazySavepoint:
     """
 
     NAME = "django_mq_delivery"
-    _open = f"savepoint {NAME}".encode()
-    _undo = f"rollback to savepoint {NAME}; release savepoint {NAME}".encode()
 
     def __init__(self, wrapper: BaseDatabaseWrapper) -> None:
         self.wrapper = wrapper
@@ -63,7 +62,7 @@ class LazySavepoint:
         self._begin: Callable[[], object] | None = None
         self._cursor: Any = None  # a psycopg.ClientCursor once it has started
         self._initially_immediate: list[Any] | None = None
-        self._release = b""
+        self._open = self._undo = self._to_us = self._release = b""
         self._release_for: tuple[dict[str, str], bool, str | None] | None = None
         self._depth = 0, 0
 
@@ -94,7 +93,7 @@ class LazySavepoint:
         wanted = settings, own_session, self.wrapper.timezone_name
         if wanted != self._release_for:  # writing it anew would cost 24 us a slice
             self._release_for = wanted
-            self._release = b""
+            self._compose(settings if own_session else None)
 
     def begun(self) -> None:
         """The transaction was begun before a handler used it; no savepoint is open."""
@@ -170,7 +169,9 @@ class LazySavepoint:
         if self.opened:
             try:
                 release = self._release or self._compose_release()
-                self._run(release + b"; " + self._open if more else release)
+                # What it resets leaves the limits of handlers.
+                last = b"; savepoint " + self.NAME.encode() if more else self._to_us
+                self._run(release + last)
                 self._unused = more
             except ProgrammingError as error:
                 if not isinstance(error.__cause__, psycopg.errors.UndefinedObject):
@@ -187,7 +188,7 @@ class LazySavepoint:
         """
         if self._unused:
             self._unused = False
-            self._run(b"release savepoint " + self.NAME.encode())
+            self._run(b"release savepoint " + self.NAME.encode() + self._to_us)
 
     def undo(self) -> None:
         """Undo the handler's writes. Raises TransactionEnded if it ended the transaction."""
@@ -242,6 +243,19 @@ class LazySavepoint:
                 psycopg.errors.NoActiveSqlTransaction,
             ) as error:
                 raise TransactionEnded("it was committed or rolled back") from error
+
+    def _compose(self, settings: dict[str, str] | None) -> None:
+        """Write the statements around a savepoint; without `settings` no limits change.
+
+        Outside the savepoints of handlers the limits are the worker's, inside they are the role's.
+        """
+        own = settings is not None
+        self._to_us = f"; {slice_limits.ours(settings or {})}".encode() if own else b""
+        opened = f"; {slice_limits.of_handlers(settings or {})}" if own else ""
+        self._open = f"savepoint {self.NAME}{opened}".encode()
+        undo = f"rollback to savepoint {self.NAME}; release savepoint {self.NAME}"
+        self._undo = undo.encode() + self._to_us
+        self._release = b""
 
     def _compose_release(self) -> bytes:
         """Return the statements that end a handler's savepoint, and remember them.

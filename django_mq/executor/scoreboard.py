@@ -8,6 +8,8 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from time import monotonic
 from typing import NamedTuple
 
 from django_mq.messages import Fence, PlainFence
@@ -19,7 +21,16 @@ _ENTRY = struct.Struct("=qiqd?")
 _ID = struct.Struct("=q")
 _REST = struct.Struct("=iqd?")
 _COUNT = struct.Struct("=q")
+# By the same clock: until when each part that must move counts as moving; 0: it has not begun.
+_MOVING = struct.Struct("=d")
 _NOTHING = _ID.pack(0)
+
+
+class Mover(IntEnum):
+    """A part of a worker process that must not stand still."""
+
+    LOOP = 0
+    RENEWAL = 1
 
 
 class Entry(NamedTuple):
@@ -35,7 +46,7 @@ class Scoreboard:
 
     def __init__(self, entries: int) -> None:
         self._size = max(1, entries) * _ENTRY.size
-        self._memory = mmap.mmap(-1, self._size + _COUNT.size)
+        self._memory = mmap.mmap(-1, self._size + _COUNT.size + len(Mover) * _MOVING.size)
         self._number = ("", 0)
         self.entries = entries
 
@@ -79,9 +90,22 @@ class Scoreboard:
         """Say whether any message has started since `wipe()`, even if it has ended."""
         return self._memory[: self._size] != bytes(self._size)
 
+    def moved(self, mover: Mover, seconds: float) -> None:
+        """Note that `mover` has moved, and must do so again within `seconds`."""
+        at = self._size + _COUNT.size + mover * _MOVING.size
+        _MOVING.pack_into(self._memory, at, monotonic() + seconds)
+
+    def still(self) -> list[Mover]:
+        """Return what began to move and has stood still for too long."""
+        marks = _MOVING.iter_unpack(self._memory[self._size + _COUNT.size :])
+        now = monotonic()
+        return [mover for mover, (until,) in zip(Mover, marks, strict=True) if 0 < until < now]
+
     def wipe(self) -> None:
         """Clear all entries for the next process that writes here, but keep `taken`."""
         self._memory[: self._size] = bytes(self._size)
+        begin = self._size + _COUNT.size
+        self._memory[begin:] = bytes(len(self._memory) - begin)
 
 
 class ExecutorEntries:

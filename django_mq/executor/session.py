@@ -16,12 +16,17 @@ from psycopg.pq import TransactionStatus
 
 from django_mq.executor.connections import simple_query, statement_cursor, take_back
 from django_mq.executor.savepoint import LazySavepoint
+from django_mq.executor.statements import RepeatingCursor
+from django_mq.executor.watchdog import Link
 from django_mq.store import frozen_owner
 from django_mq.store.driver import may_prepare
+from django_mq.store.limits import Limits
 from django_mq.store.session_state import DISCARD
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from django_mq.store import Cursor
 
 logger = logging.getLogger("django_mq")
 
@@ -35,10 +40,16 @@ DATABASE_ERRORS = (psycopg.Error, DjangoDatabaseError)
 class Session:
     """The connection on which slices and non-atomic handlers run."""
 
-    def __init__(self, wrapper: BaseDatabaseWrapper, *, borrowed: bool = False) -> None:
-        """Watch the connection; a `borrowed` one is a test's, and its session is left alone."""
+    def __init__(
+        self, wrapper: BaseDatabaseWrapper, *, borrowed: bool = False, link: Link | None = None
+    ) -> None:
+        """Watch the connection; a `borrowed` one is a test's, and its session is left alone.
+
+        `link` bounds the waits of the worker's own statements.
+        """
         self.wrapper = wrapper
         self.borrowed = borrowed
+        self.link = link or Link()
         self.alias = wrapper.alias
         self.savepoint = LazySavepoint(wrapper)
         self._ready: transaction.Atomic | None = None
@@ -107,16 +118,18 @@ class Session:
             simple_query(driver, "rollback")
             logger.debug("could not record the session: %s", error)
 
-    def cursor(self) -> psycopg.Cursor[Any]:
-        """Return a cursor for our own statements.
+    def cursor(self) -> Cursor:
+        """Return a cursor for our own statements, which run under limits of their own.
 
         They are planned each time. A plan that the server kept from when the table was empty scans
         the whole table when it is large: 33 ms for a lock and 29 ms for an ack with 300,000 rows,
         until the table is analyzed. The worker's other connections forbid such plans by settings;
         this connection belongs to the handlers.
         """
-        self.connect()
-        return statement_cursor(self.wrapper.connection)
+        driver = self.connect()
+        if self.borrowed:
+            return statement_cursor(driver)
+        return RepeatingCursor(driver, Limits(), limited=True)
 
     def is_within(self) -> bool:
         """Say whether a test's transaction is open."""
@@ -154,9 +167,11 @@ class Session:
             yield
             return
         self.savepoint.watch()
+        self.link.lent = True
         try:
             yield
         finally:
+            self.link.lent = False
             self.savepoint.disarm()
         if self.savepoint.opened:
             self.take_back()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from django_mq.executor import reports as reporting
 from django_mq.executor import settle_effects
 from django_mq.executor.calls import is_conflict
-from django_mq.executor.connections import LOST, Outage, simple_query, within_transaction
+from django_mq.executor.connections import LOST, Outage, simple_query
 from django_mq.executor.ended import (
     ACKED,
     Ended,
@@ -30,6 +30,7 @@ from django_mq.executor.ended import (
     when,
 )
 from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.statements import within_transaction
 from django_mq.messages import fence_of
 from django_mq.policy.outcomes import Snoozed
 from django_mq.store import open_transaction, settle

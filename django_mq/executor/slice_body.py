@@ -136,6 +136,7 @@ class SliceBody:
         task, began = state.tasks[state.current], monotonic()
         fences = _fences(state)
         self._entries.start_one(fences[0], float("inf"), True)
+        self._session.link.lent = False
         try:
             locked = locks.begin(state.driver, fences, state.settings, savepoint=True)
             if task.delivery.id in locked.missing:
@@ -147,6 +148,7 @@ class SliceBody:
                 locked.missing.discard(task.delivery.id)
             _locked(state, locked)
         finally:
+            self._session.link.lent = True
             state.deadline += monotonic() - began
             self._entries.start_one(fences[0], state.deadline, True)
 

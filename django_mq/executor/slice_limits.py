@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from django_mq.store.limits import Limits, set_local
 
 #: Seconds beyond the handler's timeout after which the server ends an idle transaction.
 IDLE_MARGIN = 30.0
@@ -33,3 +35,29 @@ def limits(timeouts: Sequence[float], *, slice_seconds: float) -> dict[str, str]
     if len(timeouts) > 1:
         seconds["lock_timeout"] = slice_seconds / 2
     return {name: str(min(max(1, round(value * 1000)), LONGEST)) for name, value in seconds.items()}
+
+
+def ours(settings: Mapping[str, str]) -> str:
+    """Return the statements that set the limits of the worker's own statements in a slice.
+
+    `settings` are those of its transaction. Its own lock timeout, if it has one, stays.
+
+    >>> ours({})
+    'set local statement_timeout = 30000; set local lock_timeout = 10000'
+    >>> ours({"lock_timeout": "50"})
+    'set local statement_timeout = 30000; set local lock_timeout = 50'
+    """
+    own = Limits()
+    if lock := settings.get("lock_timeout"):
+        own = own._replace(lock=int(lock) / 1000)
+    return set_local(own)
+
+
+def of_handlers(settings: Mapping[str, str]) -> str:
+    """Return the statements that set the limits of handlers again: the role's.
+
+    >>> of_handlers({})
+    'set local statement_timeout to default; set local lock_timeout to default'
+    """
+    lock = settings.get("lock_timeout", "default")
+    return f"set local statement_timeout to default; set local lock_timeout to {lock}"

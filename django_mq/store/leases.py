@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from django_mq.store import LOCKED, fence_columns, fenced
+from django_mq.store import LOCKED, fence_columns, fenced, literals
+from django_mq.store.limits import Limits, set_local
 
 if TYPE_CHECKING:
     from django_mq.messages import Fence
@@ -52,6 +53,16 @@ def start(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> dict[int,
     """
     cursor.execute(START, {**fence_columns(fences), "lease": lease})
     return dict(cursor.fetchall())
+
+
+def start_alone(fences: Sequence[Fence], *, lease: float) -> str:
+    """Return the query of `start()` under the limits of the worker, for the simple protocol."""
+    return f"{set_local(Limits())}; {START % literals({**fence_columns(fences), 'lease': lease})}"
+
+
+def started(rows: Sequence[Sequence[bytes | None]]) -> dict[int, bool]:
+    """Return the result of `start_alone()` as `start()` does."""
+    return {int(id or 0): expired == b"t" for id, expired in rows}
 
 
 # A locked row is skipped: the renewals come next on the same connection and must not wait.

@@ -1,21 +1,88 @@
-"""The limits of one transaction: how long its statements run, and how long they wait for locks."""
+"""The limits of the worker's own statements: how long each runs, and how long it waits for locks.
+
+They hold whatever the role or the database sets. Handlers run under the limits of their role.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
+#: Seconds that one statement may take.
+STATEMENT_SECONDS = 30.0
+#: Seconds that one statement waits for a lock, such as a migration takes on a whole table.
+LOCK_SECONDS = 10.0
+#: The isolation level of transactions in which no handler runs: after a lock, the next statement
+#: must see a newer snapshot.
+ISOLATION = "read committed"
 
-LIMITS = """
+
+class Limits(NamedTuple):
+    """Seconds that a statement may take, and that it waits for a lock."""
+
+    statement: float = STATEMENT_SECONDS
+    lock: float = LOCK_SECONDS
+
+
+def set_for_session(limits: Limits, *, server_version: int) -> str:
+    """Return the statements that set `limits` for a session in which no handler runs.
+
+    They also undo settings of the role that would end the session while it waits, or change what
+    its statements see. The server ends a transaction that was left idle for as long as a statement
+    may take. `server_version` is as libpq has it.
+
+    >>> print(set_for_session(Limits(30, 0.2), server_version=150000))
+    set statement_timeout = 30000; set lock_timeout = 200;
+    set idle_in_transaction_session_timeout = 30000; set idle_session_timeout = 0;
+    set default_transaction_isolation = 'read committed'
+    """
+    statement, lock = map(_milliseconds, limits)
+    return (
+        f"set statement_timeout = {statement}; set lock_timeout = {lock};\n"
+        f"set idle_in_transaction_session_timeout = {statement}; set idle_session_timeout = 0;\n"
+        f"set default_transaction_isolation = '{ISOLATION}'"
+        + ("; set transaction_timeout = 0" if server_version >= 170000 else "")
+    )
+
+
+def allow_session(statement: float) -> str:
+    """Return the statement that changes how long the session's statements may take."""
+    return f"set statement_timeout = {_milliseconds(statement)}"
+
+
+def begin(limits: Limits) -> str:
+    """Return the statements that begin a transaction with `limits`.
+
+    >>> begin(Limits(30, 1))[:34]
+    'begin isolation level read committ'
+    """
+    return f"{BEGIN}; {set_local(limits)}"
+
+
+def set_local(limits: Limits) -> str:
+    """Return the statements that set `limits` until the end of the transaction.
+
+    >>> set_local(Limits(30, 0.2))
+    'set local statement_timeout = 30000; set local lock_timeout = 200'
+    """
+    statement, lock = map(_milliseconds, limits)
+    return f"set local statement_timeout = {statement}; set local lock_timeout = {lock}"
+
+
+# As a query, where several statements cannot be sent as one.
+SET_LOCAL = """
 select set_config('statement_timeout', %(statement)s, true),
        set_config('lock_timeout', %(lock)s, true)
 """
 
 
-def set_limits(cursor: Cursor, *, statement: float, lock: float) -> None:
-    """Limit each statement of this transaction to `statement` seconds, each lock wait to `lock`.
+def as_settings(limits: Limits) -> dict[str, str]:
+    """Return the parameters of SET_LOCAL."""
+    return {name: str(_milliseconds(value)) for name, value in limits._asdict().items()}
 
-    Overrides the settings of role and database. Call it first.
-    """
-    cursor.execute(LIMITS, {"statement": f"{statement * 1000:.0f}", "lock": f"{lock * 1000:.0f}"})
+
+#: Begins a transaction of the worker alone.
+BEGIN = f"begin isolation level {ISOLATION}"
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

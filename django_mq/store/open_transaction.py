@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from django_mq.store.limits import STATEMENT_SECONDS
 from django_mq.store.row_locks import PATIENCE
 
 if TYPE_CHECKING:
@@ -21,14 +22,18 @@ def set_local(settings: Mapping[str, str]) -> str:
 
 
 PATIENTLY = f"""
-select set_config('lock_timeout', '{PATIENCE}s', true), pg_current_xact_id()::text
+select set_config('statement_timeout', '{STATEMENT_SECONDS}s', true),
+       set_config('lock_timeout', '{PATIENCE}s', true), pg_current_xact_id()::text
 """
 
 
 def begin_patiently(cursor: Cursor) -> str:
-    """Let the open transaction wait up to `PATIENCE` seconds for each lock; return its id."""
+    """Limit the statements of the open transaction, and return its id.
+
+    Each waits up to `PATIENCE` seconds for a lock.
+    """
     cursor.execute(PATIENTLY)
-    xid: str = cursor.fetchone()[1]
+    xid: str = cursor.fetchone()[2]
     return xid
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import Fence, PlainFence
 from django_mq.store import LOCKED, array, fence_columns, fence_values, fenced, literals
+from django_mq.store.limits import Limits, set_local
 from django_mq.store.row_locks import PATIENCE
 
 if TYPE_CHECKING:
@@ -60,12 +61,12 @@ delete from django_mq_queuedmessage m
 def ack_alone(fences: Sequence[PlainFence]) -> str:
     """Return the query that acks `fences` in a transaction of its own and returns their ids.
 
-    It goes through the simple protocol, where statements sent together are one transaction. It
-    waits up to `PATIENCE` seconds for each lock of another session.
+    It goes through the simple protocol, where statements sent together are one transaction. It has
+    the limits of the worker, and waits up to `PATIENCE` seconds for each lock of another session.
     """
     ack = f"{ACK_ONE} returning id" if len(fences) == 1 else ACK
     params = fence_values(fences[0]) if len(fences) == 1 else fence_columns(fences)
-    return f"set local lock_timeout = '{PATIENCE}s'; {ack % literals(params)}"
+    return f"{set_local(Limits(lock=PATIENCE))}; {ack % literals(params)}"
 
 
 def ack(cursor: Cursor, fences: Sequence[PlainFence]) -> set[int]:

@@ -47,4 +47,5 @@ def versions(cursor: Cursor) -> Mapping[str, Versions]:
 
 def vacuum(cursor: Cursor, table: str) -> None:
     """Make the space of dead row versions reusable; call it outside a transaction."""
-    cursor.execute(VACUUM[table])
+    # Not through the cursor: behind a pooler it sends each statement in a transaction.
+    cursor.connection.execute(VACUUM[table])

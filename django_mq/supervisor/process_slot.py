@@ -152,6 +152,12 @@ class ProcessSlot:
                 self.overran = True
                 self.signal(signal.SIGKILL)
 
+    def is_live(self, *, draining: bool) -> bool:
+        """Say whether the process runs and, unless it drains, its loop and its renewal move."""
+        if not self.pid:
+            return self.finished
+        return draining or self.recycling or not self.scoreboard.still()
+
     def recycle_large(self, megabytes: int) -> None:
         """Drain the process, to be replaced, if it has more memory than `megabytes`."""
         rss = resident_bytes(self.pid)

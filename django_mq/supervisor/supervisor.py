@@ -286,7 +286,7 @@ class Supervisor:
             slot.kill()
 
     def _is_live(self) -> bool:
-        return all(slot.pid or slot.finished for slot in self._slots)
+        return all(slot.is_live(draining=self._deadline is not None) for slot in self._slots)
 
     def _is_ready(self) -> bool:
         return self._deadline is None and self._is_live()

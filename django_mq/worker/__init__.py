@@ -144,7 +144,7 @@ class Worker:
         """Begin to drain, from any thread. Before a run, it makes that end at once."""
         self._stopping.set()
         if self._run is not None:
-            self._run.parts.wakeup.poke()
+            self._run.hurry()
 
     def recover(self, dead: DeadWorker, done: Callable[[], None]) -> None:
         """Settle what a dead sibling held, then call `done`; for the supervisor."""

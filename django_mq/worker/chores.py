@@ -15,8 +15,9 @@ import psycopg
 
 from django_mq.executor import reports as reporting
 from django_mq.executor import settle_effects
-from django_mq.executor.connections import LOST, within_transaction
+from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
 from django_mq.policy.outcomes import one_line
 from django_mq.signals import announce_queue, queue_deep
@@ -24,7 +25,7 @@ from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, chores, expiry, keys, notify, operators
 from django_mq.store import free_unique_ids as freeing
 from django_mq.store import put_aside as aside
-from django_mq.store.limits import set_limits
+from django_mq.store.limits import Limits
 from django_mq.store.unique_ids import UniqueId
 from django_mq.worker import vacuum
 
@@ -48,20 +49,28 @@ FORWARD = 100
 QUEUES = 100
 #: How far to count a queue that is too deep, for the text of the warning.
 MOST_COUNTED = 10_000
-#: Seconds that a statement may take, and that it waits for a lock.
-STATEMENT_SECONDS, LOCK_SECONDS = 30.0, 0.2
+#: Seconds that a vacuum may take: what it did is not lost, and the next turn goes on.
+VACUUM_SECONDS = 600.0
+#: The limits of its statements: what waits for a lock is left to the next turn.
+LIMITS = Limits(lock=0.2)
 
 #: Where a walk resumes, as a JSON value. None: the walk is over.
 Position = Any
 
 
-def run(cursor: Cursor, settings: Settings, *, ending: Callable[[], bool] = lambda: False) -> bool:
+def run(
+    cursor: Cursor,
+    settings: Settings,
+    *,
+    ending: Callable[[], bool] = lambda: False,
+    allow: Callable[[float], None] = lambda seconds: None,
+) -> bool:
     """Take a turn, if one is due; return whether it was.
 
-    Stops after the current piece once `ending()` is true.
+    Stops after the current piece once `ending()` is true. `allow(seconds)` lets the statements of
+    later chores take longer than LIMITS.
     """
     with within_transaction(cursor):
-        _limit(cursor)
         before = chores.take_turn(cursor, every=EVERY)
     if before is None:
         return False
@@ -69,6 +78,8 @@ def run(cursor: Cursor, settings: Settings, *, ending: Callable[[], bool] = lamb
     for name, chore in CHORES.items():
         position = before.get(name)
         try:
+            if chore.seconds is not None:
+                allow(chore.seconds)
             for _ in range(chore.pieces):
                 if ending():
                     break
@@ -89,10 +100,6 @@ def run(cursor: Cursor, settings: Settings, *, ending: Callable[[], bool] = lamb
     return True
 
 
-def _limit(cursor: Cursor) -> None:
-    set_limits(cursor, statement=STATEMENT_SECONDS, lock=LOCK_SECONDS)
-
-
 def _expire(cursor: Cursor, settings: Settings, at: Position) -> Position:
     after, walked = at or expiry.ALWAYS, WINDOW
     try:
@@ -104,14 +111,12 @@ def _expire(cursor: Cursor, settings: Settings, at: Position) -> Position:
     except psycopg.errors.LockNotAvailable:
         walked = FEW  # another session holds the unique id of one of them: pass these
     with within_transaction(cursor):
-        _limit(cursor)
         return expiry.expiry_walked(cursor, after=after, window=walked)
 
 
 def expire_few(cursor: Cursor, after: str = expiry.ALWAYS) -> list[Ended]:
     """Dead-letter a few messages that expired after `after`; return how they ended."""
     with within_transaction(cursor):
-        _limit(cursor)
         ended = [
             Ended(Delivery(row), Settled.BURIED, reason="expired")
             for row in expiry.expire(cursor, limit=FEW, after=after, window=WINDOW)
@@ -126,7 +131,6 @@ def _forget_attempts(cursor: Cursor, settings: Settings, at: Position) -> Positi
     if (oldest := settings.attempt_retention) is None:
         return None
     with within_transaction(cursor):
-        _limit(cursor)
         return _again(chores.forget_attempts(cursor, older_than=oldest, limit=PIECE))
 
 
@@ -134,13 +138,11 @@ def _forget_results(cursor: Cursor, settings: Settings, at: Position) -> Positio
     if (oldest := settings.result_retention) is None:
         return None
     with within_transaction(cursor):
-        _limit(cursor)
         return _again(chores.forget_results(cursor, older_than=oldest, limit=PIECE))
 
 
 def _forget_quiet(cursor: Cursor, settings: Settings, at: Position) -> Position:
     with within_transaction(cursor):
-        _limit(cursor)
         return _again(aside.forget_quiet(cursor, limit=PIECE))
 
 
@@ -153,7 +155,6 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Remove dead letters of one queue after `at`; the same queue comes next if it has more."""
     before = at or ""
     with within_transaction(cursor):
-        _limit(cursor)
         names = chores.dead_queues(cursor, after=before, limit=QUEUES)
         for name in names:
             oldest = settings.queue(name).dead_retention
@@ -171,7 +172,6 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
 def _forget_workers(cursor: Cursor, settings: Settings, at: Position) -> Position:
     oldest = 4 * GONE_AFTER.total_seconds()
     with within_transaction(cursor):
-        _limit(cursor)
         return chores.forget_workers(cursor, older_than=oldest, after=at or "", limit=PIECE)
 
 
@@ -179,7 +179,6 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
     skipping = [name for name, queue in settings.queues.items() if queue.on_dead_head == "skip"]
     since = {} if at is None else {"after": int(at)}
     with within_transaction(cursor):
-        _limit(cursor)
         freed = keys.free_stranded(cursor, skipping=skipping, limit=PIECE, **since)
         if freed.rows:
             _ring(cursor, settings)
@@ -195,7 +194,6 @@ def _ring(cursor: Cursor, settings: Settings) -> None:
 def _bring_forward(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Make messages of what was put aside for unique ids that are free by now."""
     with within_transaction(cursor):
-        _limit(cursor)
         found = aside.left_aside(cursor, limit=PIECE, after=at and UniqueId(*at))
     for start in range(0, len(found.left), FORWARD):
         _forward(cursor, found.left[start : start + FORWARD])
@@ -206,7 +204,6 @@ def _forward(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
     """Bring ids forward together; if one is refused, one by one, so that it stops no other."""
     try:
         with within_transaction(cursor):
-            _limit(cursor)
             freeing.come_forward(cursor, ids)
     except LOST as error:
         if not isinstance(error, psycopg.errors.LockNotAvailable):
@@ -230,7 +227,6 @@ def _forward(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
 def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Warn once per `warn_every`, over the whole fleet, of queues deeper than `warn_depth`."""
     with within_transaction(cursor):
-        _limit(cursor)
         names = chores.waiting_queues(cursor, after=at or "", limit=QUEUES)
     depths = {name: settings.queue(name).warn_depth for name in names}
     limits = {name: depth + 1 for name, depth in depths.items() if depth}
@@ -257,15 +253,18 @@ def _vacuum(cursor: Cursor, settings: Settings, at: Position) -> Position:
 
 def _count(cursor: Cursor, limits: dict[str, int]) -> dict[str, int]:
     with within_transaction(cursor):
-        _limit(cursor)
         return chores.count_waiting(cursor, limits) if limits else {}
 
 
 class Chore(NamedTuple):
-    """A function that does one piece and returns where the next starts; pieces per turn."""
+    """A function that does one piece and returns where the next starts; pieces per turn.
+
+    `seconds`: how long its statements, and those of later chores, may take.
+    """
 
     piece: Callable[[Cursor, Settings, Position], Position]
     pieces: int
+    seconds: float | None = None
 
 
 #: In this order. Chores that walk over rows that stay have few pieces, to cost little.
@@ -279,5 +278,5 @@ CHORES = {
     "dead": Chore(_forget_dead, 100),
     "workers": Chore(_forget_workers, 1),
     "deep": Chore(_warn_of_deep, 1),
-    "vacuum": Chore(_vacuum, 1),
+    "vacuum": Chore(_vacuum, 1, seconds=VACUUM_SECONDS),
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+from django_mq.executor.statements import within_transaction
 from django_mq.store import claim, queue_backoff
 from django_mq.store import claim_keyed as keyed
 from django_mq.store import claim_lapsed as lapsed
@@ -172,7 +173,7 @@ class ClaimRouter:
             return ClaimResult(self._claim_plain(cursor, lanes, options, limit))
         if options.ordered and (queue not in self._owned or self._holding(queue)):
             return ClaimResult(NOTHING)
-        with cursor.connection.transaction():
+        with within_transaction(cursor):
             if not self._is_gated(queue, options):
                 arguments = options.arguments(self._claimer(), limit)
                 return ClaimResult(self._claim_locked(cursor, lanes, options, arguments))
@@ -193,7 +194,7 @@ class ClaimRouter:
             arguments = options.arguments(self._claimer(), limit)
             found = take_over(cursor, queues=queues, skip_dead=options.skip_dead, **arguments)
         else:
-            with cursor.connection.transaction():
+            with within_transaction(cursor):
                 found = self._take_over_gated(cursor, queues[0], options, limit)
         announce_dead(found)
         return found

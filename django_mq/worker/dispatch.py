@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from django_mq.executor.connections import LOST, Outage, Statements
+from django_mq.executor.connections import LOST, Outage
+from django_mq.executor.statements import Statements
 from django_mq.executor.tasks import is_coroutine
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.store import settle

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 from psycopg.errors import LockNotAvailable
 
 from django_mq.executor import handler_counts as timings
-from django_mq.executor.connections import FIRST_WAIT, LOST, Statements
+from django_mq.executor.connections import FIRST_WAIT, LOST
 from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.statements import Statements
 from django_mq.messages import LONG_AGO
 from django_mq.store import leases as store
+from django_mq.store import limits as server_limits
 from django_mq.store import queue_backoff
-from django_mq.store.limits import set_limits
+from django_mq.store.limits import Limits
 
 if TYPE_CHECKING:
     from django_mq.executor.local_queue import LocalQueue
+    from django_mq.executor.watchdog import Link
     from django_mq.messages import Delivery
     from django_mq.store import Cursor
 
@@ -37,8 +40,9 @@ BEAT = 10.0
 LONGEST_WAIT = 1.0
 #: Seconds between two reports of the same trouble.
 REPORT_EVERY = 5.0
-#: Seconds that one statement may take.
-STATEMENT_SECONDS = 30.0
+#: The least seconds that one statement may take; a sixth of the shortest lease if that is more, so
+#: that a new connection can still renew the leases after one that stands still.
+STATEMENT_SECONDS = 1.0
 #: Seconds that a heartbeat, or the renewal of a probe, waits for a lock on the whole table, such as
 #: a migration takes. Locked rows are skipped.
 LOCK_SECONDS = 0.2
@@ -62,16 +66,21 @@ class LeaseKeeper(threading.Thread):
         heartbeat: Callable[[], dict[str, Any]],
         on_heartbeat: Callable[[float | None], None],
         probes: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        link: Link | None = None,
     ) -> None:
         super().__init__(name="mq-lease-keeper", daemon=True)
         self._local_queue = local_queue
         self._lease = lease
-        self._every = shortest_lease / 3
+        #: Seconds between two renewals.
+        self.every = shortest_lease / 3
+        #: How many steps ended, well or not: the thread moves.
+        self.steps = 0
         self._longest_wait = min(LONGEST_WAIT, shortest_lease / 6)
         self._heartbeat = heartbeat
         self._on_heartbeat = on_heartbeat
         self._probes = probes
-        self._statements = Statements(alias)
+        seconds = min(server_limits.STATEMENT_SECONDS, max(STATEMENT_SECONDS, shortest_lease / 6))
+        self._statements = Statements(alias, limits=Limits(seconds, seconds), link=link)
         self._wake = threading.Event()
         self._ending = False
         self._trouble: Exception | None = None
@@ -95,7 +104,7 @@ class LeaseKeeper(threading.Thread):
 
     def run(self) -> None:
         due = {self._renew: 0.0, self._write_heartbeat: 0.0}
-        every = {self._renew: self._every, self._write_heartbeat: BEAT}
+        every = {self._renew: self.every, self._write_heartbeat: BEAT}
         wait = FIRST_WAIT
         try:
             while not self._ending:
@@ -117,6 +126,7 @@ class LeaseKeeper(threading.Thread):
 
     def _succeeds(self, step: Callable[[], None]) -> bool:
         """Run `step`, and say whether it succeeded; its error is kept for `report()`."""
+        self.steps += 1
         try:
             step()
         except Exception as error:
@@ -134,13 +144,13 @@ class LeaseKeeper(threading.Thread):
             by_lease.setdefault(self._lease(delivery.queue), []).append(delivery)
         for lease, held in sorted(by_lease.items()):
             asked_at = lease_clock()
-            with self._limited() as cursor:
-                renewed = store.renew(cursor, [each.fence for each in held], lease=lease)
+            fences = [each.fence for each in held]
+            renewed = store.renew(self._statements.cursor(), fences, lease=lease)
             for each in held:
                 if each.id in renewed and each._sure_at > LONG_AGO:  # else it is locked first
                     each._sure_at = asked_at
         for queue, claimer in self._probes():
-            with self._limited(LOCK_SECONDS) as cursor:
+            with self._patient_for(LOCK_SECONDS) as cursor:
                 queue_backoff.renew_probe(
                     cursor, queue=queue, claimer=claimer, lease=self._lease(queue)
                 )
@@ -148,18 +158,17 @@ class LeaseKeeper(threading.Thread):
     def _write_heartbeat(self) -> None:
         columns = self._heartbeat()
         counted = timings.of(columns["worker"])
-        with self._limited(LOCK_SECONDS) as cursor:
+        with self._patient_for(LOCK_SECONDS) as cursor:
             since = store.beat(cursor, **columns, timings=counted.snapshot() if counted else {})
         self._on_heartbeat(since)
 
     def _leave(self) -> None:
-        with self._limited(LOCK_SECONDS) as cursor:
+        with self._patient_for(LOCK_SECONDS) as cursor:
             store.leave(cursor, worker=self._heartbeat()["worker"])
 
     @contextmanager
-    def _limited(self, lock: float = STATEMENT_SECONDS) -> Iterator[Cursor]:
-        """Give a cursor in a transaction with time limits that override those of the role."""
+    def _patient_for(self, seconds: float) -> Iterator[Cursor]:
+        """Give a cursor in a transaction that waits so long for each lock."""
         cursor = self._statements.cursor()
-        with self._statements.transaction():
-            set_limits(cursor, statement=STATEMENT_SECONDS, lock=lock)
+        with self._statements.transaction(lock=seconds):
             yield cursor

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import select
-import socket
 import threading
 from time import monotonic
-from typing import Any
 
 import psycopg
 from django.db import connections
 
-from django_mq.executor.connections import FIRST_WAIT, LONGEST_WAIT, LOST
+from django_mq.executor.connections import CONNECT_SECONDS, FIRST_WAIT, LONGEST_WAIT, LOST
+from django_mq.executor.watchdog import Link
+from django_mq.store.limits import Limits, set_for_session
 from django_mq.worker.wakeup import Wakeup
 
 #: Seconds between two rings at least, since every role that can log in may NOTIFY.
 REST = 0.005
-#: Seconds between two checks of the link; after three missed ones it counts as broken.
+#: Seconds between two checks of the link, and that the answer may take: then it is made anew.
 PING = 10.0
 
 
@@ -29,12 +27,13 @@ class Listener(threading.Thread):
     Until then the poll finds what is due.
     """
 
-    def __init__(self, alias: str, wakeup: Wakeup) -> None:
+    def __init__(self, alias: str, wakeup: Wakeup, *, link: Link | None = None) -> None:
         super().__init__(name="mq-listener", daemon=True)
         self._alias = alias
         self._wakeup = wakeup
+        self._link = link or Link()
+        self._link.seconds = PING
         self._stopping = threading.Event()
-        self._connection: psycopg.Connection[Any] | None = None
         self._heard_at = float("-inf")
 
     def healthy(self) -> bool:
@@ -56,18 +55,15 @@ class Listener(threading.Thread):
     def stop(self) -> None:
         """End the thread; shutting down the socket ends even a read on a stalled link."""
         self._stopping.set()
-        connection = self._connection
-        if connection is not None and not connection.closed:
-            with (
-                contextlib.suppress(OSError, *LOST),
-                socket.socket(fileno=os.dup(connection.fileno())) as link,
-            ):
-                link.shutdown(socket.SHUT_RDWR)
+        self._link.shut()
 
     def _listen(self) -> None:
         params = connections[self._alias].get_connection_params()
-        with psycopg.connect(**{**params, "autocommit": True}) as connection:
-            self._connection = connection
+        params = {"connect_timeout": CONNECT_SECONDS, **params, "autocommit": True}
+        with psycopg.connect(**params) as connection:
+            self._link.attach(connection)
+            version = connection.info.server_version
+            connection.execute(set_for_session(Limits(), server_version=version))
             connection.execute("listen django_mq")
             self._wakeup.ring()
             link = select.poll()

@@ -10,11 +10,13 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from django_mq.executor.connections import LOST, Statements
+from django_mq.executor.connections import LOST
+from django_mq.executor.statements import Statements
 from django_mq.worker import chores
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
+    from django_mq.executor.watchdog import Link
     from django_mq.store import Cursor
 
 logger = logging.getLogger("django_mq")
@@ -26,10 +28,10 @@ LAST = 1.0
 class Maintenance(threading.Thread):
     """Does the chores of the fleet when it is this worker's turn."""
 
-    def __init__(self, alias: str, settings: Settings) -> None:
+    def __init__(self, alias: str, settings: Settings, *, link: Link | None = None) -> None:
         super().__init__(name="mq-maintenance", daemon=True)
-        self._alias = alias
         self._settings = settings
+        self._statements = Statements(alias, limits=chores.LIMITS, link=link)
         self._wake = threading.Event()
         self._cursor: Cursor | None = None
         self._ending = False
@@ -46,10 +48,10 @@ class Maintenance(threading.Thread):
 
     def take_turn(self) -> None:
         """Do what is due, unless another worker has taken the turn; raises nothing."""
-        statements = Statements(self._alias)
+        statements = self._statements
         try:
             self._cursor = cursor = statements.cursor()
-            chores.run(cursor, self._settings, ending=lambda: self._ending)
+            chores.run(cursor, self._settings, ending=lambda: self._ending, allow=statements.allow)
         except LOST as error:  # the loop reports it, and waits for the database
             logger.debug("chores put off: %s", error)
         except Exception:

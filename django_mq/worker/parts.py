@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from django_mq.conf.version import VERSION
 from django_mq.executor.async_runner import AsyncRunner
-from django_mq.executor.connections import Outage, Statements
+from django_mq.executor.connections import Outage
 from django_mq.executor.ended import DONE, Ended, any_back
 from django_mq.executor.executor import Executor
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.retry_policies import policies
-from django_mq.executor.scoreboard import ExecutorEntries
+from django_mq.executor.scoreboard import ExecutorEntries, Mover
+from django_mq.executor.statements import Statements
+from django_mq.executor.watchdog import Link, Watchdog
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.dispatch import Dispatch
 from django_mq.worker.fetcher import Fetcher
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 #: Batches that a slice of short handlers may have, so that many messages share a commit. The local
 #: queue holds twice as many at most: those claimed while a slice runs, and those that run next.
 SLICE_BATCHES = 4
+#: Seconds, beyond the longest that they sleep, in which the loop and the renewal must move: more
+#: than a statement and a new connection may take.
+STILL = 60.0
 
 
 class Parts:
@@ -57,7 +62,10 @@ class Parts:
         self.draining = False
         self.wakeup = Wakeup()
         self.outage = Outage(self.giving_up)
-        self.statements = Statements(worker.alias)
+        self.watchdog = Watchdog()
+        self.statements = Statements(worker.alias, link=self._link())
+        #: How often the loop went round; the watchdog tells the supervisor that it moves.
+        self.rounds = 0
         self.scoreboard = worker.scoreboard()
         self.quota = Quota(worker.max_messages, self.scoreboard)
         self.options = ClaimOptionsCache(settings, batch_size=worker.batch_size)
@@ -88,6 +96,7 @@ class Parts:
                 shortest_lease=shortest_lease,
                 most=most,
                 backoff_queues=self.backoffs.queues,
+                link=self._link(),
             )
             for number in range(worker.threads)
         ]
@@ -103,6 +112,7 @@ class Parts:
             policy=self._policy,
             settled=self._on_settled,
             on_room=self.wakeup.poke,
+            link=self._link(),
         )
 
     def _build_dispatch(self) -> None:
@@ -154,9 +164,14 @@ class Parts:
     def _build_threads(self) -> None:
         """Build the threads beside the loop and the executors."""
         alias = self._worker.alias
-        self.maintenance = Maintenance(alias, self._settings)
+        # No drain cuts its link: the statement would go on in the server. It is cancelled.
+        self.maintenance = Maintenance(alias, self._settings, link=self._link(drains=False))
         self.recovery = Recovery(
-            alias, outage=self.outage, policy=self._policy, on_freed=self._on_freed
+            alias,
+            outage=self.outage,
+            policy=self._policy,
+            on_freed=self._on_freed,
+            link=self._link(),
         )
         self.lease_keeper = LeaseKeeper(
             alias=alias,
@@ -166,10 +181,25 @@ class Parts:
             heartbeat=self._heartbeat,
             on_heartbeat=self.maintenance.on_heartbeat,
             probes=self.backoffs.probes,
+            link=self._link(),
         )
         self.listener: Listener | None = None
         if (wakeup := self._settings.wakeup) != "poll":
-            self.listener = Listener(alias if wakeup == "notify" else wakeup, self.wakeup)
+            listens_on = alias if wakeup == "notify" else wakeup
+            self.listener = Listener(listens_on, self.wakeup, link=self._link())
+        moved = self.scoreboard.moved
+        still = self._settings.poll_interval + STILL
+        self.watchdog.follow(
+            lambda: self.rounds + self.statements.link.waits, lambda: moved(Mover.LOOP, still)
+        )
+        self.watchdog.follow(
+            lambda: self.lease_keeper.steps,
+            lambda: moved(Mover.RENEWAL, self.lease_keeper.every + STILL),
+        )
+
+    def _link(self, *, drains: bool = True) -> Link:
+        """Return a link that the watchdog watches, and that a drain hurries if it `drains`."""
+        return self.watchdog.add(Link(), drains=drains)
 
     def _on_settled(self, ended: Sequence[Ended]) -> None:
         """Deliveries ended, and that is committed: from any thread."""

@@ -14,15 +14,17 @@ import psycopg
 
 from django_mq.executor import reports as reporting
 from django_mq.executor import settle_effects
-from django_mq.executor.connections import LOST, Outage, Statements
+from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.ended import Ended, end, failed_row
+from django_mq.executor.statements import Statements
 from django_mq.messages import Delivery
 from django_mq.policy.outcomes import TimedOut, WorkerLost
 from django_mq.store import leases, notify, queue_backoff, recover, settle
 from django_mq.store import ordered_queues as lines
-from django_mq.store.limits import set_limits
+from django_mq.store.limits import Limits
 
 if TYPE_CHECKING:
+    from django_mq.executor.watchdog import Link
     from django_mq.messages import ClaimedRow, Fence
     from django_mq.policy.backoff import RetryPolicy
 
@@ -32,8 +34,8 @@ logger = logging.getLogger("django_mq")
 PAUSE = 0.25
 #: Seconds after the death of a process in which a claim that it had sent may still commit.
 LATE_CLAIM = 1.0
-#: Seconds that a statement may take, and that it waits for a lock, until the next try.
-STATEMENT_SECONDS, LOCK_SECONDS = 30.0, 1.0
+#: The limits of its statements: what waits for a lock is left to the next try.
+LIMITS = Limits(lock=1.0)
 
 
 @dataclass(slots=True)
@@ -60,8 +62,9 @@ class Recovery:
         outage: Outage,
         policy: Callable[[ClaimedRow], RetryPolicy],
         on_freed: Callable[[], None],
+        link: Link | None = None,
     ) -> None:
-        self._alias = alias
+        self._statements = Statements(alias, limits=LIMITS, link=link)
         self._outage = outage
         self._policy = policy
         self._on_freed = on_freed
@@ -88,7 +91,7 @@ class Recovery:
             self._changed.wait_for(lambda: not self._runs, seconds)
 
     def _run(self) -> None:
-        statements = Statements(self._alias)
+        statements = self._statements
         while True:
             for each, done in list(self._dead):
                 if self._is_settled(statements, each):
@@ -156,7 +159,6 @@ class Recovery:
         ended: list[Ended] = []
         cursor = statements.cursor()
         with statements.transaction():
-            set_limits(cursor, statement=STATEMENT_SECONDS, lock=LOCK_SECONDS)
             for row in recover.lock_running(cursor, fences):
                 delivery = Delivery(row)
                 each = end(delivery, self._policy(row), error, seconds=0.0)

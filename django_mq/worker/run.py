@@ -15,8 +15,7 @@ import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from django_mq.executor.calls import is_conflict
-from django_mq.executor.connections import LOST
+from django_mq.executor.connections import LOST, was_refused
 from django_mq.signals import announce_worker, worker_started, worker_stopped
 from django_mq.store import Cursor, queue_backoff, recover
 from django_mq.store import look as looking
@@ -36,6 +35,9 @@ WRITE_AGAIN = 0.25
 KEEP_EVERY = 0.5
 #: Seconds that the end of a drain waits for the recovery of dead siblings.
 LAST_RECOVERY = 5.0
+#: Seconds that the server has to answer a statement once the worker drains, and once the drain is
+#: over. What is released too late runs again when its lease lapses.
+HURRY, LAST_HURRY = 5.0, 1.0
 
 
 class Run:
@@ -52,13 +54,22 @@ class Run:
 
     def run(self, until_empty: bool) -> bool:
         """Work, then drain; return whether everything that had started was finished."""
-        self._check_tables()
-        self._start()
+        self.parts.watchdog.start()
         try:
-            self._loop(until_empty)
+            self._check_tables()
+            self._start()
+            try:
+                self._loop(until_empty)
+            finally:
+                done = self._drain()
         finally:
-            done = self._drain()
+            self.parts.watchdog.end()
         return done
+
+    def hurry(self) -> None:
+        """From now on no statement waits long for an answer; from any thread."""
+        self.parts.watchdog.hurry(HURRY)
+        self.parts.wakeup.poke()
 
     def _check_tables(self) -> None:
         """Find out whether the tables can be used, before each thread would report that it can't.
@@ -101,15 +112,17 @@ class Run:
             raise error  # tables are missing or forbidden: trying again would not help
         if not lost:
             logger.error("worker loop failed", exc_info=error, extra={"event": "loop_failed"})
-        self.parts.statements.close()
-        self._in_doubt = True
+        statements = self.parts.statements
+        if not (was_refused(error) and statements.is_idle()):
+            statements.close()
+            self._in_doubt = True
         self.parts.fetcher.on_freed()  # what it was about to claim is still due
-        if not is_conflict(error):
-            self.parts.outage.wait(error)
+        self.parts.outage.wait(error)
 
     def _fetch(self) -> float:
         parts = self.parts
-        cursor = parts.statements.cursor()
+        parts.rounds += 1
+        cursor, answers = parts.statements.cursor(), parts.statements.link.answers
         if parts.wakeup.take_ring():
             parts.fetcher.on_ring()
         claims_first = parts.fetcher.urgent and parts.local_queue.idle()
@@ -117,7 +130,8 @@ class Run:
             self._tend_local_queue(cursor)
         sleep = parts.fetcher.fetch(cursor)
         self._worked = True
-        parts.outage.over()
+        if parts.statements.link.answers > answers:
+            parts.outage.over()
         parts.lease_keeper.report()
         return min(sleep, WRITE_AGAIN) if parts.backoffs.noted() else sleep
 
@@ -210,6 +224,7 @@ class Run:
         parts = self.parts
         deadline = Deadline(self.worker.drain_seconds)
         parts.draining = True
+        self.hurry()
         if parts.listener:
             parts.listener.stop()
         parts.dispatch.release(parts.local_queue.close())
@@ -224,6 +239,7 @@ class Run:
         if done:
             parts.recovery.finish(LAST_RECOVERY)
         parts.giving_up.set()
+        parts.watchdog.hurry(LAST_HURRY)
         parts.dispatch.release(parts.local_queue.close())
         self._leave_queues()
         self._ring()
@@ -246,6 +262,7 @@ class Run:
         left = drain.left()
         deadline = Deadline(None if left is None else max(left, 0.5))
         while thread.is_alive() and not deadline.passed():
+            self.parts.rounds += 1
             self._keep_ordered_queues()
             left = deadline.left()
             thread.join(KEEP_EVERY if left is None else min(left, KEEP_EVERY))
@@ -267,10 +284,14 @@ class Run:
             parts.statements.close()
 
     def _leave_queues(self) -> None:
-        """Write the last backoffs, and disown the ordered queues."""
+        """Write the last backoffs, disown the ordered queues, release what a lost answer named."""
         parts = self.parts
+        if not (self._in_doubt or parts.backoffs.noted() or parts.ordered_queues.owned):
+            return  # a new connection might not come
         try:
             cursor = parts.statements.cursor()
+            if self._in_doubt:
+                self._release_unanswered(cursor)
             parts.backoffs.write(cursor)
             parts.ordered_queues.disown(cursor)
         except LOST:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from django_mq.executor import reports as reporting
 from django_mq.executor import settle_effects
-from django_mq.executor.connections import within_transaction
 from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Failure
 from django_mq.store import claim_lapsed as lapsed

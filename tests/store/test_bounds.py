@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import DEFAULT_DB_ALIAS
 
-from django_mq.executor.connections import Statements
+from django_mq.executor.statements import Statements
 from django_mq.store import chores, expiry, keys
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import ordered_queues as lines

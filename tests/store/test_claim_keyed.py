@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from django_mq.executor.connections import ONE_PLAN
+from django_mq.executor.statements import ONE_PLAN
 from django_mq.messages import Fence
 from django_mq.models import QueuedMessage
 from django_mq.store import claim, settle

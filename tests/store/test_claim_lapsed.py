@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from django.utils import timezone
 
-from django_mq.executor.connections import ONE_PLAN
+from django_mq.executor.statements import ONE_PLAN
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.store.claim_lapsed import CLAIM_LAPSED
 from tests.rows import add, stored

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from django.db import DEFAULT_DB_ALIAS, connection, transaction
 
-from django_mq.executor.connections import Statements
+from django_mq.executor.statements import Statements
 from django_mq.messages import Fence
 from django_mq.models import UniqueKey
 from django_mq.store import claim, expiry, keys, leases, recover, settle

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from django.utils import timezone
 
-from django_mq.executor.connections import ONE_PLAN
+from django_mq.executor.statements import ONE_PLAN
 from django_mq.messages import Fence
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues import actions as acting

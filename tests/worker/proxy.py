@@ -25,6 +25,9 @@ class Proxy:
         self._arrives = False
         self._refusing = False
         self._mute: set[socket.socket] = set()
+        self._held_at: bytes | None = None
+        self._flows = threading.Event()
+        self._flows.set()
         self._links: list[socket.socket] = []
         self.cuts = 0
         threading.Thread(target=self._accept, daemon=True).start()
@@ -44,7 +47,20 @@ class Proxy:
             for link in list(self._links):
                 _close(link)
 
+    def hold(self, holding: bool) -> None:
+        """While `holding`, no link is closed and nothing passes: the server stands still."""
+        if holding:
+            self._flows.clear()
+        else:
+            self._held_at = None
+            self._flows.set()
+
+    def hold_at(self, word: str) -> None:
+        """Begin to hold when a client message has `word`; it does not arrive meanwhile."""
+        self._held_at = word.encode()
+
     def close(self) -> None:
+        self._flows.set()
         _close(self._server)
         for link in self._links:
             _close(link)
@@ -71,6 +87,9 @@ class Proxy:
     def _up(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
+                if self._held_at is not None and self._held_at in data:
+                    self._flows.clear()
+                self._flows.wait()
                 if self._word is not None and self._word in data:
                     self._word = None
                     self.cuts += 1
@@ -86,6 +105,7 @@ class Proxy:
     def _down(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(65536):
+                self._flows.wait()
                 if client in self._mute:
                     break
                 client.sendall(data)

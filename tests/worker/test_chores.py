@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from django_mq.conf import get_settings
+from django_mq.executor.statements import Statements
 from django_mq.models import QueuedMessage, QueueState, UniqueKey, WorkerHeartbeat
+from django_mq.store import Cursor
 from django_mq.worker import chores
 from tests.database import listening, second_connection
 from tests.rows import add, beat, columns, stored
@@ -17,13 +18,12 @@ from tests.worker.conftest import Said
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Cursor = psycopg.Cursor[Any]
-
 
 @pytest.fixture
 def cursor(transactional_db: None) -> Iterator[Cursor]:
-    with second_connection() as own, own.cursor() as cursor:
-        yield cursor
+    statements = Statements("default", limits=chores.LIMITS)
+    yield statements.cursor()
+    statements.close()
 
 
 def turn(cursor: Cursor) -> None:

@@ -14,9 +14,10 @@ import pytest
 from django_mq import queues, signals
 from django_mq.conf import get_settings
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
-from django_mq.executor.connections import Outage, Statements
+from django_mq.executor.connections import Outage
 from django_mq.executor.ended import Ended, Settled, end
 from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.statements import Statements
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import QueueState
 from django_mq.policy.backoff import RetryPolicy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from django_mq import handler
@@ -134,3 +135,19 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
     parts.wakeup.ring()
     run._fetch()
     assert len(tended) == 1 + (before != "a ring")  # rings of many producers do not end
+
+
+def test_a_round_without_an_answer_does_not_end_an_outage(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An executor met it: a loop that asks the server nothing does not know that it is over."""
+    caplog.set_level("INFO", logger="django_mq")
+    parts.giving_up.set()  # nobody waits
+    parts.outage.wait(psycopg.OperationalError("gone"))
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.fetcher, "fetch", lambda cursor: 1.0)
+        run._fetch()
+    assert "database is back" not in caplog.text
+    parts.fetcher.on_freed()
+    run._fetch()
+    assert "database is back" in caplog.text

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from django.db import connection
 
-from django_mq.executor.connections import Statements
+from django_mq.executor.statements import Statements
 from tests.database import second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)

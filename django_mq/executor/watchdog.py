@@ -1,0 +1,130 @@
+"""Notice what stands still: a link to the server, or a thread that must not stop.
+
+A frozen server, or a firewall that drops packets, leaves a connection open that never answers.
+Keepalives and server timeouts do not end such a wait; shutting down the socket from another thread
+does, at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from django_mq.store.limits import STATEMENT_SECONDS
+
+#: Seconds between two looks at the links.
+TICK = 0.5
+#: Seconds beyond the server's own limit of a statement until its link counts as standing still.
+MARGIN = 2.0
+
+
+class Link:
+    """One connection of the worker, and whether a statement of the worker waits for its answer.
+
+    The wait ends with an OperationalError after `seconds`, or `most` in a drain, by the ticks of
+    the watchdog: a process that is frozen meanwhile loses no time. While a link is `lent` to a
+    handler, only the handler's timeout bounds its waits.
+    """
+
+    def __init__(self, seconds: float = STATEMENT_SECONDS + MARGIN) -> None:
+        self.seconds = seconds
+        self.most = float("inf")
+        self.lent = False
+        #: How many waits began, and how many of them the server answered.
+        self.waits = self.answers = 0
+        self._waiting = self._was_shut = False
+        self._driver: psycopg.Connection[Any] | None = None
+        self._seen = self._ticks = 0
+
+    def attach(self, driver: psycopg.Connection[Any]) -> None:
+        """Bound the waits of `driver`, which was just made: whatever it sends passes `wait()`."""
+        self._driver, self._was_shut = driver, False
+        plain_wait = driver.wait
+
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            if self.lent:
+                return plain_wait(*args, **kwargs)
+            self.waits += 1
+            self._waiting = True
+            try:
+                answer = plain_wait(*args, **kwargs)
+            except psycopg.OperationalError as error:
+                if self._was_shut:
+                    raise psycopg.OperationalError("the link stands still: no answer") from error
+                raise
+            finally:
+                self._waiting = False
+            self.answers += 1
+            return answer
+
+        driver.wait = wait  # type: ignore[method-assign]
+
+    def tick(self) -> None:
+        """Shut the link if one wait has lasted for longer than it may."""
+        if not self._waiting or self.waits != self._seen:
+            self._seen, self._ticks = self.waits, 0
+            return
+        self._ticks += 1
+        if self._ticks * TICK >= min(self.seconds, self.most):
+            self.shut()
+
+    def shut(self) -> None:
+        """End a wait now, from any thread."""
+        driver = self._driver
+        if driver is None:
+            return
+        with contextlib.suppress(OSError, psycopg.Error):
+            number = driver.pgconn.socket
+            with socket.socket(fileno=os.dup(number)) as link:
+                if driver.pgconn.socket == number:  # else another connection may have the number
+                    self._was_shut = True
+                    link.shutdown(socket.SHUT_RDWR)
+
+
+class Watchdog(threading.Thread):
+    """Looks at all links of the process, and at the threads that must go on.
+
+    It logs nothing: a log handler may block. The thread whose link was shut reports it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="mq-watchdog", daemon=True)
+        self._links: list[Link] = []
+        self._draining: list[Link] = []
+        self._moving: list[tuple[Callable[[], int], Callable[[], None]]] = []
+        self._ending = threading.Event()
+
+    def add(self, link: Link, *, drains: bool = True) -> Link:
+        """Watch `link` from now on, and return it; `hurry()` is for those that are to `drain`."""
+        self._links.append(link)
+        if drains:
+            self._draining.append(link)
+        return link
+
+    def follow(self, count: Callable[[], int], moved: Callable[[], None]) -> None:
+        """Call `moved()` at each tick at which `count()` has changed."""
+        self._moving.append((count, moved))
+
+    def hurry(self, seconds: float) -> None:
+        """From now on no wait on a link that drains lasts longer than `seconds`."""
+        for link in self._draining:
+            link.most = min(link.most, seconds)
+
+    def end(self) -> None:
+        self._ending.set()
+
+    def run(self) -> None:
+        before = [-1] * len(self._moving)
+        while not self._ending.wait(TICK):
+            for link in list(self._links):
+                link.tick()
+            for index, (count, moved) in enumerate(list(self._moving)):
+                if (now := count()) != before[index]:
+                    before[index] = now
+                    moved()

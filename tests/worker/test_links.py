@@ -1,0 +1,311 @@
+"""Links that stand still: neither closed nor answered. Each wait of the worker has a bound."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection, connections
+
+from django_mq import handler
+from django_mq.executor import watchdog as watchdog_module
+from django_mq.executor.scoreboard import Mover, Scoreboard
+from django_mq.executor.watchdog import TICK, Link
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt
+from django_mq.supervisor.process_slot import ProcessSlot
+from django_mq.worker import parts as parts_module
+from django_mq.worker.parts import Parts
+from tests.database import second_connection
+from tests.rows import add
+from tests.worker.conftest import PATIENCE, Running, Said, effect, effects, proxied, waiting
+from tests.worker.proxy import Proxy
+from tests.worker.service import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog_module, "TICK", 0.05)
+
+
+def events(caplog: pytest.LogCaptureFixture) -> set[str]:
+    return {getattr(record, "event", "") for record in list(caplog.records)}
+
+
+def parts_of(running: Running) -> Parts:
+    until(lambda: running.worker._run)
+    run = running.worker._run
+    assert run is not None
+    return run.parts
+
+
+def bound(parts: Parts, seconds: float) -> None:
+    """Let the waits on the links that there are now last so long; those made anew have theirs."""
+    for link in parts.watchdog._links:
+        link.seconds = seconds
+
+
+@pytest.fixture
+def through(proxy: Proxy) -> Iterator[Proxy]:
+    with proxied(proxy):
+        yield proxy
+        proxy.hold(False)
+        connections["default"].close()
+
+
+# ---- a link
+
+
+def test_a_wait_ends_after_its_bound(through: Proxy) -> None:
+    with connected(through) as driver:
+        link = Link(3 * TICK)
+        link.attach(driver)
+        driver.execute("select 1")
+        assert (link.waits, link.answers) == (1, 1)
+        through.hold(True)
+        with ticking(link), pytest.raises(psycopg.OperationalError, match="stands still"):
+            driver.execute("select 1")
+        assert (link.waits, link.answers) == (2, 1)
+        assert driver.closed
+
+
+def test_only_a_wait_is_ended(through: Proxy) -> None:
+    """Neither an idle connection, nor one that a handler uses, nor one that gets its answers."""
+    with connected(through) as driver:
+        link = Link(0.0)
+        link.attach(driver)
+        for _ in range(5):
+            link.tick()
+        link.lent = True
+        with ticking(link):
+            driver.execute("select pg_sleep(0.3)")
+        link.lent = False
+        for _ in range(20):
+            driver.execute("select 1")
+            link.tick()
+        assert not driver.closed
+
+
+def connected(proxy: Proxy) -> psycopg.Connection[Any]:
+    params = connection.get_connection_params()
+    return psycopg.connect(
+        dbname=params["dbname"],
+        user=params["user"],
+        password=params.get("password"),
+        host="127.0.0.1",
+        port=proxy.port,
+        autocommit=True,
+    )
+
+
+class ticking:
+    """Tick a link while the block lasts, as the watchdog would."""
+
+    def __init__(self, link: Link) -> None:
+        self._link, self._enough = link, threading.Event()
+        self._thread = threading.Thread(target=self._tick)
+
+    def _tick(self) -> None:
+        while not self._enough.wait(0.02):
+            self._link.tick()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *raised: object) -> None:
+        self._enough.set()
+        self._thread.join()
+
+
+# ---- a worker
+
+
+def test_an_idle_worker_notices_and_goes_on(
+    start: Start, said: Said, through: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claims, the renewals, and LISTEN."""
+    caplog.set_level(logging.INFO, logger="django_mq")
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    running = start()
+    parts = parts_of(running)
+    assert parts.listener is not None
+    until(parts.listener.healthy)
+    through.hold(True)
+    bound(parts, 0.2)
+    until(lambda: "database_lost" in events(caplog))
+    assert "stands still" in caplog.text
+    parts.listener._link.shut()  # its next ping would be seconds away
+    until(lambda: not parts.listener.healthy())  # type: ignore[union-attr]
+    through.hold(False)
+    until(parts.listener.healthy)
+    message = add(handler="h")
+    said.wait("message_acked")
+    assert "database_back" in events(caplog)
+    assert running.stop()
+    assert effects() == {message.pk}
+
+
+def test_listen_is_pinged(
+    start: Start, said: Said, through: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that only listens sends nothing, so nothing else would show that it stands still."""
+    monkeypatch.setattr("django_mq.worker.listener.PING", 0.1)
+    running = start()
+    parts = parts_of(running)
+    assert parts.listener is not None
+    answers = parts.listener._link.answers
+    until(lambda: parts.listener._link.answers > answers + 2)  # type: ignore[union-attr]
+    shut: list[float] = []
+    link = parts.listener._link
+    monkeypatch.setattr(link, "shut", lambda: shut.append(link.seconds))
+    through.hold(True)
+    until(lambda: shut)
+    assert shut[0] == 0.1
+    monkeypatch.undo()
+    through.hold(False)
+    assert running.stop()
+
+
+@pytest.mark.parametrize("uses", [False, True], ids=["by-fence", "in-its-transaction"])
+def test_a_settle_whose_answer_does_not_come(
+    start: Start, said: Said, through: Proxy, uses: bool
+) -> None:
+    gate, entered = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        if uses:
+            effect(delivery)
+        seen.append(delivery.attempt)
+        entered.set()
+        assert gate.wait(PATIENCE * 4)
+
+    message = add(handler="h")
+    running = start()
+    parts = parts_of(running)
+    assert entered.wait(PATIENCE)
+    through.hold_at("delete from django_mq_queuedmessage")
+    link = parts.executors[0]._link
+    link.seconds = 0.2
+    gate.set()
+    until(lambda: link._was_shut)
+    through.hold(False)
+    until(lambda: not waiting())
+    assert running.stop()
+    assert effects() == ({message.pk} if uses else set())
+    assert set(seen) == {1}
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_a_handlers_own_statement_is_not_bounded(start: Start, said: Said) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_sleep(1)")
+
+    @handler("#", queue="mail", name="call", atomic=False)
+    def call(delivery: Delivery) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_sleep(1)")
+
+    running = start()
+    parts_of(running).executors[0]._link.seconds = 0.3
+    add(handler="h")
+    add(handler="call")
+    said.wait("message_acked", 2)
+    assert running.stop()
+    assert FailedAttempt.objects.count() == 0
+
+
+@pytest.mark.parametrize("held", ["idle", "running"])
+def test_a_drain_ends_whatever_the_link_does(
+    start: Start, said: Said, through: Proxy, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    """Nothing but the drain ends these waits: the bounds of statements are an hour here."""
+    monkeypatch.setattr("django_mq.worker.run.HURRY", 0.5)
+    gate, entered = threading.Event(), threading.Event()
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        entered.set()
+        assert gate.wait(PATIENCE * 4)
+
+    running = start(drain_seconds=2.0)
+    parts = parts_of(running)
+    if held == "running":
+        add(handler="h")
+        assert entered.wait(PATIENCE)
+    else:
+        said.wait("worker_started")
+    through.hold(True)
+    bound(parts, 3600.0)
+    until(lambda: parts.statements.link._waiting)
+    assert running.stop() is (held == "idle")
+    gate.set()
+    through.hold(False)
+    for executor in parts.executors:
+        executor.join(PATIENCE)
+
+
+# ---- what the supervisor sees
+
+
+def test_a_loop_that_stands_still_is_seen(
+    start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    monkeypatch.setattr(parts_module, "STILL", 1.0)
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.1, "LEASE": 1.0}
+    board = Scoreboard(200)
+    running = start(scoreboard=board)
+    parts = parts_of(running)
+    gate, fetch = threading.Event(), parts.fetcher.fetch
+
+    def stuck(cursor: Any) -> float:
+        assert gate.wait(PATIENCE * 4)
+        return fetch(cursor)
+
+    monkeypatch.setattr(parts.fetcher, "fetch", stuck)
+    until(lambda: Mover.LOOP in board.still())
+    assert Mover.RENEWAL not in board.still()
+    slot = ProcessSlot(board, pid=1)
+    assert not slot.is_live(draining=False)
+    assert slot.is_live(draining=True)
+    gate.set()
+    until(lambda: Mover.LOOP not in board.still())
+    assert running.stop()
+
+
+def test_what_has_not_begun_does_not_stand_still() -> None:
+    board = Scoreboard(1)
+    assert board.still() == []
+    board.moved(Mover.RENEWAL, -1.0)
+    board.moved(Mover.LOOP, 60.0)
+    assert board.still() == [Mover.RENEWAL]
+    board.add_taken(3)
+    board.wipe()
+    assert board.still() == []
+    assert board.taken == 3
+
+
+def test_another_session_is_unharmed(through: Proxy) -> None:
+    """A number of a socket that was closed may be another connection's by now."""
+    with connected(through) as driver:
+        link = Link()
+        link.attach(driver)
+    with second_connection() as other:
+        link.shut()
+        assert other.execute("select 1").fetchone() == (1,)
