@@ -9,7 +9,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq.exceptions import UnreadablePayload
-from django_mq.policy.outcomes import DeadLettered, Outcome, Retried, Snoozed, decide, one_line
+from django_mq.policy.error_text import one_line
+from django_mq.policy.outcomes import DeadLettered, Outcome, Retried, Snoozed, decide
 from django_mq.store import settle
 
 if TYPE_CHECKING:
@@ -61,11 +62,11 @@ def end(delivery: Delivery, policy: RetryPolicy, error: BaseException, *, second
     if isinstance(error, UnreadablePayload):
         return Ended(delivery, Settled.HELD, seconds=seconds, reason=one_line(str(error)))
     outcome = decide(
+        error,
         attempt=delivery.attempt,
         max_attempts=delivery.max_attempts,
         policy=policy,
         random=random.random,
-        error=error,
     )
     settled = Settled.SNOOZED if isinstance(outcome, Snoozed) else Settled.FAILED
     return Ended(delivery, settled, seconds=seconds, outcome=outcome, error=error)

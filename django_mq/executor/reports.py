@@ -11,7 +11,8 @@ from django_mq import signals
 from django_mq.executor import handler_counts as timings
 from django_mq.executor.ended import ACKED, DONE, Settled
 from django_mq.executor.handler_counts import queued_for
-from django_mq.policy.outcomes import DeadLettered, Retried, one_line
+from django_mq.policy.error_text import one_line
+from django_mq.policy.outcomes import DeadLettered, Retried
 
 if TYPE_CHECKING:
     from django_mq.executor.ended import Ended

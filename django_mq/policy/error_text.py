@@ -262,6 +262,3 @@ def _cut_middle(text: str, limit: int) -> str:
     mark = "\n... cut here ...\n"
     half = (limit - len(mark)) // 2
     return data[:half].decode(errors="ignore") + mark + data[-half:].decode(errors="ignore")
-
-
-__all__ = ["Failure", "describe", "one_line"]

@@ -1,4 +1,4 @@
-"""Decide the outcome of a delivery from the way its handler ended. Nothing here writes or waits."""
+"""Decide the outcome of a delivery from its handler's error. Nothing here writes or waits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,6 @@ class TimedOut(AttemptEnded):
 
 class WorkerLost(AttemptEnded):
     """The worker's process died, or was lost, while the handler ran."""
-
-
-@dataclass(frozen=True, slots=True)
-class Acked:
-    """Done: delete the row, and keep `result` if it was requested."""
-
-    result: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +65,29 @@ class DeadLettered:
     failure: Failure
 
 
-Outcome = Acked | Retried | Snoozed | DeadLettered
+Outcome = Retried | Snoozed | DeadLettered
 
 
 def decide(
+    error: BaseException,
     *,
     attempt: int,
     max_attempts: int,
     policy: RetryPolicy,
     random: Random,
-    error: BaseException | None = None,
-    result: object = None,
 ) -> Outcome:
-    """Return the outcome of a delivery whose handler returned `result` or raised `error`.
+    """Return the outcome of a delivery whose handler raised `error`.
 
     `attempt` counts from 1; the attempt `max_attempts` is the last. The message carries
     `max_attempts` (a requeue raises it), so `policy` gives only the delay. `random` returns a
     number in [0, 1). A wait is cut to 366 days, and raised to the floor of `policy`. This never
     raises, whatever `error` is.
 
-    >>> decide(attempt=1, max_attempts=1, policy=RetryPolicy(), random=lambda: 0.5, result=7)
-    Acked(result=7)
     >>> decide(
-    ...     attempt=1, max_attempts=1, policy=RetryPolicy(), random=lambda: 0.5, error=KeyError(7)
+    ...     KeyError(7), attempt=1, max_attempts=1, policy=RetryPolicy(), random=lambda: 0.5
     ... )  # doctest: +ELLIPSIS
     DeadLettered(reason='exhausted', failure=Failure(error_class='KeyError', text='7', ...))
     """
-    if error is None:
-        return Acked(result)
     asked: float | datetime | None = None
     backoff = True
     try:
@@ -138,20 +126,3 @@ def _cut(after: float | datetime) -> tuple[float | datetime, str]:
     if isinstance(after, float) and after > MAX_WAIT:
         return MAX_WAIT, f"a wait of {after:g} s was cut to {MAX_WAIT:g} s (366 days)"
     return after, ""
-
-
-__all__ = [
-    "EXHAUSTED",
-    "Acked",
-    "AttemptEnded",
-    "DeadLettered",
-    "Failure",
-    "Outcome",
-    "Retried",
-    "Snoozed",
-    "TimedOut",
-    "WorkerLost",
-    "decide",
-    "describe",
-    "one_line",
-]

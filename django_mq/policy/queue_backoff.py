@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from django_mq.exceptions import Reject, Retry, UnexpectedPayload
 from django_mq.policy.backoff import Random
-from django_mq.policy.outcomes import Acked, AttemptEnded, DeadLettered, Outcome, Retried, Snoozed
+from django_mq.policy.outcomes import AttemptEnded, DeadLettered, Outcome, Retried, Snoozed
 
 
 class Step(IntEnum):
@@ -22,18 +22,16 @@ class Step(IntEnum):
 
 
 def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
-    """Return how the outcome of a delivery moves the level of its queue.
+    """Return how the end of a delivery that was not acked moves the level of its queue.
 
-    `error` is the handler's error. DOWN if the message was acked or rejected: the handler works. UP
-    if it failed, or raised `Retry` or `Snooze` with `backoff=True`. STAY for anything that says
-    nothing about the services the handler needs: `Retry` and `Snooze` without it, a timeout, a lost
-    worker, an unexpected payload, and a message that was held or expired (`outcome` is None).
+    `error` is the handler's error. DOWN if the message was rejected: the handler works, as after an
+    ack. UP if it failed, or raised `Retry` or `Snooze` with `backoff=True`. STAY for anything that
+    says nothing about the services the handler needs: `Retry` and `Snooze` without it, a timeout, a
+    lost worker, an unexpected payload, and a message that was held or expired (`outcome` is None).
 
-    >>> step_of(Acked(), None).name, step_of(None, None).name
-    ('DOWN', 'STAY')
+    >>> step_of(None, None).name
+    'STAY'
     """
-    if isinstance(outcome, Acked):
-        return Step.DOWN
     if isinstance(outcome, Retried | Snoozed):
         return Step.UP if outcome.backoff else Step.STAY
     if not isinstance(outcome, DeadLettered) or error is None:
@@ -42,9 +40,7 @@ def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
         return Step.DOWN
     if isinstance(error, AttemptEnded | UnexpectedPayload):
         return Step.STAY
-    if isinstance(
-        error, Retry
-    ):  # on its last attempt; a Retry without its attributes counts as an error
+    if isinstance(error, Retry):  # on its last attempt; without its attributes it is an error
         return Step.UP if vars(error).get("backoff", True) else Step.STAY
     return Step.UP
 

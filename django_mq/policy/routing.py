@@ -164,18 +164,6 @@ class RoutingTable(Generic[S]):
         return found, any(each.where for each in found)
 
 
-def matching(type: str, metadata: Mapping[str, Any], subscriptions: Iterable[S]) -> tuple[S, ...]:
-    """Return the subscriptions that get a message, each once, in order."""
-    return RoutingTable(subscriptions).match(type, metadata)
-
-
-def explain(
-    type: str, metadata: Mapping[str, Any], subscriptions: Iterable[S]
-) -> tuple[Explanation[S], ...]:
-    """Return, for every subscription, whether it gets a message, and why."""
-    return RoutingTable(subscriptions).explain(type, metadata)
-
-
 def meets(where: Mapping[str, Any] | None, match: str, metadata: Mapping[str, Any]) -> bool:
     """Return whether metadata has all, or any, of the values in `where`; True without `where`.
 

@@ -19,7 +19,7 @@ from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
-from django_mq.policy.outcomes import one_line
+from django_mq.policy.error_text import one_line
 from django_mq.signals import announce_queue, queue_deep
 from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, chores, expiry, keys, notify, operators

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq import signals
 from django_mq.executor.ended import Ended, Settled
-from django_mq.policy.outcomes import Acked
 from django_mq.policy.queue_backoff import Step, jittered_waits, step_of, top_level
 from django_mq.store import Cursor
 from django_mq.store import queue_backoff as store
@@ -194,7 +193,7 @@ class QueueBackoffs:
 
 def _step(ended: Ended) -> Step:
     if ended.settled in (Settled.ACKED, Settled.FINISHED):
-        return step_of(Acked(), None)
+        return Step.DOWN
     return step_of(ended.outcome, ended.error)
 
 

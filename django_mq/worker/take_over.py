@@ -10,7 +10,8 @@ from django_mq.executor import settle_effects
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
-from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Failure
+from django_mq.policy.error_text import Failure
+from django_mq.policy.outcomes import EXHAUSTED, DeadLettered
 from django_mq.store import claim_lapsed as lapsed
 
 if TYPE_CHECKING:

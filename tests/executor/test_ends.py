@@ -46,6 +46,20 @@ def test_expired_messages_do_not_start(bench: Bench, said: Said) -> None:
     assert said.count("message_started") == 1
 
 
+@pytest.mark.parametrize("returned", [None, False, 0, "error", {"status": "retry"}, ValueError()])
+def test_whatever_is_returned_is_an_ack(bench: Bench, said: Said, returned: object) -> None:
+    """PMQ-32, CAR-27, NSQ-15: a return value never means failure; the last attempt included."""
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Delivery) -> object:
+        return returned
+
+    message = add(handler="h", max_attempts=1)
+    bench.run_all(bench.claim())
+    assert said.ids("message_acked") == [message.pk]
+    assert not QueuedMessage.objects.exists()
+
+
 def test_retry_snooze_reject(bench: Bench, said: Said) -> None:
     """CAR-22, CAR-25 as changed, NSQ-12, NSQ-13, NSQ-14, RMQ-9."""
     at = timezone.now() + timedelta(hours=2)

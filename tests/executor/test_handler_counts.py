@@ -15,7 +15,8 @@ from django_mq.executor import handler_counts as timings
 from django_mq.executor.ended import Ended, Settled
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import WorkerHeartbeat
-from django_mq.policy.outcomes import DeadLettered, Failure, Retried, Snoozed
+from django_mq.policy.error_text import Failure
+from django_mq.policy.outcomes import DeadLettered, Retried, Snoozed
 from django_mq.worker import Worker
 from django_mq.worker import lease_keeper as keeping
 from tests.rows import add

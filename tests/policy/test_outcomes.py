@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from django_mq.exceptions import LeaseLost, Reject, Retry, Snooze
 from django_mq.policy.backoff import MAX_WAIT, RetryPolicy, fixed, intervals
 from django_mq.policy.outcomes import (
-    Acked,
     AttemptEnded,
     DeadLettered,
     Outcome,
@@ -25,15 +24,9 @@ from django_mq.policy.outcomes import (
 MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-def decided(error: BaseException | None = None, **changes: Any) -> Outcome:
+def decided(error: BaseException, **changes: Any) -> Outcome:
     given = {"attempt": 1, "max_attempts": 3, "policy": RetryPolicy(backoff=fixed(5))}
-    return decide(error=error, random=lambda: 0.5, **(given | changes))
-
-
-@pytest.mark.parametrize("result", [None, False, 0, "error", {"status": "retry"}, ValueError()])
-def test_whatever_is_returned_is_an_ack(result: object) -> None:
-    """PMQ-32, CAR-27, NSQ-15: a return value never means failure; the last attempt included."""
-    assert decided(result=result, attempt=3) == Acked(result)
+    return decide(error, random=lambda: 0.5, **(given | changes))
 
 
 @pytest.mark.parametrize(
@@ -222,25 +215,23 @@ def test_spoiled_exception_is_an_error_like_any_other(make: Callable[[], Excepti
     assert (outcome.after, outcome.backoff) == (5.0, True)
 
 
-errors = st.sampled_from(
-    [None, ValueError("x"), TimedOut(), Reject(), Snooze(1), Retry(), Retry(2)]
-)
+errors = st.sampled_from([ValueError("x"), TimedOut(), Reject(), Snooze(1), Retry(), Retry(2)])
 
 
 @given(errors, st.integers(1, 30), st.integers(1, 30), st.floats(0, 1, exclude_max=True))
 def test_no_failure_outlives_its_attempts(
-    error: Exception | None, attempt: int, max_attempts: int, number: float
+    error: Exception, attempt: int, max_attempts: int, number: float
 ) -> None:
-    """S15: bounded retries; only an ack and a snooze are no failures."""
+    """S15: bounded retries; only a snooze is no failure."""
     outcome = decide(
+        error,
         attempt=attempt,
         max_attempts=max_attempts,
         policy=RetryPolicy(),
         random=lambda: number,
-        error=error,
     )
     if isinstance(outcome, Retried):
         assert attempt < max_attempts
         assert 0 < outcome.after <= MAX_WAIT
     else:
-        assert isinstance(outcome, DeadLettered) or error is None or isinstance(error, Snooze)
+        assert isinstance(outcome, DeadLettered) or isinstance(error, Snooze)

@@ -19,15 +19,10 @@ class Spoiled(Retry):
         Exception.__init__(self)
 
 
-def step(error: BaseException | None, attempt: int = 1) -> Step:
-    """Return the step of a delivery whose handler raised `error`, or returned."""
+def step(error: BaseException, attempt: int = 1) -> Step:
+    """Return the step of a delivery whose handler raised `error`."""
     outcome = decide(
-        attempt=attempt,
-        max_attempts=3,
-        policy=RetryPolicy(),
-        random=lambda: 0.5,
-        error=error,
-        result="error",  # NSQ-15: whatever is returned
+        error, attempt=attempt, max_attempts=3, policy=RetryPolicy(), random=lambda: 0.5
     )
     return step_of(outcome, error)
 
@@ -36,7 +31,6 @@ def step(error: BaseException | None, attempt: int = 1) -> Step:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        pytest.param(None, Step.DOWN, id="NSQ-11, NSQ-15"),
         pytest.param(Retry(), Step.STAY, id="NSQ-12"),
         pytest.param(Retry(60), Step.STAY, id="NSQ-12-delay"),
         pytest.param(Retry(60, backoff=True), Step.UP, id="NSQ-13"),
@@ -52,7 +46,7 @@ def step(error: BaseException | None, attempt: int = 1) -> Step:
     ],
 )
 def test_what_a_handler_does_moves_the_level(
-    error: BaseException | None, expected: Step, attempt: int
+    error: BaseException, expected: Step, attempt: int
 ) -> None:
     """NSQ-2: the same on the last attempt, after which the message is dead."""
     assert step(error, attempt) is expected

@@ -18,8 +18,6 @@ from django_mq.policy.routing import (
     RoutingTable,
     check_name,
     check_pattern,
-    explain,
-    matching,
 )
 
 
@@ -32,7 +30,7 @@ class To:
 
 
 def names(type: str, metadata: Mapping[str, Any], to: Sequence[To]) -> list[str]:
-    return [each.name for each in matching(type, metadata, to)]
+    return [each.name for each in RoutingTable(to).match(type, metadata)]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,7 @@ def test_where_matches_metadata(
     to = [To("it", ("a",), where, match)]
     assert names("a", metadata, to) == (["it"] if expected else [])
     assert names("b", metadata, to) == []
-    assert [each.matches for each in explain("a", metadata, to)] == [expected]
+    assert [each.matches for each in RoutingTable(to).explain("a", metadata)] == [expected]
 
 
 def test_table_answers_by_metadata_also_when_it_remembers_the_type() -> None:
@@ -192,7 +190,7 @@ def test_explain_says_why() -> None:
         To("gold", ("#",), {"tier": "gold", "eu": True}),
         To("rich", ("#",), {"tier": "gold", "eu": True}, "any"),
     ]
-    explained = explain("shop.orders.placed", {"tier": "gold"}, to)
+    explained = RoutingTable(to).explain("shop.orders.placed", {"tier": "gold"})
     assert [(each.subscription.name, each.matches, each.reason) for each in explained] == [
         ("direct", True, "shop.orders.placed matches"),
         ("topic", True, "shop.# matches"),
@@ -227,10 +225,10 @@ METADATA = st.dictionaries(st.sampled_from("xy"), st.sampled_from([1, True, None
 def test_explanation_agrees_with_the_match(
     type: str, metadata: Mapping[str, Any], to: list[To]
 ) -> None:
-    explained = explain(type, metadata, to)
+    explained = RoutingTable(to).explain(type, metadata)
     assert [each.subscription for each in explained] == to
-    assert tuple(each.subscription for each in explained if each.matches) == matching(
-        type, metadata, to
+    assert tuple(each.subscription for each in explained if each.matches) == RoutingTable(to).match(
+        type, metadata
     )
 
 

@@ -221,7 +221,7 @@ def test_a_backoff_that_the_settings_no_longer_know_ends_with_a_probe(
 
 
 def test_the_sequence_of_failures_and_successes(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
-    """NSQ-4, NSQ-7, NSQ-8, NSQ-9: all, none, one, none, one, none, one, all."""
+    """NSQ-4, NSQ-7, NSQ-8, NSQ-9, NSQ-11: all, none, one, none, one, none, one, all."""
     assert not fleet.end(fleet.claim(), None)
     assert fleet.allowance == "all"
     fleet.end(fleet.claim(), KeyError("host"))

@@ -11,7 +11,7 @@ from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
-from django_mq.policy import routing
+from django_mq.policy.routing import check_name
 
 
 class Command(OperatorCommand):
@@ -25,7 +25,7 @@ class Command(OperatorCommand):
         parser.add_argument("--json", action="store_true")
 
     def operate(self, *, database: str | None, **options: Any) -> None:
-        type = routing.check_name(options["type"], "type")
+        type = check_name(options["type"], "type")
         try:
             metadata = json.loads(options["metadata"])
         except (ValueError, RecursionError):
@@ -40,7 +40,7 @@ class Command(OperatorCommand):
                 "gets_it": each.matches,
                 "reason": each.reason,
             }
-            for each in routing.explain(type, metadata, handlers.all_handlers())
+            for each in handlers.table().explain(type, metadata)
         ]
         if options["json"]:
             self.stdout.write(as_json(found))
