@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from django_mq.handlers.callables import check_function, name_of
-from django_mq.handlers.defaults import allowed_queues, queue_of, retry_of, timeout_of
 from django_mq.handlers.options import (
     check_flags,
     check_mode,
@@ -25,9 +24,13 @@ from django_mq.handlers.registry import (
     Registry,
     add,
     all_handlers,
+    allowed_queues,
     get,
     isolated,
+    queue_of,
+    retry_of,
     table,
+    timeout_of,
 )
 from django_mq.handlers.typed import refusal, typed
 from django_mq.policy.backoff import RetryPolicy

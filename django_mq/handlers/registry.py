@@ -1,16 +1,22 @@
-"""The process-wide registry of handlers. A row names a registered handler, never code."""
+"""The process-wide registry of handlers, and the settings' values for options they leave out.
+
+A row names a registered handler, never code.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from django_mq.exceptions import InvalidHandler
 from django_mq.handlers.callables import layers_of, shown, source_of
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.routing import RoutingTable
+
+if TYPE_CHECKING:
+    from django_mq.conf import Settings
 
 Match = Literal["all", "any"]
 
@@ -77,12 +83,15 @@ class Registry:
         self._table = None
 
     def get(self, name: str) -> Handler | None:
+        """Return the handler that has this name or alias, or None."""
         return self._by_name.get(name)
 
     def all(self) -> tuple[Handler, ...]:
+        """Return all handlers, in the order of registration."""
         return tuple(self._handlers.values())
 
     def table(self) -> RoutingTable[Handler]:
+        """Return the routing table of all handlers; the same object until a handler is added."""
         table = self._table
         if table is None:
             table = self._table = RoutingTable(self.all())
@@ -90,26 +99,10 @@ class Registry:
 
 
 _registry = Registry()
-
-
-def get(name: str) -> Handler | None:
-    """Return the handler that has this name or alias, or None."""
-    return _registry.get(name)
-
-
-def all_handlers() -> tuple[Handler, ...]:
-    """Return all handlers, in the order of registration."""
-    return _registry.all()
-
-
-def table() -> RoutingTable[Handler]:
-    """Return the routing table of all handlers; the same object until a handler is added."""
-    return _registry.table()
-
-
-def add(new: Handler) -> None:
-    """Register `new`; raises InvalidHandler as `Registry.add()` does."""
-    _registry.add(new)
+get = _registry.get
+all_handlers = _registry.all
+table = _registry.table
+add = _registry.add
 
 
 @contextmanager
@@ -119,11 +112,34 @@ def isolated(handlers: Iterable[Handler] = ()) -> Iterator[Registry]:
     `isolated(all_handlers())` starts with the current handlers. The registry is restored at the
     end. Not thread-safe: a process has one registry.
     """
-    global _registry
-    before, _registry = _registry, Registry()
+    before = vars(_registry).copy()
+    handlers = tuple(handlers)
+    vars(_registry).update(vars(Registry()))
     try:
         for each in handlers:
-            _registry.add(each)
+            add(each)
         yield _registry
     finally:
-        _registry = before
+        vars(_registry).update(before)
+
+
+def queue_of(handler: Handler, settings: Settings) -> str:
+    """Return the queue of this handler's messages unless the producer names another."""
+    return settings.default_queue if handler.queue is None else handler.queue
+
+
+def allowed_queues(handler: Handler, settings: Settings) -> tuple[str, ...]:
+    """Return the queues that may hold this handler's messages: its own first, then `queues=`."""
+    return tuple(dict.fromkeys((queue_of(handler, settings), *handler.queues)))
+
+
+def retry_of(handler: Handler | None, queue: str, settings: Settings) -> RetryPolicy:
+    """Return the policy of a message that carries none: the handler's, else the queue's."""
+    if handler is not None and handler.retry is not None:
+        return handler.retry
+    return settings.queue(queue).retry
+
+
+def timeout_of(handler: Handler, settings: Settings) -> float:
+    """Return the seconds after which an attempt of this handler times out."""
+    return settings.timeout if handler.timeout is None else handler.timeout
