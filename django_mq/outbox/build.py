@@ -73,20 +73,11 @@ class RowBuilder:
         #: that all its rows share one line.
         self.in_commit_order: dict[str, bool] = {}
 
-    def rows(self, message: Message) -> list[NewRow]:
-        """Return a row for each subscriber, or one without a handler if there is none.
+    def add(self, rows: Rows, message: Message) -> int:
+        """Append a row for each subscriber, or one without a handler; return how many.
 
         Raises a BroadcastError that says what is wrong with the message.
         """
-        route = _route_of(message)
-        kinds = self._cached_kinds.get(route)
-        if kinds is None:
-            return self._build(message, route)
-        payload = (self._encode_payload(message.payload),)
-        return [NewRow._make(before + payload + after) for before, after in kinds]
-
-    def add(self, rows: Rows, message: Message) -> int:
-        """Append the rows of `message` to `rows`; return how many. Raises as `rows()` does."""
         route = _route_of(message)
         kinds = self._cached_kinds.get(route)
         if kinds is None:

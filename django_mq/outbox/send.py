@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -14,18 +14,8 @@ from django_mq.conf import Settings, get_settings
 from django_mq.exceptions import NotInTransaction
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.build import RowBuilder
-from django_mq.outbox.dedupe_plan import candidate_maker
-from django_mq.outbox.observers import notify
-from django_mq.outbox.receipts import (
-    ReceiptBuilder,
-    deduped_receipt,
-    deduped_receipts,
-    notify_each,
-    receipt_of,
-    split,
-)
+from django_mq.outbox.chunk import Chunk
 from django_mq.outbox.write import RowWriter
-from django_mq.store.rows import NewRow, Rows
 
 NOT_IN_TRANSACTION = """\
 broadcast() needs an open atomic() block on the database {alias!r}, so that the message commits \
@@ -46,9 +36,7 @@ def send(message: Message, *, using: str | None = None, wants_result: bool = Fal
     """Store one message in the caller's transaction: what `broadcast()` does with its options."""
     settings = get_settings()
     connection = connection_in_transaction(settings, using)
-    builder = RowBuilder(settings, wants_result=wants_result)
-    rows = builder.rows(message)
-    return _store(connection, RowWriter(connection, settings, builder), message, rows)
+    return _checked(settings, connection, [message], wants_result)()[0]
 
 
 def send_durably(
@@ -62,41 +50,30 @@ def send_durably(
             "this call writes in a transaction of its own, but an atomic() block is open:"
             " call broadcast() in that block"
         )
-    builder = RowBuilder(settings, wants_result=wants_result)
-    rows = builder.rows(message)
+    store = _checked(settings, connection, [message], wants_result)
     with transaction.atomic(using=connection.alias):
-        return _store(connection, RowWriter(connection, settings, builder), message, rows)
-
-
-def _store(
-    connection: BaseDatabaseWrapper, writer: RowWriter, message: Message, rows: list[NewRow]
-) -> Receipt:
-    if message.unique_id is None:
-        receipt = receipt_of(rows, writer.insert(rows))
-        notify(connection, rows)
-        return receipt
-    candidates = list(map(candidate_maker(message), rows))
-    return deduped_receipt(connection, candidates, writer.dedupe(candidates))
+        return store()[0]
 
 
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
     """Store messages, all or none; check all of them before any SQL."""
     settings = get_settings()
     connection = connection_in_transaction(settings, using)
-    builder = RowBuilder(settings)
-    rows = Rows()
-    counts = [builder.add(rows, check_message(message)) for message in messages]
-    writer = RowWriter(connection, settings, builder)
-    if all(message.unique_id is None for message in messages):
-        receipts = ReceiptBuilder(rows.kinds, counts)
-        writer.insert(rows, sent=receipts.add)
-        notify_each(connection, rows, counts)
-        return receipts.receipts
-    shares = zip(messages, split(rows, counts), strict=True)
-    candidates = [
-        each for message, share in shares for each in map(candidate_maker(message), share)
-    ]
-    return deduped_receipts(connection, candidates, writer.dedupe(candidates), counts)
+    return _checked(settings, connection, messages)()
+
+
+def _checked(
+    settings: Settings,
+    connection: BaseDatabaseWrapper,
+    messages: Sequence[Message],
+    wants_result: bool = False,
+) -> Callable[[], list[Receipt]]:
+    """Check the messages, without any SQL; return the function that stores them."""
+    builder = RowBuilder(settings, wants_result=wants_result)
+    chunk = Chunk(builder)
+    for message in messages:
+        chunk.add(check_message(message))
+    return partial(chunk.store, connection, RowWriter(connection, settings, builder))
 
 
 def check_message(message: object) -> Message:

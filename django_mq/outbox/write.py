@@ -25,42 +25,41 @@ class RowWriter:
     """Write the rows of one call, by the options of the queues that `builder` met."""
 
     def __init__(
-        self, connection: BaseDatabaseWrapper, settings: Settings, builder: RowBuilder
+        self,
+        connection: BaseDatabaseWrapper,
+        settings: Settings,
+        builder: RowBuilder,
+        *,
+        has_savepoint: bool = False,
     ) -> None:
         self._connection = connection
         self._settings = settings
         self._limits = builder.limits
         self._in_commit_order = builder.in_commit_order
+        self._has_savepoint = has_savepoint
 
     def insert(
         self, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
-    ) -> list[int]:
-        """Insert rows without unique ids, all or none; return their ids, in order.
+    ) -> None:
+        """Insert rows without unique ids, all or none.
 
         `sent` is called with the ids, for many rows in several parts as they become known.
         """
-        if len(rows) <= FEW and not self._needs_block():
-            # A single statement is all or none by itself, and needs no savepoint: the rows were
-            # checked, so it refuses nothing.
-            return self.insert_chunk(rows, sent=sent)
-        with transaction.atomic(using=self._connection.alias):
-            return self.insert_chunk(rows, sent=sent)
-
-    def insert_chunk(
-        self, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
-    ) -> list[int]:
-        """Insert rows as `insert()` does, in the caller's savepoint."""
         if not rows:
-            return []
-        if self._limits:
-            admit(self._connection, self._limits, rows)
-        if self._in_commit_order:
-            self._join_lines(rows)
-        # Django's cursor does not wrap the errors of COPY.
-        with self._connection.wrap_database_errors, self._connection.cursor() as cursor:
-            ids = insert(cursor, rows, sent=sent)
-        self._ring(rows)
-        return ids
+            return
+        # A single statement is all or none by itself, and needs no savepoint: the rows were
+        # checked, so it refuses nothing.
+        single = len(rows) <= FEW and not self._needs_block()
+        block = transaction.atomic(using=self._connection.alias)
+        with nullcontext() if single or self._has_savepoint else block:
+            if self._limits:
+                admit(self._connection, self._limits, rows)
+            if self._in_commit_order:
+                self._join_lines(rows)
+            # Django's cursor does not wrap the errors of COPY.
+            with self._connection.wrap_database_errors, self._connection.cursor() as cursor:
+                insert(cursor, rows, sent=sent)
+            self._ring(rows)
 
     def dedupe(self, candidates: Sequence[Candidate]) -> list[CopyReceipt]:
         """Store rows, some with unique ids, all or none; return what became of each."""

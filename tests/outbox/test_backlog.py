@@ -102,7 +102,7 @@ def test_a_call_is_refused_as_a_whole(clock: Clock) -> None:
 def test_a_stream_does_not_count_its_own_rows_twice(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr("django_mq.outbox.stream.CHUNK_ROWS", 1)
+    monkeypatch.setattr("django_mq.outbox.chunk.CHUNK_ROWS", 1)
 
     def messages(count: int) -> Iterator[Message]:
         for _ in range(count):

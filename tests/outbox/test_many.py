@@ -17,7 +17,6 @@ from django_mq import (
     handlers,
 )
 from django_mq.models import QueuedMessage
-from django_mq.outbox import stream as streaming
 from django_mq.store.insert import FEW
 from tests.outbox.conftest import subscribe, the_message
 
@@ -55,7 +54,7 @@ def test_many_are_stored_all_or_none(
     count: int, form: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PMQ-9 as changed, NSQ-29, guarantee 10: the caller may go on."""
-    monkeypatch.setattr(streaming, "CHUNK_ROWS", 100)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 100)
     messages = [*(Message("a", number) for number in range(count)), Message("bad type")]
     with transaction.atomic():
         with pytest.raises(InvalidName):
@@ -74,7 +73,7 @@ def test_what_is_no_message_is_refused() -> None:
 @pytest.mark.parametrize("by", ["rows", "size"])
 def test_an_iterator_is_read_in_chunks(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Constant memory: what is stored already is no longer held when more is read."""
-    monkeypatch.setattr(streaming, "CHUNK_ROWS" if by == "rows" else "CHUNK_SIZE", 100)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS" if by == "rows" else "CHUNK_SIZE", 100)
     payload = "x" * (0 if by == "rows" else 8)  # and the two quotes
     per_chunk = 100 if by == "rows" else 9  # each row has {} as metadata
     stored_when_read = []
