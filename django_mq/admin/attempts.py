@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
-from django.db.models.functions import Now
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin, id_of
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.filters import ErrorFilter, HandlerFilter, QueueFilter
-from django_mq.admin.texts import block, breakable, excerpt, full, link, took, when
+from django_mq.admin.texts import block, breakable, excerpt, full, link, plain, took, when
 from django_mq.models import FailedAttempt, QueuedMessage
 
 
@@ -25,28 +24,16 @@ class FailedAttemptAdmin(ReadOnlyAdmin):
     list_display_links = ("ended", "error")
     list_filter = (ErrorFilter, QueueFilter, HandlerFilter)
     search_fields = ("pk",)
+    searched_texts = ("type", "error_class")
+    searched_ids = ("message_id",)
     search_help_text = _("Exact id of a message, or a type or error class.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the attempts; private columns are read only for users who may see them."""
-        found: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
+        found = super().get_queryset(request)
         if self.may_see_payloads(request):
             return found.defer("traceback")
         return found.defer("error_text", "traceback")
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find attempts by message id, type or error class."""
-        term = search_term.strip().removeprefix("#")
-        if not term:
-            return queryset, False
-        if "\x00" in term:
-            return queryset.none(), False
-        wanted = Q(type=term) | Q(error_class=term)
-        if (id := id_of(term)) is not None:
-            wanted |= Q(message_id=id)
-        return queryset.filter(wanted), False
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ["message", "type", "queue", "handler", "attempt", "worker", "ended_at_full"]
@@ -92,8 +79,8 @@ class FailedAttemptAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("error text"))
     def whole_text(self, attempt: FailedAttempt) -> Any:
-        return block(attempt.error_text)
+        return block(plain(attempt.error_text))
 
     @admin.display(description=_("traceback"))
     def whole_traceback(self, attempt: FailedAttempt) -> Any:
-        return block(attempt.traceback)
+        return block(plain(attempt.traceback))

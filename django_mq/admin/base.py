@@ -12,7 +12,8 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.db import OperationalError
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet, TextField
+from django.db.models.functions import Cast, Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.text import capfirst
@@ -81,6 +82,9 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     #: Columns that the URL may filter by exact value. The stock admin would answer
     #: `?payload__password__startswith=a`, which reveals a payload letter by letter.
     exact_lookups: tuple[str, ...] = ()
+    #: Columns that a search compares with its text, and with its number.
+    searched_texts: tuple[str, ...] = ()
+    searched_ids: tuple[str, ...] = ("pk",)
 
     class Media:
         css = {"all": ("django_mq/admin.css",)}
@@ -91,8 +95,31 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         return alias_of(None)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the rows that the user may see."""
-        return self.scoped(request, super().get_queryset(request).using(self.alias))
+        """Return the rows that the user may see, each with `now`, the database's time."""
+        rows = super().get_queryset(request).using(self.alias)
+        return self.scoped(request, rows.annotate(now=Now()))
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find rows by the exact values of the searched columns."""
+        term = search_term.strip().removeprefix("#")
+        if not term:
+            return queryset, False
+        wanted = Q(pk__in=())
+        if "\x00" not in term:
+            for column in self.searched_texts:
+                wanted |= Q(**{column: term})
+        if (id := id_of(term)) is not None:
+            for column in self.searched_ids:
+                wanted |= Q(**{column: id})
+        return queryset.filter(wanted), False
+
+    def stored_json(self, row: Model, column: str) -> str:
+        """Return a JSON column as text: the driver cannot decode every stored document."""
+        rows = type(row)._default_manager.using(self.alias).filter(pk=row.pk)
+        text: str | None = rows.values_list(Cast(column, TextField()), flat=True).first()
+        return text or "null"
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the row; an impossible key is not looked up."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import OperationalError
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import path
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -29,6 +31,56 @@ PAUSES = {
     "86400": _("1 day"),
 }
 
+#: Makes a change and returns its log entry, empty if nothing changed; and what to tell the user.
+Decision = tuple[Callable[[], str], str]
+
+
+def _pause(form: QueryDict, queue: str, alias: str) -> Decision:
+    seconds = form.get("seconds", "")
+    if seconds not in PAUSES:
+        raise BadRequest("Choose one of the offered pauses.")
+
+    def pause() -> str:
+        end = queues.pause(queue, until=int(seconds) if seconds else None, using=alias)
+        return f"Paused until {end.isoformat()}." if end else "Paused until it is resumed."
+
+    return pause, gettext("Queue %s is paused.")
+
+
+def _resume(form: QueryDict, queue: str, alias: str) -> Decision:
+    def resume() -> str:
+        return "Resumed." if queues.resume(queue, using=alias) else ""
+
+    return resume, gettext("Queue %s is no longer paused.")
+
+
+def _limit(form: QueryDict, queue: str, alias: str) -> Decision:
+    """Set the limit; an empty one restores that of the settings."""
+    text = form.get("max_in_flight", "").strip()
+    if text and not (text.isascii() and text.isdecimal() and len(text) < 11):
+        raise BadRequest("A limit must be a whole number, or empty.")
+    most = int(text) if text else None
+    if most is not None and most > MOST_IN_FLIGHT:
+        raise BadRequest(f"A limit must be at most {MOST_IN_FLIGHT:,}.")
+
+    def limit() -> str:
+        queues.limit(queue, most, using=alias)
+        return "Limit lifted." if most is None else f"Limited to {most} in flight."
+
+    if most is None:
+        return limit, gettext("Queue %s has the limit of the settings again.")
+    return limit, gettext("Queue %s is limited.")
+
+
+def _end_backoff(form: QueryDict, queue: str, alias: str) -> Decision:
+    def end() -> str:
+        return "Backoff ended." if queues.end_backoff(queue, using=alias) else ""
+
+    return end, gettext("Queue %s is no longer backing off.")
+
+
+DECISIONS = {"pause": _pause, "resume": _resume, "limit": _limit, "end_backoff": _end_backoff}
+
 
 class QueueDecisionsAdmin(QueueRowsAdmin):
     """The views that the forms post to; each checks permissions and logs the user."""
@@ -39,91 +91,29 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
 
     def get_urls(self) -> list[Any]:
         """Add the URLs that the forms post to."""
-        wrap = self.admin_site.admin_view
-        return [
-            path("pause/", wrap(self.pause_view), name="django_mq_queuestate_pause"),
-            path("resume/", wrap(self.resume_view), name="django_mq_queuestate_resume"),
-            path("limit/", wrap(self.limit_view), name="django_mq_queuestate_limit"),
-            path(
-                "end-backoff/", wrap(self.end_backoff_view), name="django_mq_queuestate_end_backoff"
-            ),
-            *super().get_urls(),
-        ]
+        urls = []
+        for name, decide in DECISIONS.items():
+            view = self.admin_site.admin_view(partial(self.decision_view, decide=decide))
+            route = f"{name.replace('_', '-')}/"
+            urls.append(path(route, view, name=f"django_mq_queuestate_{name}"))
+        return [*urls, *super().get_urls()]
 
-    def pause_view(self, request: HttpRequest) -> HttpResponse:
-        """Pause the posted queue for the posted number of seconds, or until it is resumed."""
-        queue = self._posted_queue(request)
-        if queue is None:
-            return HttpResponseRedirect(self.url(QueueState, "changelist"))
-        seconds = request.POST.get("seconds", "")
-        if seconds not in PAUSES:
-            raise BadRequest("Choose one of the offered pauses.")
-
-        def pause() -> str:
-            until = int(seconds) if seconds else None
-            end = queues.pause(queue, until=until, using=self.alias)
-            return f"Paused until {end.isoformat()}." if end else "Paused until it is resumed."
-
-        return self._change(request, queue, pause, gettext("Queue %s is paused."))
-
-    def resume_view(self, request: HttpRequest) -> HttpResponse:
-        """Resume the posted queue."""
-        queue = self._posted_queue(request)
-        if queue is None:
-            return HttpResponseRedirect(self.url(QueueState, "changelist"))
-
-        def resume() -> str:
-            return "Resumed." if queues.resume(queue, using=self.alias) else ""
-
-        return self._change(request, queue, resume, gettext("Queue %s is no longer paused."))
-
-    def limit_view(self, request: HttpRequest) -> HttpResponse:
-        """Set the in-flight limit of the posted queue; empty restores the settings' limit."""
-        queue = self._posted_queue(request)
-        if queue is None:
-            return HttpResponseRedirect(self.url(QueueState, "changelist"))
-        text = request.POST.get("max_in_flight", "").strip()
-        if text and not (text.isascii() and text.isdecimal() and len(text) < 11):
-            raise BadRequest("A limit must be a whole number, or empty.")
-        most = int(text) if text else None
-        if most is not None and most > MOST_IN_FLIGHT:
-            raise BadRequest(f"A limit must be at most {MOST_IN_FLIGHT:,}.")
-
-        def limit() -> str:
-            queues.limit(queue, most, using=self.alias)
-            return "Limit lifted." if most is None else f"Limited to {most} in flight."
-
-        text = (
-            gettext("Queue %s has the limit of the settings again.")
-            if most is None
-            else gettext("Queue %s is limited.")
-        )
-        return self._change(request, queue, limit, text)
-
-    def end_backoff_view(self, request: HttpRequest) -> HttpResponse:
-        """End the backoff of the posted queue."""
-        queue = self._posted_queue(request)
-        if queue is None:
-            return HttpResponseRedirect(self.url(QueueState, "changelist"))
-
-        def end() -> str:
-            return "Backoff ended." if queues.end_backoff(queue, using=self.alias) else ""
-
-        text = gettext("Queue %s is no longer backing off.")
-        return self._change(request, queue, end, text)
-
-    def _posted_queue(self, request: HttpRequest) -> str | None:
-        """Return the posted queue after checking permissions, None if nothing was posted."""
+    def decision_view(
+        self, request: HttpRequest, decide: Callable[[QueryDict, str, str], Decision]
+    ) -> HttpResponse:
+        """Make a decision about the posted queue."""
         if not self.may_change(request):
             raise PermissionDenied
         if request.method != "POST":
-            return None
+            return HttpResponseRedirect(self.url(QueueState, "changelist"))
         queue = request.POST.get("queue", "")
         if not self.knows(request, queue):
             raise Http404
-        return queue
+        return self._change(request, queue, *decide(request.POST, queue, self.alias))
 
-    def _change(self, request: HttpRequest, queue: str, change: Any, text: str) -> HttpResponse:
+    def _change(
+        self, request: HttpRequest, queue: str, change: Callable[[], str], text: str
+    ) -> HttpResponse:
         """Change the queue and log the user in one transaction; report `text`, or a held lock."""
         try:
             with writing(self.alias):
@@ -149,9 +139,6 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
         return {
             "may_change": self.may_change(request),
             "pauses": PAUSES.items(),
-            "pause_url": self.url(QueueState, "pause"),
-            "resume_url": self.url(QueueState, "resume"),
-            "limit_url": self.url(QueueState, "limit"),
-            "end_backoff_url": self.url(QueueState, "end_backoff"),
+            **{f"{name}_url": self.url(QueueState, name) for name in DECISIONS},
             "most_in_flight": MOST_IN_FLIGHT,
         }

@@ -7,8 +7,7 @@ from typing import Any, cast
 from django.contrib import admin
 from django.contrib import messages as notices
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import Q, QuerySet
-from django.db.models.functions import Now
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext
@@ -20,9 +19,7 @@ from django_mq.admin.bounds import impatient
 from django_mq.admin.filters import HandlerFilter, QueueFilter, StateFilter
 from django_mq.admin.message_page import MessagePageAdmin
 from django_mq.admin.texts import badge, breakable, excerpt, link, when
-from django_mq.exceptions import InvalidName
 from django_mq.models import FailedAttempt, MessageQuerySet, QueuedMessage, QueueState
-from django_mq.policy.routing import check_name
 from django_mq.queues.reasons import GONE, OWN_REASONS
 from django_mq.queues.stalled import shown_count, standings
 from django_mq.states import MessageState
@@ -40,12 +37,13 @@ class QueuedMessageAdmin(MessagePageAdmin):
     list_display_links = ("id", "what")
     list_filter = (StateFilter, QueueFilter, HandlerFilter)
     search_fields = ("pk",)
+    searched_texts = ("type", "key", "unique_id")
     search_help_text = _("Exact id, type, order key or unique id.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the messages with their states, without large or private columns."""
-        found = cast(MessageQuerySet, super().get_queryset(request)).with_state()
-        return found.annotate(now=Now()).defer("payload", "metadata", "retry")
+        found = cast(MessageQuerySet, super().get_queryset(request))
+        return found.with_state().defer("payload", "metadata", "retry")
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
         """Return the list; each message gets its position in its line."""
@@ -57,22 +55,6 @@ class QueuedMessageAdmin(MessagePageAdmin):
             for row in rows:
                 row.standing = known.get(row.pk)
         return found
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find messages by exact id, type, order key or unique id."""
-        term = search_term.strip().removeprefix("#")
-        if not term:
-            return queryset, False
-        try:
-            check_name(term, "name")
-        except InvalidName:
-            return queryset.none(), False
-        wanted = Q(type=term) | Q(key=term) | Q(unique_id=term)
-        if (id := id_of(term)) is not None:
-            wanted |= Q(pk=id)
-        return queryset.filter(wanted), False
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """Return the columns; the last error only for users who may see payloads."""

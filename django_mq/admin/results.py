@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet, TextField
-from django.db.models.functions import Cast, Now
+from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin, id_of
-from django_mq.admin.texts import badge, block, excerpt, full, pretty, when
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.texts import badge, block, excerpt, full, plain, pretty, when
 from django_mq.models import Result
 
 
@@ -26,18 +24,7 @@ class ResultAdmin(ReadOnlyAdmin):
     search_help_text = _("Exact id of a message.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        found: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
-        return found.defer("value")
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find the result of a message."""
-        term = search_term.strip().removeprefix("#")
-        if not term:
-            return queryset, False
-        id = id_of(term)
-        return (queryset.none() if id is None else queryset.filter(pk=id)), False
+        return super().get_queryset(request).defer("value")
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ["message_id", "handler", "outcome", "created_full"]
@@ -62,10 +49,8 @@ class ResultAdmin(ReadOnlyAdmin):
     @admin.display(description=_("value"))
     def whole_value(self, result: Result) -> Any:
         """Show the value with secrets hidden."""
-        found = Result.objects.using(self.alias).filter(pk=result.pk)
-        text = found.values_list(Cast("value", TextField()), flat=True).first()
-        return format_html('<pre class="mq-text">{}</pre>', pretty(text or "null"))
+        return block(pretty(self.stored_json(result, "value")))
 
     @admin.display(description=_("error"))
     def whole_error(self, result: Result) -> Any:
-        return block(result.error_text)
+        return block(plain(result.error_text))

@@ -169,7 +169,7 @@ def breakable(name: str) -> SafeString:
 
 def block(text: str) -> SafeString:
     """Return a text with its line breaks."""
-    return format_html('<pre class="mq-text">{}</pre>', plain(text))
+    return format_html('<pre class="mq-text">{}</pre>', text)
 
 
 def _cut(text: str) -> str:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet, TextField
-from django.db.models.functions import Cast, Now
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin, id_of
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.filters import QueueFilter
-from django_mq.admin.texts import badge, breakable, full, link, pretty, span, when
-from django_mq.exceptions import InvalidName
+from django_mq.admin.texts import badge, block, breakable, full, link, pretty, span, when
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.policy.routing import check_name
 
 
 class UniqueKeyAdmin(ReadOnlyAdmin):
@@ -26,29 +23,15 @@ class UniqueKeyAdmin(ReadOnlyAdmin):
     list_display: Any = ("unique_id", "what", "queue", "condition")
     list_filter = (QueueFilter,)
     search_fields = ("pk",)
+    searched_texts = ("unique_id", "type")
+    searched_ids = ("message_id",)
     search_help_text = _("Exact unique id or type, or the id of a message.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows without the messages put aside, which hold payloads."""
-        found: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
+        found: QuerySet[Any] = super().get_queryset(request)
         found = found.annotate(is_aside=Q(put_aside__isnull=False))
         return found.defer("put_aside")
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find rows by exact unique id, type or message id."""
-        term = search_term.strip().removeprefix("#")
-        if not term:
-            return queryset, False
-        try:
-            check_name(term, "name")
-        except InvalidName:
-            return queryset.none(), False
-        wanted = Q(unique_id=term) | Q(type=term)
-        if (id := id_of(term)) is not None:
-            wanted |= Q(message_id=id)
-        return queryset.filter(wanted), False
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ["unique_id", "type", "queue", "handler", "condition_full", "quiet_time"]
@@ -103,7 +86,5 @@ class UniqueKeyAdmin(ReadOnlyAdmin):
     @admin.display(description=_("put aside"))
     def whole_aside(self, row: UniqueKey) -> Any:
         """Show the message put aside, with secrets hidden."""
-        found = UniqueKey.objects.using(self.alias).filter(pk=row.pk)
-        text = found.values_list(Cast("put_aside", TextField()), flat=True).first()
-        shown = pretty(text or "null", times=("due", "expires"))
-        return format_html('<pre class="mq-text">{}</pre>', shown)
+        shown = pretty(self.stored_json(row, "put_aside"), times=("due", "expires"))
+        return block(shown)
