@@ -14,8 +14,7 @@ from django_mq.exceptions import When
 from django_mq.messages import BulkReceipt, Cancelled, Message, MessageInstance, Receipt
 from django_mq.outbox.notify import ring_for_next
 from django_mq.outbox.options import check_whole, options_of
-from django_mq.outbox.send import queue_connection, send, send_durably, send_many
-from django_mq.outbox.stream import send_stream
+from django_mq.outbox.send import queue_connection, send, send_durably, send_many, send_stream
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.routing import check_name
 from django_mq.policy.uniqueness import OnDuplicate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -11,11 +11,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.dedupe_plan import Candidate, candidate_maker
-from django_mq.outbox.observers import notify, observers
 from django_mq.outbox.write import RowWriter
-from django_mq.store.rows import Kind, Rows
+from django_mq.store.rows import Kind, NewRow, Rows
 
 T = TypeVar("T")
+
+#: Called for each stored message with the connection, its rows and its unique id. Only the test
+#: helpers register one.
+observers: list[Callable[[BaseDatabaseWrapper, Sequence[NewRow], str | None], None]] = []
 
 #: A chunk is full once it has this many rows, or this many characters of JSON. Each COPY has a
 #: fixed cost: 7.3 us a row with chunks of 2,000 rows, 6.4 with 10,000.
@@ -65,7 +68,7 @@ class Chunk:
         self.stored = len(self.rows)
         if observers:
             for share in _split(self.rows, self._counts):
-                notify(connection, share)
+                _notify(connection, share)
         return builder.receipts
 
     def _dedupe(self, connection: BaseDatabaseWrapper, writer: RowWriter) -> list[Receipt]:
@@ -80,7 +83,7 @@ class Chunk:
             stored = [each.row for each, copy in both if copy.outcome != "duplicate"]
             self.stored += len(stored)
             if stored:
-                notify(connection, stored, share[0].unique_id)
+                _notify(connection, stored, share[0].unique_id)
             receipts.append(Receipt(tuple(found)))
         return receipts
 
@@ -128,3 +131,10 @@ def _split(values: Sequence[T], counts: Iterable[int]) -> Iterator[Sequence[T]]:
     for count in counts:
         yield values[start : start + count]
         start += count
+
+
+def _notify(
+    connection: BaseDatabaseWrapper, rows: Sequence[NewRow], unique_id: str | None = None
+) -> None:
+    for observer in observers:
+        observer(connection, rows, unique_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.conf import Settings, get_settings
 from django_mq.exceptions import NotInTransaction
-from django_mq.messages import Message, Receipt
+from django_mq.messages import BulkReceipt, Message, Receipt
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.chunk import Chunk
 from django_mq.outbox.write import RowWriter
@@ -60,6 +60,32 @@ def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt
     settings = get_settings()
     connection = connection_in_transaction(settings, using)
     return _checked(settings, connection, messages)()
+
+
+def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
+    """Store messages as they come, all or none, in constant memory."""
+    settings = get_settings()
+    connection = connection_in_transaction(settings, using)
+    builder = RowBuilder(settings)
+    writer = RowWriter(connection, settings, builder, has_savepoint=True)
+    count = 0
+    with transaction.atomic(using=connection.alias):
+        for chunk in _chunks(builder, messages):
+            chunk.store(connection, writer, receipts=False)
+            count += chunk.stored
+    return BulkReceipt(count)
+
+
+def _chunks(builder: RowBuilder, messages: Iterable[Message]) -> Iterator[Chunk]:
+    """Yield complete chunks: `messages` may query the database while no COPY is open."""
+    chunk = Chunk(builder)
+    for message in messages:
+        chunk.add(check_message(message))
+        if chunk.is_full():
+            yield chunk
+            chunk = Chunk(builder)
+    if chunk.rows:
+        yield chunk
 
 
 def _checked(

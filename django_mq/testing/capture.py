@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.conf import get_settings
 from django_mq.messages import Message, MessageInstance
-from django_mq.outbox.observers import observers
+from django_mq.outbox.chunk import observers
 from django_mq.outbox.send import queue_connection
 from django_mq.store.rows import NewRow
 from django_mq.testing.call import encoded

@@ -17,6 +17,7 @@ from django_mq import (
     handlers,
 )
 from django_mq.models import QueuedMessage
+from django_mq.outbox import chunk as chunks
 from django_mq.store.insert import FEW
 from tests.outbox.conftest import subscribe, the_message
 
