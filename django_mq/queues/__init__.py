@@ -8,13 +8,13 @@ raises InvalidName, any other bad argument ValueError.
 from django_mq.policy.handler_stats import HandlerTimings
 from django_mq.queues.actions import Changed, cancel, discard, purge, requeue, run_now
 from django_mq.queues.decisions import end_backoff, limit, pause, resume
-from django_mq.queues.fleet import HorizonHolder, WorkerProcess, horizon, workers
-from django_mq.queues.handler_stats import timings
+from django_mq.queues.fleet import WorkerProcess, horizon, timings, workers
 from django_mq.queues.reasons import Why, why
 from django_mq.queues.redaction import redacted
 from django_mq.queues.stalled import Head, heads
 from django_mq.queues.states import State, peek, state
 from django_mq.queues.totals import QueueCounts, counts, names
+from django_mq.store.oldest_snapshot import HorizonHolder
 
 __all__ = [
     "Changed",

@@ -1,8 +1,8 @@
-"""The worker processes, and the snapshots that keep vacuum from removing dead rows."""
+"""The worker processes, their numbers, and the snapshots that keep vacuum from its work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,11 +12,13 @@ from django.db.models.functions import Now
 
 from django_mq.exceptions import InvalidName
 from django_mq.models import WorkerHeartbeat
+from django_mq.policy.handler_stats import HandlerTimings, Tally
 from django_mq.policy.routing import Pattern
 from django_mq.queues.arguments import LARGEST, seconds, whole
 from django_mq.queues.transactions import alias_of, reading
 from django_mq.states import GONE_AFTER
-from django_mq.store import oldest_snapshot as store
+from django_mq.store import oldest_snapshot
+from django_mq.store.oldest_snapshot import HorizonHolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +91,43 @@ def _is_id(value: object) -> bool:
     return type(value) is int and abs(value) <= LARGEST
 
 
-@dataclass(frozen=True, slots=True)
-class HorizonHolder:
-    """A snapshot that keeps vacuum from removing dead rows: its `kind` and `name`.
+def timings(*, worker: str | None = None, using: str | None = None) -> dict[str, HandlerTimings]:
+    """Return counts and durations by handler name, over all live workers or for one `worker`.
 
-    The name of a session is its process id. `since` is None (unknown) for a replication slot.
+    The numbers cover the time since each worker started, as of its last heartbeat, so they are
+    up to 10 s old; a worker that ends takes its numbers along. The empty name stands for messages
+    without a handler, or with one that their worker did not know.
     """
+    if worker is not None and not (isinstance(worker, str) and worker and worker.isprintable()):
+        raise ValueError(f"worker must be the id of a worker, as workers() has it, not {worker!r}")
+    beats = WorkerHeartbeat.objects.using(alias_of(using)).order_by("-last_seen", "pk")
+    if worker is None:
+        beats = beats.filter(last_seen__gt=Now() - GONE_AFTER)
+    else:
+        beats = beats.filter(pk=worker)
+    return added_up(beats.values_list("timings", flat=True))
 
-    kind: str
-    name: str
-    login: str
-    application: str
-    state: str
-    since: datetime | None
+
+def added_up(columns: Iterable[object]) -> dict[str, HandlerTimings]:
+    """Merge the `timings` columns of heartbeats, the latest first, into timings by handler.
+
+    Skips values that no worker of this version writes: other clients may write rows, too.
+
+    >>> added_up([{"mail": {"acked": "many"}}, None])
+    {}
+    """
+    tallies: dict[str, Tally] = {}
+    for each in columns:
+        for handler, written in each.items() if isinstance(each, Mapping) else ():
+            try:
+                tally = Tally.from_json(written)
+            except ValueError:
+                continue
+            if handler in tallies:
+                tallies[handler].merge(tally)
+            else:
+                tallies[handler] = tally
+    return {name: tallies[name].timings(name) for name in sorted(tallies)}
 
 
 def horizon(
@@ -115,9 +141,7 @@ def horizon(
     age = seconds(older_than, "older_than")
     whole(limit, "limit")
     with reading(alias_of(using)) as cursor:
-        return [
-            HorizonHolder(*holder) for holder in store.horizon(cursor, older_than=age, limit=limit)
-        ]
+        return oldest_snapshot.horizon(cursor, older_than=age, limit=limit)
 
 
 def _matches(pattern: str, queue: str) -> bool:

@@ -1,4 +1,4 @@
-"""Why a held message has no handler, and why a due message is not claimed."""
+"""Why a held message has no handler, and a due one no worker; what is left of a removed one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from django.utils import timezone
 
 from django_mq import handlers
 from django_mq.conf import get_settings
-from django_mq.models import QueuedMessage, QueueState
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.stalled import MOST, shown_count
+from django_mq.store.results import UNANSWERED
 
 
 def obstacle(message: QueuedMessage) -> str:
@@ -141,3 +142,31 @@ def _count_ahead(message: QueuedMessage, alias: str) -> int:
 def _metadata(message: QueuedMessage) -> dict[str, object]:
     found = message.metadata  # another client may have written something else
     return found if isinstance(found, dict) else {}
+
+
+def last_known(id: int, alias: str) -> tuple[str, str]:
+    """Return what is known of message `id`, and separately its error text, which may be private."""
+    text = f"Message {id} is not stored: it was acked, cancelled or purged, or never existed."
+    reply = Result.objects.using(alias).defer("value").filter(pk=id).first()
+    if reply is not None:
+        text += f" Its reply was stored at {shown(reply.created_at)}: {_outcome(reply)}."
+    last = (
+        FailedAttempt.objects.using(alias).filter(message_id=id).order_by("-attempt", "-pk").first()
+    )
+    if last is None:
+        return text, reply.error_text if reply else ""
+    handler = f" in handler {last.handler}" if last.handler else ""
+    return (
+        f"{text} Its last failed attempt, number {last.attempt} ({last.type}, queue {last.queue}),"
+        f" ended{handler} at {shown(last.ended_at)}.",
+        f"{last.error_class}: {last.error_text}".strip(": "),
+    )
+
+
+def _outcome(reply: Result) -> str:
+    handler = f"handler {reply.handler}" if reply.handler else "its handler"
+    if not reply.error_class:
+        return f"{handler} returned a value"
+    if reply.error_class == UNANSWERED:
+        return "no answer will come"
+    return f"{handler} failed with {reply.error_class}"

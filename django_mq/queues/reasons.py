@@ -12,8 +12,7 @@ from django.db.models.functions import Now
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.fleet import WorkerProcess, workers
-from django_mq.queues.obstacles import in_line, obstacle, shown, worker_of
-from django_mq.queues.removed import last_known
+from django_mq.queues.obstacles import in_line, last_known, obstacle, shown, worker_of
 from django_mq.queues.stalled import shown_count, standings
 from django_mq.queues.transactions import alias_of
 from django_mq.states import MessageState

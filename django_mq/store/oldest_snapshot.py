@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -37,8 +38,12 @@ select held.kind, held.name, held.login, held.application, held.state, held.sinc
 """
 
 
-class Holder(NamedTuple):
-    """A session (`name` is its pid), prepared transaction or slot, and its start time."""
+@dataclass(frozen=True, slots=True)
+class HorizonHolder:
+    """A snapshot that keeps vacuum from removing dead rows: its `kind` and `name`.
+
+    The name of a session is its process id. `since` is None (unknown) for a replication slot.
+    """
 
     kind: str
     name: str
@@ -48,7 +53,7 @@ class Holder(NamedTuple):
     since: datetime | None
 
 
-def horizon(cursor: Cursor, *, older_than: float, limit: int) -> list[Holder]:
+def horizon(cursor: Cursor, *, older_than: float, limit: int) -> list[HorizonHolder]:
     """Return the holders of snapshots older than `older_than` seconds, oldest snapshot first."""
     cursor.execute(HORIZON, {"older_than": older_than, "limit": limit})
-    return [Holder._make(row) for row in cursor.fetchall()]
+    return [HorizonHolder(*row) for row in cursor.fetchall()]
