@@ -9,7 +9,7 @@ from django.contrib import messages as notices
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -18,7 +18,7 @@ from django_mq.admin.base import id_of
 from django_mq.admin.bounds import impatient
 from django_mq.admin.filters import HandlerFilter, QueueFilter, StateFilter
 from django_mq.admin.message_page import MessagePageAdmin
-from django_mq.admin.texts import badge, breakable, excerpt, link, when
+from django_mq.admin.texts import badge, breakable, excerpt, link, under, when
 from django_mq.models import FailedAttempt, MessageQuerySet, QueuedMessage, QueueState
 from django_mq.queues.reasons import GONE, OWN_REASONS
 from django_mq.queues.stalled import shown_count, standings
@@ -92,10 +92,9 @@ class QueuedMessageAdmin(MessagePageAdmin):
         notes = [breakable(message.handler) if message.handler else gettext("routed at delivery")]
         if message.key:
             notes.append(format_html("{} {}", gettext("key"), breakable(message.key)))
-        under = format_html_join(
-            "", '<span class="mq-under">{}</span>', ((each,) for each in notes)
+        return format_html(
+            '<span class="mq-type">{}{}</span>', breakable(message.type), under(*notes)
         )
-        return format_html('<span class="mq-type">{}{}</span>', breakable(message.type), under)
 
     @admin.display(description=_("queue"))
     def where(self, message: QueuedMessage) -> Any:
@@ -109,10 +108,7 @@ class QueuedMessageAdmin(MessagePageAdmin):
         if standing is not None and standing.head is None and standing.behind:
             count = shown_count(standing.behind, MOST_BEHIND)
             notes.append(gettext("%(count)s behind it") % {"count": count})
-        under = format_html_join(
-            "", '<span class="mq-under">{}</span>', ((each,) for each in notes)
-        )
-        return format_html("{}{}", badge(message.state), under)
+        return format_html("{}{}", badge(message.state), under(*notes))
 
     def _detail(self, message: QueuedMessage) -> Any:
         now = message.now  # type: ignore[attr-defined]  # annotated

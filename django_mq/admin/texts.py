@@ -157,6 +157,11 @@ def link(url: str, text: object) -> SafeString | str:
     return format_html('<a href="{}">{}</a>', url, text) if url else str(text)
 
 
+def under(*notes: Any) -> SafeString:
+    """Return small notes to be shown below a text, each on a line."""
+    return format_html_join("", '<span class="mq-under">{}</span>', ((each,) for each in notes))
+
+
 def breakable(name: str) -> SafeString:
     """Return a name that a browser may break after dots, slashes and the like.
 
