@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.utils.version import get_version_tuple
 
-from django_mq.conf import Settings, find_errors, get_settings
+from django_mq.conf import Settings, alias_of, find_errors, get_settings
 from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.typed import annotation_errors
 from django_mq.messages.classes import message_classes
@@ -68,7 +68,7 @@ def check_settings(app_configs: object, **kwargs: Any) -> list[checks.CheckMessa
 @_check(TAG)
 def check_aliases(settings: Settings, databases: Collection[str]) -> Found:
     """E002: an alias that is missing or not PostgreSQL. Opens no connection."""
-    used = {_outbox(settings): "DATABASE" if settings.database else "The database router"}
+    used = {alias_of(): "DATABASE" if settings.database else "The database router"}
     if settings.wakeup not in ("notify", "poll"):
         used.setdefault(settings.wakeup, "WAKEUP ('notify', 'poll' or an alias)")
     for alias, source in used.items():
@@ -90,7 +90,7 @@ def check_aliases(settings: Settings, databases: Collection[str]) -> Found:
 @_check(checks.Tags.database)
 def check_versions(settings: Settings, databases: Collection[str]) -> Found:
     """E003: a server or driver that is too old. Runs only with `--database`."""
-    alias = _outbox(settings)
+    alias = alias_of()
     if alias not in databases or not _is_postgresql(alias):
         return
     driver = _driver_version()
@@ -125,7 +125,7 @@ def check_router(settings: Settings, databases: Collection[str]) -> Found:
     elsewhere: dict[str, list[str]] = defaultdict(list)
     for model in apps.get_app_config("django_mq").get_models():
         elsewhere[router.db_for_write(model)].append(model.__name__)
-    home = _outbox(settings)
+    home = alias_of()
     elsewhere.pop(home, None)
     for alias, models in sorted(elsewhere.items()):
         yield checks.Error(
@@ -140,7 +140,7 @@ def check_router(settings: Settings, databases: Collection[str]) -> Found:
 @_check(TAG)
 def check_outbox_alias(settings: Settings, databases: Collection[str]) -> Found:
     """W001: messages in another database than the data they are about."""
-    alias = _outbox(settings)
+    alias = alias_of()
     if alias != "default":
         yield checks.Warning(
             f"Messages are stored in {alias!r}, so they do not commit together with data in"
@@ -164,7 +164,7 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> Found:
             id="django_mq.I001",
         )
         return
-    alias = _outbox(settings) if settings.wakeup == "notify" else settings.wakeup
+    alias = alias_of() if settings.wakeup == "notify" else settings.wakeup
     if not _is_postgresql(alias):
         return
     if connections[alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
@@ -250,11 +250,6 @@ def check_slice(settings: Settings, databases: Collection[str]) -> Found:
                 hint=f"Set SLICE_SECONDS to a third of the lease or less: {lease / RENEWALS:g} s.",
                 id="django_mq.W006",
             )
-
-
-def _outbox(settings: Settings) -> str:
-    """Return the alias of the database that stores messages."""
-    return settings.database or router.db_for_write(apps.get_model("django_mq", "QueuedMessage"))
 
 
 def _is_postgresql(alias: str) -> bool:

@@ -20,10 +20,10 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 
 from django_mq.admin.bounds import BoundedChangeList, CappedPaginator, impatient, ran_out
+from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
 from django_mq.policy.routing import MAX_NAME
 from django_mq.queues.arguments import LARGEST
-from django_mq.queues.transactions import alias_of
 
 if TYPE_CHECKING:
     StockAdmin = admin.ModelAdmin[Any]

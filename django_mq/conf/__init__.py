@@ -15,9 +15,11 @@ from json import JSONEncoder
 from types import MappingProxyType
 from typing import Any, Literal
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db import router
 from django.utils.module_loading import import_string
 
 from django_mq.conf import readers
@@ -161,6 +163,15 @@ def get_settings() -> Settings:
     if settings is None:
         raise ImproperlyConfigured("\n".join(map(str, errors)))
     return settings
+
+
+def alias_of(using: str | None = None) -> str:
+    """Return the alias of the messages' database: `using`, else DATABASE, else the router's choice.
+
+    Apps must be ready.
+    """
+    alias: str | None = using or get_settings().database
+    return alias or router.db_for_write(apps.get_model("django_mq", "QueuedMessage"))
 
 
 def find_errors(raw: object) -> list[SettingError]:

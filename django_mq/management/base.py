@@ -17,11 +17,11 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from psycopg.errors import UndefinedColumn, UndefinedTable
 
+from django_mq.conf import alias_of
 from django_mq.exceptions import MQError
 from django_mq.management.output import as_json
 from django_mq.policy.error_text import one_line
 from django_mq.queues import Changed
-from django_mq.queues.transactions import alias_of
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 

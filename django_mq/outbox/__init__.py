@@ -147,7 +147,7 @@ def cancel(
     type = None if type is None else check_name(type, "type")
     unique_id = None if unique_id is None else check_name(unique_id, "unique id")
     settings = get_settings()
-    alias = queue_connection(settings, using).alias
+    alias = queue_connection(using).alias
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         put_aside = 0
         if id is None:  # first, since freeing an id brings forward what is put aside

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_mq.conf import Settings, get_settings
+from django_mq.conf import Settings, alias_of, get_settings
 from django_mq.exceptions import NotInTransaction
 from django_mq.messages import BulkReceipt, Message, Receipt
 from django_mq.outbox.build import RowBuilder
@@ -44,7 +43,7 @@ def send_durably(
 ) -> Receipt:
     """Store one message in its own transaction; raise RuntimeError inside an `atomic()` block."""
     settings = get_settings()
-    connection = queue_connection(settings, using)
+    connection = queue_connection(using)
     if in_own_atomic(connection):
         raise RuntimeError(
             "this call writes in a transaction of its own, but an atomic() block is open:"
@@ -111,12 +110,12 @@ def check_message(message: object) -> Message:
     return message
 
 
-def queue_connection(settings: Settings, using: str | None) -> BaseDatabaseWrapper:
+def queue_connection(using: str | None) -> BaseDatabaseWrapper:
     """Return the connection to the queue's database.
 
     Raises ImproperlyConfigured if it is not PostgreSQL.
     """
-    alias = using or settings.database or router.db_for_write(_queue_model())
+    alias = alias_of(using)
     connection = connections[alias]
     if connection.vendor != "postgresql":
         raise ImproperlyConfigured(
@@ -124,13 +123,6 @@ def queue_connection(settings: Settings, using: str | None) -> BaseDatabaseWrapp
             f" {connection.display_name}: set DJANGO_MQ['DATABASE'], or route the app there"
         )
     return connection
-
-
-@cache
-def _queue_model() -> Any:
-    from django_mq.models import QueuedMessage  # apps may not be ready when this is imported
-
-    return QueuedMessage
 
 
 def in_own_atomic(connection: BaseDatabaseWrapper) -> bool:
@@ -141,7 +133,7 @@ def in_own_atomic(connection: BaseDatabaseWrapper) -> bool:
 
 def connection_in_transaction(settings: Settings, using: str | None) -> BaseDatabaseWrapper:
     """Return the connection to the queue's database; raise NotInTransaction outside a block."""
-    connection = queue_connection(settings, using)
+    connection = queue_connection(using)
     if settings.require_atomic and not in_own_atomic(connection):
         raise NotInTransaction(NOT_IN_TRANSACTION.format(alias=connection.alias))
     return connection

@@ -16,11 +16,11 @@ from typing import Any
 from django.db import OperationalError
 from django.db.backends.utils import CursorWrapper
 
-from django_mq.conf import get_settings
+from django_mq.conf import alias_of, get_settings
 from django_mq.outbox.notify import ring_for_next
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import LARGEST, flag, seconds, whole
-from django_mq.queues.transactions import alias_of, reading, wake, writing
+from django_mq.queues.transactions import reading, wake, writing
 from django_mq.store import free_unique_ids as freeing
 from django_mq.store import operators as store
 from django_mq.store import queue_names

@@ -13,11 +13,11 @@ from functools import partial
 from django.db import transaction
 
 from django_mq import signals
-from django_mq.conf import get_settings
+from django_mq.conf import alias_of, get_settings
 from django_mq.exceptions import When, moment
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import LONGEST
-from django_mq.queues.transactions import alias_of, wake, writing
+from django_mq.queues.transactions import wake, writing
 from django_mq.store import queue_backoff
 from django_mq.store import queues as store
 

@@ -10,12 +10,13 @@ from typing import Any
 from django.db.models import F
 from django.db.models.functions import Now
 
+from django_mq.conf import alias_of
 from django_mq.exceptions import InvalidName
 from django_mq.models import WorkerHeartbeat
 from django_mq.policy.handler_stats import HandlerTimings, Tally
 from django_mq.policy.routing import Pattern
 from django_mq.queues.arguments import LARGEST, seconds, whole
-from django_mq.queues.transactions import alias_of, reading
+from django_mq.queues.transactions import reading
 from django_mq.states import GONE_AFTER
 from django_mq.store import oldest_snapshot
 from django_mq.store.oldest_snapshot import HorizonHolder

@@ -9,12 +9,11 @@ from functools import cached_property
 
 from django.db.models.functions import Now
 
-from django_mq.conf import get_settings
+from django_mq.conf import alias_of, get_settings
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.fleet import WorkerProcess, workers
 from django_mq.queues.obstacles import in_line, last_known, obstacle, shown, worker_of
 from django_mq.queues.stalled import shown_count, standings
-from django_mq.queues.transactions import alias_of
 from django_mq.states import MessageState
 from django_mq.store.waiting_behind import LinePosition
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_mq.conf import get_settings
+from django_mq.conf import alias_of, get_settings
 from django_mq.models import QueuedMessage
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import whole
-from django_mq.queues.transactions import alias_of, reading
+from django_mq.queues.transactions import reading
 from django_mq.store import waiting_behind as store
 from django_mq.store.waiting_behind import LinePosition
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, overload
 
-from django_mq.conf import get_settings
+from django_mq.conf import alias_of, get_settings
 from django_mq.models import QueuedMessage
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import whole
 from django_mq.queues.stalled import PRIVATE
-from django_mq.queues.transactions import alias_of, reading
+from django_mq.queues.transactions import reading
 from django_mq.store import peek as rows
 from django_mq.store import queue_names
 from django_mq.store import queue_state as store

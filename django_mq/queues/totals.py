@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from typing import overload
 
 from django_mq import handlers
-from django_mq.conf import get_settings
+from django_mq.conf import alias_of, get_settings
 from django_mq.policy.routing import check_name
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.stalled import ordered_queues, skipping_queues
-from django_mq.queues.transactions import alias_of, reading
+from django_mq.queues.transactions import reading
 from django_mq.states import GONE_AFTER
 from django_mq.store import counts as store
 from django_mq.store import queue_names

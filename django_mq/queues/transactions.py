@@ -1,23 +1,17 @@
-"""The database alias, short transactions with bounded lock waits, and the wakeup after commit."""
+"""Short transactions with bounded lock waits, and the wakeup after commit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import get_settings
-from django_mq.models import QueuedMessage
 from django_mq.outbox import notify
 from django_mq.store import operators as store
-
-
-def alias_of(using: str | None) -> str:
-    """Return `using`, else the setting DATABASE, else the router's choice."""
-    return using or get_settings().database or router.db_for_write(QueuedMessage)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_mq.conf import get_settings
 from django_mq.exceptions import CannotWait, When
 from django_mq.messages import Message, MessageInstance
 from django_mq.outbox.options import options_of
@@ -66,7 +65,7 @@ def request(
         key=key,
         retry=retry,
     )
-    connection = queue_connection(get_settings(), using)
+    connection = queue_connection(using)
     within = in_own_atomic(connection)
     receipt = (send if within else send_durably)(message, using=using, wants_result=True)
     return PendingReply._of(receipt, message.type, connection)
@@ -159,7 +158,7 @@ def _sent(
     seconds_of(timeout)
     if "after" in options:
         raise TypeError("ask() waits for the reply, so it has no after=: call request()")
-    connection = queue_connection(get_settings(), using)
+    connection = queue_connection(using)
     if in_own_atomic(connection):
         raise CannotWait(ASK_IN_ATOMIC.format(alias=connection.alias))
     with transaction.atomic(using=connection.alias):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
-from django_mq.conf import get_settings
 from django_mq.exceptions import (
     CannotWait,
     RemoteError,
@@ -47,7 +46,7 @@ class PendingReply:
 
     def __init__(self, id: int, *, using: str | None = None) -> None:
         self.id = check_whole(id, "id", 1, 2**63 - 1)
-        self._alias = using or queue_connection(get_settings(), None).alias
+        self._alias = using or queue_connection(None).alias
         self._type = self._queue = ""
         self._birth: _Birth | None = None
 

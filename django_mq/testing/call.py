@@ -45,7 +45,7 @@ def deliver(
     InvalidPayload if `payload` could not be broadcast, and LookupError if there is no such handler.
     """
     settings = get_settings()
-    connection = queue_connection(settings, using)
+    connection = queue_connection(using)
     found = _handler(handler)
     if class_of(payload) is not None:
         message = Message(payload)

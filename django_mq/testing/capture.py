@@ -13,7 +13,6 @@ from typing import Any, overload
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_mq.conf import get_settings
 from django_mq.messages import Message, MessageInstance
 from django_mq.outbox.chunk import observers
 from django_mq.outbox.send import queue_connection
@@ -160,7 +159,7 @@ def _seen(using: str | None) -> Counter[tuple[str, str]]:
         return Counter((each.type, _text(each.payload)) for each in _open_blocks[-1])
     from django_mq.models import QueuedMessage
 
-    alias = queue_connection(get_settings(), using).alias
+    alias = queue_connection(using).alias
     rows = QueuedMessage.objects.using(alias).only("type", "payload", "handler")
     copies = Counter((row.type, _text(row.payload), row.handler) for row in rows)
     messages: Counter[tuple[str, str]] = Counter()

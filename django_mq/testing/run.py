@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, overload
 
-from django_mq.conf import get_settings
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.routing import check_name
 from django_mq.requests.pending import test_runners
@@ -53,7 +52,7 @@ def drain(
     _check_errors(errors)
     if queue is not None:
         check_name(queue, "queue")
-    drainer = Drain(queue_connection(get_settings(), using), queue=queue)
+    drainer = Drain(queue_connection(using), queue=queue)
     deliveries = drainer.run()
     if errors == "keep":
         kept = HandlerErrors(each.error for each in drainer.failed)
@@ -80,7 +79,7 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
     failed: list[DrainFailure] = []
 
     def run() -> None:
-        drainer = Drain(queue_connection(get_settings(), using), queue=None)
+        drainer = Drain(queue_connection(using), queue=None)
         try:
             seen.deliveries += drainer.run()
         finally:
@@ -119,5 +118,5 @@ def _raise_first(failed: Sequence[DrainFailure], all_of_them: str) -> None:
 
 def due(queue: str | None = None, *, using: str | None = None) -> int:
     """Make delayed, retrying and held messages due now, as if time had passed; return how many."""
-    with queue_connection(get_settings(), using).cursor() as cursor:
+    with queue_connection(using).cursor() as cursor:
         return store.make_due(cursor, queue=queue)

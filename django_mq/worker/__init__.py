@@ -8,9 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from django.db import connections, router
+from django.db import connections
 
-from django_mq.conf import get_settings
+from django_mq.conf import alias_of, get_settings
 from django_mq.executor import handler_counts as timings
 from django_mq.executor.handler_counts import Timings
 from django_mq.executor.scoreboard import Scoreboard
@@ -67,7 +67,7 @@ class Worker:
         self.max_messages = max_messages
         self.max_seconds = max_seconds
         self.drain_seconds = settings.drain_seconds if drain_seconds is None else drain_seconds
-        self.alias = using or settings.database or _routed_alias()
+        self.alias = alias_of(using)
         self._given_scoreboard = scoreboard
         self._given_id = id
         self._to_recover: list[tuple[DeadWorker, Callable[[], None]]] = []
@@ -161,13 +161,6 @@ class Worker:
                 batch_size=self.batch_size or self.settings.batch_size,
             )
         )
-
-
-def _routed_alias() -> str:
-    from django_mq.models import QueuedMessage
-
-    alias: str = router.db_for_write(QueuedMessage)
-    return alias
 
 
 def _number(what: str, value: int | None, default: int, most: int) -> int:
