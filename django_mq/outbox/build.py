@@ -58,7 +58,7 @@ class RowBuilder:
     """Build the rows of one call; settings, routes and the current delivery are looked up once."""
 
     def __init__(self, settings: Settings, *, wants_result: bool = False) -> None:
-        self._settings = settings
+        self.settings = settings
         self._table = handlers.table()
         cache = _cache_for(settings, self._table)
         self._encoder = cache.encoder
@@ -100,7 +100,7 @@ class RowBuilder:
         return rows
 
     def _checked_rows(self, message: Message) -> list[NewRow]:
-        max_delay = self._settings.max_delay
+        max_delay = self.settings.max_delay
         type = check_name(message.type, "type")
         queue = None if message.queue is None else check_name(message.queue, "queue")
         key = None if message.key is None else check_name(message.key, "key")
@@ -127,7 +127,7 @@ class RowBuilder:
             "lifetime": lifetime,
         }
         return [
-            self._row(handler, _queue_for(handler, type, queue, self._settings), message, shared)
+            self._row(handler, _queue_for(handler, type, queue, self.settings), message, shared)
             for handler in subscribers or (None,)
         ]
 
@@ -149,12 +149,12 @@ class RowBuilder:
         message: Message,
         shared: Mapping[str, Any],
     ) -> NewRow:
-        options = self._settings.queue(queue)
+        options = self.settings.queue(queue)
         if options.max_backlog is not None:
             self.limits[queue] = options.max_backlog
         if options.key_order is not None:
             self.in_commit_order[queue] = options.ordered
-        policy = message.retry or handlers.retry_of(handler, queue, self._settings)
+        policy = message.retry or handlers.retry_of(handler, queue, self.settings)
         return NewRow(
             queue=queue,
             max_attempts=policy.max_attempts,
@@ -167,8 +167,8 @@ class RowBuilder:
         return encode(
             {} if payload is None else payload,
             what="payload",
-            max_bytes=self._settings.max_payload_bytes,
-            max_depth=self._settings.max_depth,
+            max_bytes=self.settings.max_payload_bytes,
+            max_depth=self.settings.max_depth,
             encoder=self._encoder,
         )
 
@@ -188,8 +188,8 @@ class RowBuilder:
         return encode(
             dict(metadata),
             what="metadata",
-            max_bytes=self._settings.max_metadata_bytes,
-            max_depth=self._settings.max_depth,
+            max_bytes=self.settings.max_metadata_bytes,
+            max_depth=self.settings.max_depth,
             encoder=self._encoder,
         )
 

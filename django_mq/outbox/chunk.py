@@ -42,8 +42,12 @@ class Chunk:
         self._unique: dict[int, Candidate] = {}
         self._size = 0
 
-    def add(self, message: Message) -> None:
+    def add(self, message: object) -> None:
         """Check a message, without any SQL, and add its rows."""
+        if not isinstance(message, Message):
+            raise TypeError(
+                f"broadcast_many() takes Message(...) objects, not {type(message).__name__}"
+            )
         rows = self.rows
         added = self._builder.add(rows, message)
         self._counts.append(added)
@@ -57,21 +61,19 @@ class Chunk:
         limit = CHUNK_UNIQUE if self._unique else CHUNK_ROWS
         return len(self.rows) >= limit or self._size >= CHUNK_SIZE
 
-    def store(
-        self, connection: BaseDatabaseWrapper, writer: RowWriter, *, receipts: bool = True
-    ) -> list[Receipt]:
+    def store(self, writer: RowWriter, *, receipts: bool = True) -> list[Receipt]:
         """Store the rows, all or none; return the receipt of each message, if they are wanted."""
         if self._unique:
-            return self._dedupe(connection, writer)
+            return self._dedupe(writer)
         builder = ReceiptBuilder(self.rows.kinds, self._counts if receipts else ())
         writer.insert(self.rows, sent=builder.add)
         self.stored = len(self.rows)
         if observers:
             for share in _split(self.rows, self._counts):
-                _notify(connection, share)
+                _notify(writer.connection, share)
         return builder.receipts
 
-    def _dedupe(self, connection: BaseDatabaseWrapper, writer: RowWriter) -> list[Receipt]:
+    def _dedupe(self, writer: RowWriter) -> list[Receipt]:
         """Store rows with unique ids; observers hear of no duplicates."""
         candidates = [self._unique.get(n) or Candidate(row) for n, row in enumerate(self.rows)]
         copies = writer.dedupe(candidates)
@@ -83,7 +85,7 @@ class Chunk:
             stored = [each.row for each, copy in both if copy.outcome != "duplicate"]
             self.stored += len(stored)
             if stored:
-                _notify(connection, stored, share[0].unique_id)
+                _notify(writer.connection, stored, share[0].unique_id)
             receipts.append(Receipt(tuple(found)))
         return receipts
 

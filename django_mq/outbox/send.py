@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_mq.conf import Settings, alias_of, get_settings
+from django_mq.conf import alias_of, get_settings
 from django_mq.exceptions import NotInTransaction
 from django_mq.messages import BulkReceipt, Message, Receipt
 from django_mq.outbox.build import RowBuilder
@@ -33,44 +33,40 @@ DJANGO_MQ = {{"REQUIRE_ATOMIC": False}} turns this check off."""
 
 def send(message: Message, *, using: str | None = None, wants_result: bool = False) -> Receipt:
     """Store one message in the caller's transaction: what `broadcast()` does with its options."""
-    settings = get_settings()
-    connection = connection_in_transaction(settings, using)
-    return _checked(settings, connection, [message], wants_result)()[0]
+    connection = connection_in_transaction(using)
+    return _checked(connection, [message], wants_result)()[0]
 
 
 def send_durably(
     message: Message, *, using: str | None = None, wants_result: bool = False
 ) -> Receipt:
     """Store one message in its own transaction; raise RuntimeError inside an `atomic()` block."""
-    settings = get_settings()
     connection = queue_connection(using)
     if in_own_atomic(connection):
         raise RuntimeError(
             "this call writes in a transaction of its own, but an atomic() block is open:"
             " call broadcast() in that block"
         )
-    store = _checked(settings, connection, [message], wants_result)
+    store = _checked(connection, [message], wants_result)
     with transaction.atomic(using=connection.alias):
         return store()[0]
 
 
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
     """Store messages, all or none; check all of them before any SQL."""
-    settings = get_settings()
-    connection = connection_in_transaction(settings, using)
-    return _checked(settings, connection, messages)()
+    connection = connection_in_transaction(using)
+    return _checked(connection, messages)()
 
 
 def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
     """Store messages as they come, all or none, in constant memory."""
-    settings = get_settings()
-    connection = connection_in_transaction(settings, using)
-    builder = RowBuilder(settings)
-    writer = RowWriter(connection, settings, builder, has_savepoint=True)
+    connection = connection_in_transaction(using)
+    builder = RowBuilder(get_settings())
+    writer = RowWriter(connection, builder, has_savepoint=True)
     count = 0
     with transaction.atomic(using=connection.alias):
         for chunk in _chunks(builder, messages):
-            chunk.store(connection, writer, receipts=False)
+            chunk.store(writer, receipts=False)
             count += chunk.stored
     return BulkReceipt(count)
 
@@ -79,7 +75,7 @@ def _chunks(builder: RowBuilder, messages: Iterable[Message]) -> Iterator[Chunk]
     """Yield complete chunks: `messages` may query the database while no COPY is open."""
     chunk = Chunk(builder)
     for message in messages:
-        chunk.add(check_message(message))
+        chunk.add(message)
         if chunk.is_full():
             yield chunk
             chunk = Chunk(builder)
@@ -88,26 +84,14 @@ def _chunks(builder: RowBuilder, messages: Iterable[Message]) -> Iterator[Chunk]
 
 
 def _checked(
-    settings: Settings,
-    connection: BaseDatabaseWrapper,
-    messages: Sequence[Message],
-    wants_result: bool = False,
+    connection: BaseDatabaseWrapper, messages: Sequence[Message], wants_result: bool = False
 ) -> Callable[[], list[Receipt]]:
     """Check the messages, without any SQL; return the function that stores them."""
-    builder = RowBuilder(settings, wants_result=wants_result)
+    builder = RowBuilder(get_settings(), wants_result=wants_result)
     chunk = Chunk(builder)
     for message in messages:
-        chunk.add(check_message(message))
-    return partial(chunk.store, connection, RowWriter(connection, settings, builder))
-
-
-def check_message(message: object) -> Message:
-    """Return `message`; raise TypeError if it is not a Message (a dict, say)."""
-    if not isinstance(message, Message):
-        raise TypeError(
-            f"broadcast_many() takes Message(...) objects, not {type(message).__name__}"
-        )
-    return message
+        chunk.add(message)
+    return partial(chunk.store, RowWriter(connection, builder))
 
 
 def queue_connection(using: str | None) -> BaseDatabaseWrapper:
@@ -131,9 +115,9 @@ def in_own_atomic(connection: BaseDatabaseWrapper) -> bool:
     return bool(blocks) and not blocks[-1]._from_testcase  # type: ignore[attr-defined]
 
 
-def connection_in_transaction(settings: Settings, using: str | None) -> BaseDatabaseWrapper:
+def connection_in_transaction(using: str | None) -> BaseDatabaseWrapper:
     """Return the connection to the queue's database; raise NotInTransaction outside a block."""
     connection = queue_connection(using)
-    if settings.require_atomic and not in_own_atomic(connection):
+    if get_settings().require_atomic and not in_own_atomic(connection):
         raise NotInTransaction(NOT_IN_TRANSACTION.format(alias=connection.alias))
     return connection

@@ -9,7 +9,6 @@ from functools import partial
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_mq.conf import Settings
 from django_mq.messages import CopyReceipt
 from django_mq.outbox import deduplicate
 from django_mq.outbox import notify as bell
@@ -25,15 +24,10 @@ class RowWriter:
     """Write the rows of one call, by the options of the queues that `builder` met."""
 
     def __init__(
-        self,
-        connection: BaseDatabaseWrapper,
-        settings: Settings,
-        builder: RowBuilder,
-        *,
-        has_savepoint: bool = False,
+        self, connection: BaseDatabaseWrapper, builder: RowBuilder, *, has_savepoint: bool = False
     ) -> None:
-        self._connection = connection
-        self._settings = settings
+        self.connection = connection
+        self._settings = builder.settings
         self._limits = builder.limits
         self._in_commit_order = builder.in_commit_order
         self._has_savepoint = has_savepoint
@@ -50,25 +44,25 @@ class RowWriter:
         # A single statement is all or none by itself, and needs no savepoint: the rows were
         # checked, so it refuses nothing.
         single = len(rows) <= FEW and not self._needs_block()
-        block = transaction.atomic(using=self._connection.alias)
+        block = transaction.atomic(using=self.connection.alias)
         with nullcontext() if single or self._has_savepoint else block:
             if self._limits:
-                admit(self._connection, self._limits, rows)
+                admit(self.connection, self._limits, rows)
             if self._in_commit_order:
                 self._join_lines(rows)
             # Django's cursor does not wrap the errors of COPY.
-            with self._connection.wrap_database_errors, self._connection.cursor() as cursor:
+            with self.connection.wrap_database_errors, self.connection.cursor() as cursor:
                 insert(cursor, rows, sent=sent)
             self._ring(rows)
 
     def dedupe(self, candidates: Sequence[Candidate]) -> list[CopyReceipt]:
         """Store rows, some with unique ids, all or none; return what became of each."""
-        block = transaction.atomic(using=self._connection.alias)
+        block = transaction.atomic(using=self.connection.alias)
         with block if self._needs_block() else nullcontext():
             if self._in_commit_order:
                 self._join_lines([each.row for each in candidates])
             stored = deduplicate.store(
-                self._connection, candidates, partial(admit, self._connection, self._limits)
+                self.connection, candidates, partial(admit, self.connection, self._limits)
             )
             self._ring(stored.rows)
             bell.ring_for_next(self._connection, self._settings, stored.left)
@@ -76,7 +70,7 @@ class RowWriter:
 
     def _needs_block(self) -> bool:
         """Return whether rows join a line outside a transaction (REQUIRE_ATOMIC is off)."""
-        return bool(self._in_commit_order) and not self._connection.in_atomic_block
+        return bool(self._in_commit_order) and not self.connection.in_atomic_block
 
     def _join_lines(self, rows: Sequence[NewRow]) -> None:
         """Lock the lines whose ids must rise in commit order, before any id is drawn."""
@@ -88,7 +82,7 @@ class RowWriter:
             elif whole_queue is not None and row.key is not None:
                 names.add(f"{row.queue} {row.handler} {row.key}")  # no name has a space in it
         if names:
-            with self._connection.cursor() as cursor:
+            with self.connection.cursor() as cursor:
                 lock_lines(cursor, names)
 
     def _ring(self, rows: Sequence[NewRow]) -> None:
@@ -99,5 +93,5 @@ class RowWriter:
             return
         for row in rows:
             if row.delay <= settings.poll_interval:
-                bell.ring_after_commit(self._connection)
+                bell.ring_after_commit(self.connection)
                 return
