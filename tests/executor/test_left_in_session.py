@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from django_mq import handler
 from django_mq.messages import Delivery
 from tests.database import second_connection
-from tests.executor.test_nonatomic import NonAtomicBench, nonatomic  # noqa: F401  (a fixture)
+from tests.executor.nonatomic.conftest import NonAtomicBench, nonatomic  # noqa: F401  (a fixture)
 from tests.rows import add
 from tests.worker.conftest import Bench, add_many, waiting
 

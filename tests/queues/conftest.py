@@ -3,6 +3,8 @@
 import pytest
 from django.db import connection
 
+from django_mq.outbox import notify as bell
+
 
 @pytest.fixture
 def other(transactional_db):
@@ -28,3 +30,11 @@ def lock(other):
         assert other.fetchall() == [(message.pk,)]
 
     return lock
+
+
+@pytest.fixture
+def rings(monkeypatch):
+    """The connections that were asked to ring after commit."""
+    asked = []
+    monkeypatch.setattr(bell, "ring_after_commit", asked.append)
+    return asked

@@ -10,7 +10,8 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_mq import handlers, queues
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
+from django_mq.models import FailedAttempt, QueueState, Result
+from tests.queues.explained import why
 from tests.rows import add, beat, decide
 
 pytestmark = pytest.mark.django_db
@@ -24,16 +25,6 @@ def _no_handlers():
 
 def shown(at):
     return f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S %Z}"
-
-
-def why(message, state, *parts):
-    """Assert that the answer for `message` has all `parts`, and return it."""
-    answer = queues.why(message.pk)
-    assert (answer.id, answer.state) == (message.pk, state)
-    assert answer.text.startswith(f"Message {message.pk} (shop.orders.placed, queue mail) ")
-    for part in parts:
-        assert part in answer.text
-    return answer
 
 
 def test_next_to_be_taken():
@@ -84,146 +75,6 @@ def test_as_many_in_flight_as_may_be(settings, configured, decided, stopped_at):
     add(leased=60)
     text = f"reached its limit of messages in flight: {stopped_at}"
     assert (text in queues.why(add().pk).text) is (stopped_at is not None)
-
-
-def test_behind_its_key():
-    """Guarantee 8; a follower that no worker has met yet, so that nothing stands in blocked_by."""
-    beat()
-    head = add(key="k", leased=60)
-    add(key="k", handler="other", leased=60), add("other", key="k", leased=60)
-    answer = why(add(key="k"), "processable", f"but waits behind message {head.pk} of its key k")
-    assert "which is leased until" in answer.text
-    assert answer.behind == head.pk
-    answer = why(add(key="k"), "processable", "2 others of its key k; the first, message")
-    assert f"message {head.pk}, is leased until" in answer.text
-
-
-def test_a_later_one_of_its_key_that_a_worker_has():
-    """An earlier id that became visible later: nothing of the key is claimed beside a claim."""
-    beat()
-    first, later = add(key="k"), add(key="k", leased=60)
-    assert why(first, "processable", f"behind message {later.pk} of its key k").behind == later.pk
-
-
-HEADS = [
-    ({"after": 60}, "which is delayed until"),
-    ({"after": 60, "attempts": 2}, "which failed attempt 2 of 20 and runs again after"),
-    ({"dead": -5, "dead_reason": "exhausted"}, "which has been dead since"),
-    (
-        {"dead": -5, "dead_reason": "card 4111"},
-        "Requeue or discard that message so that the others",
-    ),
-    ({"leased": 60}, "by worker worker (host host, process 7)"),
-    ({"held": -5, "handler": "gone"}, "no handler named gone is registered here"),
-    ({"expires": -5}, "which expired at"),
-    ({}, "which has been due since"),
-]
-
-
-@pytest.mark.parametrize(("columns", "text"), HEADS)
-@pytest.mark.parametrize("parked", [True, False])
-def test_what_its_head_waits_for(columns, text, parked):
-    beat()
-    handler = columns.get("handler", "")
-    head = add(key="k", **columns)
-    message = add(key="k", handler=handler, blocked_by=head.pk if parked else None)
-    state = "blocked" if parked else "processable"
-    answer = why(message, state, f"waits behind message {head.pk} of its key k, which", text)
-    assert answer.behind == head.pk
-    assert (answer.error, "4111" in answer.text) == ("", False)
-
-
-def test_parked_behind_one_that_is_gone():
-    """The head is the first of the line, whatever it was parked behind."""
-    beat()
-    first = add(key="k", dead=-5)
-    for _ in range(3):
-        last = add(key="k", blocked_by=10**9)
-    answer = why(
-        last, "blocked", f"waits behind 3 others of its key k; the first, message {first.pk}"
-    )
-    assert answer.behind == first.pk
-    first.delete()
-    QueuedMessage.objects.filter(blocked_by=10**9).exclude(pk=last.pk).delete()
-    answer = why(
-        last, "blocked", f"is now the first of its key k: message {10**9}, which blocked it"
-    )
-    assert "The next maintenance run of a worker frees it" in answer.text
-    assert answer.behind is None
-
-
-def test_a_dead_head_that_is_skipped(settings):
-    settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": "skip"}}}
-    beat()
-    add(key="k", dead=-5)
-    message = add(key="k")
-    assert why(message, "processable", "is next to be claimed").behind is None
-    follower = add(key="k", blocked_by=message.pk)
-    assert why(follower, "blocked", f"behind message {message.pk} of").behind == message.pk
-
-
-@pytest.mark.parametrize("columns", [{"after": 60}, {"after": 60, "attempts": 1}, {"held": -5}])
-def test_its_own_reason_goes_first(columns):
-    head = add(key="k", dead=-5)
-    message = add(key="k", **columns)
-    answer = queues.why(message.pk)
-    assert answer.state == message.state.value
-    assert (
-        f". Then it waits behind message {head.pk} of its key k, which has been dead" in answer.text
-    )
-
-
-class TestOrdered:
-    """PMQ-42, PMQ-44: the line of an ordered queue, and who has it."""
-
-    @pytest.fixture(autouse=True)
-    def _ordered(self, settings):
-        settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
-        beat("first", host="web1", pid=5)
-
-    def own(self, worker="first", seconds=60):
-        until = Now() + timedelta(seconds=seconds)
-        decide(owner=worker, owned_until=until)
-
-    def test_its_owner_takes_it(self):
-        self.own()
-        why(
-            add(ordered=True),
-            "processable",
-            "next to be claimed by worker first (host web1, process 5)",
-        )
-
-    def test_nobody_owns_it(self):
-        why(add(ordered=True), "processable", "but no worker owns its ordered queue right now")
-        self.own(seconds=-1)
-        why(
-            add(ordered=True, priority=5),
-            "processable",
-            "which has been due since",
-            "no worker owns",
-        )
-
-    def test_its_owner_is_silent(self):
-        self.own("frozen")
-        why(add(ordered=True), "processable", "but worker frozen owns its ordered queue until")
-
-    def test_it_is_not_in_line_yet(self):
-        self.own()
-        why(add(), "processable", "but is not in line yet: worker first")
-
-    @pytest.mark.parametrize("columns", [{"after": 60, "attempts": 1}, {"dead": -5}])
-    def test_behind_its_head(self, columns):
-        self.own()
-        head = add(ordered=True, **columns)
-        add(ordered=True, key="k")
-        message = add(ordered=True, priority=100)
-        text = f"but waits behind 2 others of its ordered queue; the first, message {head.pk}, "
-        assert why(message, "processable", text).behind == head.pk
-
-    def test_behind_what_is_in_flight(self):
-        flying = add(leased=60)
-        message = add(ordered=True)
-        assert why(message, "processable", "of its ordered queue").behind == flying.pk
 
 
 def test_delayed():

@@ -1,9 +1,7 @@
-"""Ordered queues: one owner, one line, taken from its head and only when nothing of it flies."""
+"""Ordered queues: a claim takes the line from its head; what stands beside it is put into it."""
 
 from __future__ import annotations
 
-import threading
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -20,19 +18,10 @@ from django_mq.store.ordered_queues import CLAIM_LINE, Owned
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.store.conftest import lock
+from tests.store.ordered import Cursor, own, row
 from tests.store.plans import generic_plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-Cursor = psycopg.Cursor[Any]
-
-
-def own(cursor: Cursor, worker: str = "me", lease: float = 6.0) -> Owned | None:
-    return lines.own(cursor, queue="line", worker=worker, lease=lease)
-
-
-def row(**given: Any) -> QueuedMessage:
-    return add("line", **{"ordered": True, **given})
 
 
 def take(
@@ -69,69 +58,6 @@ def owner(cursor: Cursor) -> Cursor:
     """A cursor of the worker `me`, which owns the queue."""
     assert own(cursor) == Owned(None)
     return cursor
-
-
-# ---- who owns it
-
-
-def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor: Cursor) -> None:
-    """As the chore that warns of a deep queue: a worker `--until-empty` would end at once."""
-    owned: list[Owned | None] = []
-    pid = cursor.connection.info.backend_pid
-    waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
-    with second_connection() as other, second_connection() as watcher:
-        other.execute("begin")
-        other.execute("insert into django_mq_queuestate (queue, warned_at) values ('line', now())")
-        thread = threading.Thread(target=lambda: owned.append(own(cursor)))
-        thread.start()
-        deadline = monotonic() + 30
-        while monotonic() < deadline and watcher.execute(waits, [pid]).fetchone() != (True,):
-            pass
-        other.execute("commit")
-        thread.join(30)
-    assert owned == [Owned(None)]
-    with second_connection() as other:
-        assert own(other.cursor(), "other") is None
-
-
-def test_one_owns_a_queue(cursor: Cursor) -> None:
-    """KAF-12: the second gets it when the first gave it up, and not before."""
-    assert own(cursor, "a") == Owned(None)
-    assert own(cursor, "b") is None
-    assert own(cursor, "a") == Owned("a")
-    lines.disown(cursor, worker="b")
-    assert own(cursor, "b") is None
-    lines.disown(cursor, worker="a")
-    assert own(cursor, "b") == Owned(None)
-    assert own(cursor, "a") is None
-
-
-def test_who_does_not_renew_loses_it(cursor: Cursor) -> None:
-    """KAF-9: the next owner learns whose it was."""
-    own(cursor, "a", lease=-1.0)
-    assert own(cursor, "b") == Owned("a")
-    state = QueueState.objects.get()
-    assert (state.queue, state.owner) == ("line", "b")
-
-
-def test_owning_leaves_other_decisions_alone(cursor: Cursor) -> None:
-    before = decide("line", paused=-1, max_in_flight=3)
-    assert own(cursor) == Owned(None)
-    lines.disown(cursor, worker="me", queues=["line"])
-    after = stored(before)
-    assert (after.paused_at, after.max_in_flight) == (before.paused_at, 3)
-    assert (after.owner, after.owned_until) == (None, None)
-
-
-def test_single_queues_are_given_up(cursor: Cursor) -> None:
-    for queue in ("x", "y", "z"):
-        lines.own(cursor, queue=queue, worker="me", lease=6.0)
-    lines.disown(cursor, worker="me", queues=["x", "y"])
-    assert set(QueueState.objects.filter(owner="me").values_list("queue", flat=True)) == {"z"}
-    lines.disown(cursor, worker="me", queues=[])
-    assert QueueState.objects.filter(owner="me").count() == 1
-    lines.disown(cursor, worker="me")
-    assert QueueState.objects.filter(owner="me").count() == 0
 
 
 # ---- the claim

@@ -1,0 +1,177 @@
+"""A lazy transaction meets rows that another session has locked."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from django_mq import handler
+from django_mq.executor import settlement
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt
+from tests.database import second_connection
+from tests.rows import stored
+from tests.worker.conftest import PATIENCE, Bench, add_many, effect, effects, pid_of, waiting
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.parametrize("make_bench", [True], ids=["fresh"], indirect=True),
+]
+
+
+@contextlib.contextmanager
+def row_locked(id: int) -> Iterator[psycopg.Connection[Any]]:
+    """Another session has the row of a message while the block lasts."""
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage where id = %s for update", [id])
+        yield other
+
+
+def until_it_waits(pid: int) -> None:
+    """Return when the backend waits for a lock."""
+    with second_connection() as other:
+        is_waiting = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+        for _ in range(int(PATIENCE / 0.01)):
+            if other.execute(is_waiting, [pid]).fetchone()[0]:  # type: ignore[index]
+                return
+            other.execute("select pg_sleep(0.01)")
+    raise AssertionError("it does not wait")
+
+
+def test_a_user_waits_for_a_renewal_that_has_its_row(bench: Bench) -> None:
+    """Else a handler that ran for long would run twice for nothing."""
+    released = threading.Event()
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        if delivery.id == message.pk:
+            threading.Thread(target=let_go).start()
+        effect(delivery)
+
+    def let_go() -> None:
+        until_it_waits(pid)
+        released.set()
+
+    before, message = add_many(2, handler="h")
+    first, *tasks = bench.claim()
+    bench.run([first])
+    pid = pid_of(bench)
+    with second_connection() as other:
+        held = threading.Event()
+
+        def hold() -> None:
+            with other.transaction():
+                other.execute(
+                    "select from django_mq_queuedmessage where id = %s for update", [message.pk]
+                )
+                held.set()
+                assert released.wait(PATIENCE)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(PATIENCE)
+        remainder = bench.run(tasks)
+        thread.join()
+    # The wait is bounded by half a second, which a busy machine may need for itself.
+    if remainder.locked:
+        bench.run_all(remainder.locked)
+    assert effects() == {before.pk, message.pk}
+    assert FailedAttempt.objects.count() == 0
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_a_user_whose_row_another_session_keeps_runs_again_uncharged(
+    bench: Bench, swallows: bool
+) -> None:
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+        with contextlib.suppress(Exception) if swallows else contextlib.nullcontext():
+            effect(delivery)
+        if swallows and len(ran) == 1:
+            with pytest.raises(Exception, match="another session has the row"):
+                effect(delivery)  # nothing passes, however often it is tried
+
+    message, after = add_many(2, handler="h")
+    tasks = bench.claim()
+    with row_locked(message.pk):
+        remainder = bench.run(tasks)
+        assert remainder.locked == tasks[:1]
+        assert remainder.left == tasks[1:]
+        assert (effects(), ran) == (set(), [message.pk])
+    bench.run_all([*remainder.left, *remainder.locked])
+    assert effects() == {message.pk, after.pk}
+    assert ran.count(message.pk) == 2
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_a_row_that_cannot_be_locked_joins_a_later_slice(bench: Bench) -> None:
+    """One that has not started when a neighbour uses the connection; that one is done."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+        effect(delivery)
+
+    messages = add_many(3, handler="h")
+    tasks = bench.claim()
+    with row_locked(messages[1].pk):
+        remainder = bench.run(tasks)
+        assert (remainder.locked, remainder.left, remainder.again) == ([tasks[1]], [], [])
+        assert effects() == {messages[0].pk, messages[2].pk}
+    bench.run_all(remainder.locked)
+    assert ran == [messages[0].pk, messages[2].pk, messages[1].pk]
+
+
+def test_a_locked_row_of_one_that_used_nothing_is_waited_for(bench: Bench) -> None:
+    """Its neighbours are settled meanwhile; it does not run again."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    messages = add_many(3, handler="h")
+    tasks = bench.claim()
+    bench.session.connect()
+    pid = pid_of(bench)
+    with second_connection() as other:
+        other.execute("begin")
+        other.execute(
+            "select from django_mq_queuedmessage where id = %s for update", [messages[1].pk]
+        )
+        thread = threading.Thread(target=lambda: (until_it_waits(pid), other.execute("commit")))
+        thread.start()
+        bench.run_all(tasks)
+        thread.join()
+    assert waiting() == set()
+    assert ran == [m.pk for m in messages]
+    assert sorted(bench.settled) == ran
+
+
+def test_a_row_that_stays_locked_does_not_hold_the_executor_for_ever(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some waits of half a second its lease is left to lapse; nothing is charged here."""
+    monkeypatch.setattr(settlement, "MOST_CONFLICTS", 1)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    messages = add_many(2, handler="h")
+    tasks = bench.claim()
+    with row_locked(messages[0].pk):
+        remainder = bench.run(tasks)
+    assert (remainder.left, remainder.again, remainder.locked) == ([], [], [])
+    assert waiting() == {messages[0].pk}
+    assert sorted(bench.settled) == [m.pk for m in messages]
+    assert FailedAttempt.objects.count() == 0
+    assert stored(messages[0]).claimed_by is not None

@@ -1,0 +1,22 @@
+"""Claims from ordered queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from django_mq.models import QueuedMessage
+from django_mq.store import ordered_queues as lines
+from django_mq.store.ordered_queues import Owned
+from tests.rows import add
+
+Cursor = psycopg.Cursor[Any]
+
+
+def own(cursor: Cursor, worker: str = "me", lease: float = 6.0) -> Owned | None:
+    return lines.own(cursor, queue="line", worker=worker, lease=lease)
+
+
+def row(**given: Any) -> QueuedMessage:
+    return add("line", **{"ordered": True, **given})

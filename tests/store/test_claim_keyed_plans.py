@@ -1,0 +1,168 @@
+"""Long lines of a key, and the plans of a keyed claim."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_mq.executor.statements import ONE_PLAN
+from django_mq.models import QueuedMessage
+from django_mq.store import claim
+from django_mq.store import claim_keyed as with_keys
+from django_mq.store.claim import Lane
+from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
+from tests.store.keyed import Cursor, ack, ids, keyed, pks, take
+from tests.store.plans import generic_plan, plan
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+# ---- long lines
+
+
+@pytest.fixture
+def small_window(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(with_keys, "WINDOW", 10)
+    return 10
+
+
+def test_a_long_line_is_parked_out_of_the_way(cursor: Cursor, small_window: int) -> None:
+    """A million messages on one key do not slow the others: a claim looks at `WINDOW` rows."""
+    long = [keyed("long", after=-60) for _ in range(30)]
+    other = keyed("other", after=-1)
+    order: list[int] = []
+    claims = 0
+    while claimed := take(cursor, limit=4):
+        if not claimed.rows:
+            break
+        claims += 1
+        if other.pk in ids(claimed):
+            assert claims <= 4  # three windows are before it
+        order += [id for id in ids(claimed) if id != other.pk]
+        ack(cursor, claimed)
+    assert order == pks(*long)
+    assert QueuedMessage.objects.count() == 0
+
+
+def test_another_is_reached_while_a_long_line_runs(cursor: Cursor, small_window: int) -> None:
+    """The first of it is in flight for long: what follows is parked, window by window."""
+    [head, *_] = [keyed("long", after=-60) for _ in range(30)]
+    other = keyed("other", after=-1)
+    assert ids(take(cursor, limit=1)) == [head.pk]
+    found: list[int] = []
+    for _ in range(4):
+        found += ids(take(cursor, limit=4))
+    assert found == [other.pk]
+
+
+# ---- the plan
+
+
+@pytest.fixture
+def crowd(cursor: Cursor) -> Cursor:
+    """Many keys, one of them with a dead head and a long line behind it."""
+    cursor.execute(
+        """
+        insert into django_mq_queuedmessage
+               (queue, type, handler, key, payload, processable_after, leased_until, claimed_by,
+                dead_at)
+        select 'mail', 'a', 'h', case when n <= 20000 then 'long' else 'k' || n % 1000 end, '{}',
+               now() - interval '1 h' + n * interval '1 ms',
+               case when n % 1000 = 999 then now() + interval '1 h' end,
+               case when n % 1000 = 999 then 'x:1' end,
+               case when n = 1 then now() end
+          from generate_series(1, 22000) n
+        """
+    )
+    cursor.execute("update django_mq_queuedmessage set leased_until = null, claimed_by = null"
+                   " where key = 'long'")  # fmt: skip
+    cursor.execute("analyze django_mq_queuedmessage")
+    return cursor
+
+
+def given_for(**more: Any) -> dict[str, Any]:
+    return {
+        **claim.lane_columns([Lane("mail", 0)]),
+        "limit": 100,
+        "window": 1000,
+        "skip_dead": False,
+        "admitted": False,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("setting", ["", ONE_PLAN])
+@pytest.mark.parametrize("explain", [plan, generic_plan])
+@pytest.mark.parametrize("statement", [LOCK_LINES, CLAIM_LINES], ids=["lock", "claim"])
+def test_the_plans_of_a_claim_name_their_indexes(
+    crowd: Cursor, statement: str, explain: Callable[..., str], setting: str
+) -> None:
+    if setting:
+        crowd.execute(setting)
+    params = given_for(window=100)  # a whole window may well be looked up by a scan of this table
+    if statement == CLAIM_LINES:
+        params |= {
+            "line_queues": ["mail"] * 3,
+            "line_handlers": ["h"] * 3,
+            "line_keys": ["k1", "k2", "long"],
+            "line_places": [1, 2, 3],
+            "claimer": "me:1",
+            "lease": 30.0,
+            "bytes": 1 << 20,
+        }
+    text = explain(crowd, statement, **params)
+    assert "using mq_claim on" in text
+    assert "using mq_key on" in text
+    assert "using mq_key_leased on" in text
+    if setting or explain is plan:
+        assert "Seq Scan on django_mq_queuedmessage" not in text
+
+
+def touched(cursor: Cursor) -> int:
+    """Return how many buffers a claim touches; nothing is taken."""
+    total = 0
+    with cursor.connection.transaction(force_rollback=True):
+        for statement in (LOCK_LINES, CLAIM_LINES):
+            params = given_for(
+                line_queues=[], line_handlers=[], line_keys=[], line_places=[],
+                claimer="me:1", lease=30.0, bytes=1 << 20,
+            )  # fmt: skip
+            cursor.execute("explain (analyze, buffers, format json) " + statement, params)
+            [[document]] = cursor.fetchall()
+            found = document if isinstance(document, list) else json.loads(document)
+            total += found[0]["Plan"]["Shared Hit Blocks"] + found[0]["Plan"]["Shared Read Blocks"]
+    return total
+
+
+def vacuum(cursor: Cursor) -> None:
+    """Remove all that is dead: with nobody about whose snapshot would keep it."""
+    cursor.execute(
+        """
+        select pg_terminate_backend(pid, 10000)
+          from pg_stat_activity
+         where datname = current_database() and pid <> pg_backend_pid()
+           and (backend_xmin is not null or backend_xid is not null)
+        """
+    )
+    cursor.execute("vacuum (analyze, index_cleanup on) django_mq_queuedmessage")
+
+
+def test_followers_of_a_dead_head_cost_a_claim_nothing_once_parked(crowd: Cursor) -> None:
+    """By the buffers that a claim touches, since that is the same on a busy machine."""
+    crowd.execute("delete from django_mq_queuedmessage where key <> 'long'")
+    vacuum(crowd)
+    for _ in range(20_000 // with_keys.WINDOW + 1):
+        assert take(crowd).rows == []
+    crowd.execute("select count(*) from django_mq_queuedmessage where blocked_by is null")
+    assert crowd.fetchone() == (1,)  # the head
+    for _ in range(5):
+        keyed("other", after=-1)
+    vacuum(crowd)
+    with_line = touched(crowd)
+    crowd.execute("delete from django_mq_queuedmessage where key = 'long'")
+    vacuum(crowd)
+    without = touched(crowd)
+    assert with_line <= 2 * without + 20

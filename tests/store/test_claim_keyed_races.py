@@ -1,0 +1,140 @@
+"""Claims of keyed messages at the same moment, and lines that change meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+from django_mq.store import claim
+from django_mq.store.claim import Lane
+from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
+from tests.database import second_connection
+from tests.store.keyed import Cursor, ids, keyed, pks, take, take_open
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_claims_at_one_moment_never_share_a_line(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """Guarantee 8: while one claim is not committed, another passes its lines by."""
+    a = [keyed("a") for _ in range(4)]
+    assert ids(take_open(other.cursor(), limit=2)) == pks(*a[:2])
+    b = keyed("b")
+    cursor.execute("set statement_timeout = '60s'")
+    assert ids(take(cursor)) == [b.pk]
+    other.commit()
+    assert take(cursor).rows == []
+
+
+def test_a_claim_that_came_to_nothing_leaves_its_lines_free(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    messages = [keyed(), keyed()]
+    assert ids(take_open(other.cursor())) == pks(*messages)
+    assert take(cursor).rows == []
+    other.rollback()
+    assert ids(take(cursor)) == pks(*messages)
+
+
+def test_a_line_that_is_locked_is_seen_as_it_is_then(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """The snapshot follows the lock: what was claimed and committed in between has a claim."""
+    keyed()
+    theirs = other.cursor()
+    theirs.execute("set transaction isolation level read committed")
+    given = {
+        **claim.lane_columns([Lane("mail", 0)]),
+        "limit": 100,
+        "window": 1000,
+        "skip_dead": False,
+        "admitted": False,
+    }
+    cursor.execute("begin")
+    cursor.execute(LOCK_LINES, given)
+    assert len(cursor.fetchall()) == 1
+    theirs.execute(LOCK_LINES, given)
+    assert theirs.fetchall() == []  # the lock is held
+    cursor.execute("rollback")
+    theirs.execute(LOCK_LINES, given)
+    [line] = theirs.fetchall()  # seen as free, and then taken by a claim without locks
+    cursor.execute(
+        "update django_mq_queuedmessage"
+        " set leased_until = now() + interval '30 s', claimed_by = 'x:1'"
+    )
+    theirs.execute(
+        CLAIM_LINES,
+        {
+            **given,
+            "line_queues": [line[0]],
+            "line_handlers": [line[1]],
+            "line_keys": [line[2]],
+            "line_places": [line[3]],
+            "claimer": "me:1",
+            "lease": 30.0,
+            "bytes": 1 << 20,
+        },
+    )
+    assert [row[0] for row in theirs.fetchall()] == [None]
+
+
+def claimed_by(statement: str) -> list[int]:
+    """Claim the line (mail, h, k) by `statement`, on a connection of its own; return the ids."""
+    given = {
+        **claim.lane_columns([Lane("mail", 0)]),
+        "limit": 100,
+        "window": 1000,
+        "skip_dead": False,
+        "admitted": False,
+        "line_queues": ["mail"],
+        "line_handlers": ["h"],
+        "line_keys": ["k"],
+        "line_places": [1],
+        "claimer": "me:1",
+        "lease": 30.0,
+        "bytes": 1 << 20,
+    }
+    with second_connection() as third, third.cursor() as mine, third.transaction():
+        mine.execute(statement, given)
+        return sorted(row[0] for row in mine.fetchall())
+
+
+def test_a_head_that_changes_between_snapshot_and_lock_is_taken_all_the_same(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """Trap 1: joined by ctid, the claim took what is behind a head that was updated meanwhile.
+
+    The statement is stopped between its snapshot and its locks by a row of another table.
+    """
+    messages = [keyed(), keyed(), keyed()]
+    slow = CLAIM_LINES.replace(
+        "), locked as materialized (",
+        "), stop as materialized (select pg_advisory_xact_lock(4711)), locked as materialized (",
+    ).replace(
+        "      from (select * from chosen order by place, n) chosen\n",
+        "      from stop cross join (select * from chosen order by place, n) chosen\n",
+    )
+    assert "from stop cross join (select" in slow
+    other.execute("select pg_advisory_xact_lock(4711)")
+    took: list[int] = []
+
+    thread = threading.Thread(target=lambda: took.extend(claimed_by(slow)))
+    thread.start()
+    for _ in range(3000):
+        cursor.execute(
+            "select 1 from pg_stat_activity where wait_event = 'advisory'"
+            " and datname = current_database()"
+        )
+        if cursor.fetchone():
+            break
+        cursor.execute("select pg_sleep(0.01)")
+    cursor.execute(
+        "update django_mq_queuedmessage set last_error = 'touched' where id = %s", [messages[0].pk]
+    )
+    other.rollback()
+    thread.join(30)
+    assert took == pks(*messages)

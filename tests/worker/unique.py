@@ -1,0 +1,40 @@
+"""Broadcasts with a unique id, and what their ids are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db import transaction
+
+from django_mq import Delivery, broadcast, handler
+from django_mq.models import QueuedMessage
+
+
+def send(n: int = 0, type: str = "a.b", **options: Any) -> Any:
+    with transaction.atomic():
+        return broadcast(type, n, **{"unique_id": "u", **options})
+
+
+def the_message() -> QueuedMessage:
+    return QueuedMessage.objects.get()
+
+
+def subscribe(function: Callable[..., Any], **options: Any) -> list[Any]:
+    """Subscribe a handler that notes what it gets and calls `function`; return what it got."""
+    got: list[Any] = []
+
+    def handle(delivery: Delivery) -> None:
+        got.append(delivery.payload)
+        function(delivery)
+
+    handler("a.b", **{"name": "h", "queue": "mail", **options})(handle)
+    return got
+
+
+def free() -> bool:
+    """Say whether the id can be taken; nothing is changed."""
+    with transaction.atomic():
+        found = broadcast("a.b", unique_id="u").outcome == "added"
+        transaction.set_rollback(True)
+    return found
