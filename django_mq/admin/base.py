@@ -103,14 +103,14 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Find rows by the exact values of the searched columns."""
-        term = search_term.strip().removeprefix("#")
+        term = search_term.strip()
         if not term:
             return queryset, False
         wanted = Q(pk__in=())
         if "\x00" not in term:
             for column in self.searched_texts:
                 wanted |= Q(**{column: term})
-        if (id := id_of(term)) is not None:
+        if (id := id_of(term.removeprefix("#"))) is not None:
             for column in self.searched_ids:
                 wanted |= Q(**{column: id})
         return queryset.filter(wanted), False

@@ -268,7 +268,11 @@ class Migration(migrations.Migration):
                 (
                     "key",
                     models.CharField(
-                        blank=True, max_length=128, null=True, verbose_name="order key"
+                        blank=True,
+                        db_collation="C",
+                        max_length=128,
+                        null=True,
+                        verbose_name="order key",
                     ),
                 ),
                 (
@@ -310,7 +314,11 @@ class Migration(migrations.Migration):
                 (
                     "unique_id",
                     models.CharField(
-                        blank=True, max_length=128, null=True, verbose_name="unique id"
+                        blank=True,
+                        db_collation="C",
+                        max_length=128,
+                        null=True,
+                        verbose_name="unique id",
                     ),
                 ),
                 (
@@ -423,11 +431,13 @@ class Migration(migrations.Migration):
                         name="mq_handler_name",
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("key__regex", "^[A-Za-z0-9_.:/-]+$")),
+                        condition=models.Q(("key__regex", "^[^\\u0001-\\u001F\\u007F-\\u009F]+$")),
                         name="mq_key_name",
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("unique_id__regex", "^[A-Za-z0-9_.:/-]+$")),
+                        condition=models.Q(
+                            ("unique_id__regex", "^[^\\u0001-\\u001F\\u007F-\\u009F]+$")
+                        ),
                         name="mq_unique_id_name",
                     ),
                     models.CheckConstraint(
@@ -599,7 +609,10 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("type", models.CharField(max_length=128, verbose_name="type")),
-                ("unique_id", models.CharField(max_length=128, verbose_name="unique id")),
+                (
+                    "unique_id",
+                    models.CharField(db_collation="C", max_length=128, verbose_name="unique id"),
+                ),
                 (
                     "message_id",
                     models.BigIntegerField(blank=True, null=True, verbose_name="message"),

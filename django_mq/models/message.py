@@ -53,7 +53,9 @@ class QueuedMessage(models.Model):
         help_text=_("Name of the handler whose copy this is; empty: routed at delivery."),
     )
     priority = models.SmallIntegerField(_("priority"), db_default=0)
-    key = models.CharField(_("order key"), max_length=NAME_LENGTH, null=True, blank=True)  # noqa: DJ001
+    key = models.CharField(  # noqa: DJ001
+        _("order key"), max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
+    )
     processable_after = models.DateTimeField(_("processable after"), db_default=Now())
     leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
     claimed_by = models.CharField(  # noqa: DJ001
@@ -67,7 +69,7 @@ class QueuedMessage(models.Model):
     held_since = models.DateTimeField(_("held since"), null=True, blank=True)
     suspect = models.BooleanField(_("suspect"), db_default=False)
     unique_id = models.CharField(  # noqa: DJ001
-        _("unique id"), max_length=NAME_LENGTH, null=True, blank=True
+        _("unique id"), max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
     )
     unique_for = models.DurationField(_("unique for"), null=True, blank=True)
     wants_result = models.BooleanField(_("wants a result"), db_default=False)
@@ -102,7 +104,7 @@ class QueuedMessage(models.Model):
                 name="mq_handler_name", condition=Q(handler__regex=NAME_OR_EMPTY)
             ),
             models.CheckConstraint(name="mq_key_name", condition=Q(key__regex=KEY)),
-            models.CheckConstraint(name="mq_unique_id_name", condition=Q(unique_id__regex=NAME)),
+            models.CheckConstraint(name="mq_unique_id_name", condition=Q(unique_id__regex=KEY)),
             models.CheckConstraint(
                 name="mq_priority_range", condition=Q(priority__range=(-100, 100))
             ),

@@ -77,7 +77,7 @@ class UniqueKey(models.Model):
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
     handler = models.CharField(_("handler"), max_length=NAME_LENGTH, blank=True, db_default="")
     type = models.CharField(_("type"), max_length=NAME_LENGTH)
-    unique_id = models.CharField(_("unique id"), max_length=NAME_LENGTH)
+    unique_id = models.CharField(_("unique id"), max_length=NAME_LENGTH, db_collation="C")
     message_id = models.BigIntegerField(_("message"), null=True, blank=True)
     unique_for = models.DurationField(
         _("unique for"),

@@ -16,7 +16,7 @@ from django_mq.outbox.notify import ring_for_next
 from django_mq.outbox.options import check_whole, options_of
 from django_mq.outbox.send import queue_connection, send, send_durably, send_many, send_stream
 from django_mq.policy.backoff import RetryPolicy
-from django_mq.policy.routing import check_name
+from django_mq.policy.routing import check_key, check_name
 from django_mq.policy.uniqueness import OnDuplicate
 from django_mq.store import free_unique_ids, operators
 from django_mq.store.cancel import cancel as cancel_waiting
@@ -51,15 +51,15 @@ def broadcast(
     - `after`, `expires`: no attempt starts before `after`, or at `expires` or later. Give seconds,
       a timedelta or an aware datetime. Seconds count from now, by the database's clock.
     - `priority`: -100..100, higher first.
-    - `key`: the order key. Per queue and handler, messages with the same key run one at a time, in
-      order.
-    - `unique_id`: while a message with this id waits or runs, no second one is stored for the same
-      queue, handler and type. `on_duplicate` says what happens instead: "skip" (nothing; the
-      default), "raise" (DuplicateMessage), "update" (the waiting message gets this content and
-      these options), "debounce" (it gets this due time), "replace" (it gets both), "requeue" (this
-      message runs after the one in flight), "rerun" (as "update" while the message waits, as
-      "requeue" while it runs: a run starts after your commit). The Receipt tells the outcome of
-      each copy.
+    - `key`: the order key: 1 to 128 characters, none of them a control character. Per queue and
+      handler, messages with the same key run one at a time, in order.
+    - `unique_id`: a text like a key. While a message with this id waits or runs, no second one is
+      stored for the same queue, handler and type. `on_duplicate` says what happens instead: "skip"
+      (nothing; the default), "raise" (DuplicateMessage), "update" (the waiting message gets this
+      content and these options), "debounce" (it gets this due time), "replace" (it gets both),
+      "requeue" (this message runs after the one in flight), "rerun" (as "update" while the message
+      waits, as "requeue" while it runs: a run starts after your commit). The Receipt tells the
+      outcome of each copy.
     - `unique_for`: seconds or a timedelta for which the unique id stays taken after a success.
     - `retry`: a RetryPolicy without a callable; this message uses it instead of the handler's.
     - `using`: the database alias; by default the DATABASE setting, else the router's choice.
@@ -145,7 +145,7 @@ def cancel(
         raise TypeError("cancel() needs at least one of id=, type=, unique_id=")
     id = None if id is None else check_whole(id, "id", 1, 2**63 - 1)
     type = None if type is None else check_name(type, "type")
-    unique_id = None if unique_id is None else check_name(unique_id, "unique id")
+    unique_id = None if unique_id is None else check_key(unique_id, "unique id")
     settings = get_settings()
     alias = queue_connection(using).alias
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:

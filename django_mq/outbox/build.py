@@ -15,7 +15,7 @@ from django_mq.messages import Message
 from django_mq.outbox.options import check_retry, check_unique, check_whole, moments
 from django_mq.outbox.origin import joined, origin_metadata
 from django_mq.policy.encoding import encode
-from django_mq.policy.routing import MAX_NAME, check_name
+from django_mq.policy.routing import MAX_NAME, check_key, check_name
 from django_mq.store.rows import Kind, NewRow, Rows
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class RowBuilder:
         max_delay = self.settings.max_delay
         type = check_name(message.type, "type")
         queue = None if message.queue is None else check_name(message.queue, "queue")
-        key = None if message.key is None else check_name(message.key, "key")
+        key = None if message.key is None else check_key(message.key, "key")
         check_unique(message, max_delay)
         priority = check_whole(message.priority, "priority", LOWEST, HIGHEST)
         version = check_whole(message.schema_version, "schema_version", 1, _LARGEST)

@@ -12,7 +12,7 @@ from django_mq.exceptions import InvalidOption, When, moment
 from django_mq.messages import Message
 from django_mq.policy.backoff import RetryPolicy, as_seconds
 from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
-from django_mq.policy.routing import check_name
+from django_mq.policy.routing import check_key
 from django_mq.policy.uniqueness import OnDuplicate
 
 P = ParamSpec("P")
@@ -91,7 +91,7 @@ def check_unique(message: Message, longest: float) -> None:
             f"on_duplicate must be one of {', '.join(_ON_DUPLICATE)}, not {message.on_duplicate!r}"
         )
     if message.unique_id is not None:
-        check_name(message.unique_id, "unique id")
+        check_key(message.unique_id, "unique id")
     elif message.unique_for is not None or message.on_duplicate is not None:
         option = "on_duplicate" if message.unique_for is None else "unique_for"
         raise TypeError(

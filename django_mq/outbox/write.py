@@ -65,7 +65,7 @@ class RowWriter:
                 self.connection, candidates, partial(admit, self.connection, self._limits)
             )
             self._ring(stored.rows)
-            bell.ring_for_next(self._connection, self._settings, stored.left)
+            bell.ring_for_next(self.connection, self._settings, stored.left)
         return stored.copies
 
     def _needs_block(self) -> bool:
@@ -80,7 +80,7 @@ class RowWriter:
             if whole_queue:
                 names.add(row.queue)
             elif whole_queue is not None and row.key is not None:
-                names.add(f"{row.queue} {row.handler} {row.key}")  # no name has a space in it
+                names.add(f"{row.queue} {row.handler} {row.key}")  # only keys have spaces
         if names:
             with self.connection.cursor() as cursor:
                 lock_lines(cursor, names)

@@ -1,4 +1,4 @@
-"""Match types and metadata to subscriptions. Also the rule for names.
+"""Match types and metadata to subscriptions. Also the rules for names and keys.
 
 Patterns are those of AMQP topic exchanges over the dotted type: `*` is exactly one word, `#` zero
 or more words, and a plain type matches itself. `where` matches metadata, as a headers exchange.
@@ -14,10 +14,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from django_mq.exceptions import InvalidName
 
-#: The rule for types, queues, keys, unique ids and handlers; the tables CHECK it, too.
+#: The rule for types, queues and handlers; the tables CHECK it, too.
 MAX_NAME = 128
 RULE = f"1 to {MAX_NAME} ASCII letters, digits and _ . : / -"
 _NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_NAME}}}")
+#: The rule for order keys and unique ids, which name the things of an application: any text. The
+#: tables CHECK it, too. No encoding has a lone surrogate.
+_KEY = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME}}}")
 _WORD = re.compile(r"[A-Za-z0-9_:/-]*|[*#]")
 
 #: Types come from rows, which other programs may write: an unbounded cache would be a leak.
@@ -35,6 +38,22 @@ def check_name(value: object, what: str) -> str:
     if isinstance(value, str) and _NAME.fullmatch(value):
         return str.__str__(value)  # a member of a str enum becomes its text
     raise InvalidName(f"{what} {_shown(value)} is not a name: use {RULE}")
+
+
+def check_key(value: object, what: str) -> str:
+    """Return `value` as a plain str if it can be a key or unique id; raise InvalidName otherwise.
+
+    `what` says in the error text which of them it is. The length counts characters, not bytes.
+
+    >>> check_key("user:ä+b@example.com", "key")
+    'user:ä+b@example.com'
+    """
+    if isinstance(value, str) and _KEY.fullmatch(value):
+        return str.__str__(value)
+    raise InvalidName(
+        f"{what} {_shown(value)} cannot be stored: use 1 to {MAX_NAME} characters, none of them a"
+        " control character"
+    )
 
 
 def check_pattern(value: object, what: str = "pattern") -> str:

@@ -18,7 +18,7 @@ from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.outbox.notify import ring_for_next
-from django_mq.policy.routing import check_name
+from django_mq.policy.routing import check_key, check_name
 from django_mq.queues.arguments import LARGEST, flag, seconds, whole
 from django_mq.queues.transactions import reading, wake, writing
 from django_mq.store import free_unique_ids as freeing
@@ -225,9 +225,11 @@ def _find(
     older_than: float | None = None,
     waiting: bool = False,
 ) -> list[int]:
-    for what, name in (("queue", queue), ("type", type), ("handler", handler), ("key", key)):
+    for what, name in (("queue", queue), ("type", type), ("handler", handler)):
         if name is not None:
             check_name(name, what)
+    if key is not None:
+        check_key(key, "key")
     if limit is not None:
         whole(limit, "limit")
     with reading(alias) as cursor:

@@ -92,6 +92,7 @@ def test_a_line_says_what_people_ask(boss):
         ("shop.orders", set()),
         ("secret", set()),
         ("a b", set()),
+        ("kötbullar #2", {"c"}),
         ("%", set()),
         ("é", set()),
         ("9" * 60, set()),
@@ -101,6 +102,7 @@ def test_search_is_exact(boss, term, hits):
     rows = {
         "a": add(unique_id="once-9", payload={"note": "secret"}),
         "b": add(key="order:7", last_error="secret"),
+        "c": add(key="kötbullar #2", type="shop.other"),
     }
     assert set(listed(boss.get(LIST, {"q": term}))) == {rows[name].pk for name in hits}
 
