@@ -202,11 +202,20 @@ def test_statements_take_values_as_parameters_alone() -> None:
     }
 
 
-@pytest.mark.parametrize("column", ["queue", "type", "handler", "key"])
-def test_the_table_itself_refuses_bad_names(column: str) -> None:
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [
+        ("queue", "no spaces"),
+        ("type", "no spaces"),
+        ("handler", "no spaces"),
+        ("key", "no\x07bell"),
+        ("unique_id", "no\x85line"),
+    ],
+)
+def test_the_table_itself_refuses_bad_names(column: str, name: str) -> None:
     """S04: rows are also written by others than this library."""
     statement = sql.SQL("insert into django_mq_queuedmessage ({}) values ({})")
-    columns = {"queue": "q", "type": "t", "payload": "{}", column: "no spaces"}
+    columns = {"queue": "q", "type": "t", "payload": "{}", column: name}
     with second_connection() as other, pytest.raises(Exception, match=f"mq_{column}_name"):
         other.execute(
             statement.format(
