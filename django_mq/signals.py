@@ -5,7 +5,8 @@ Workers send the signals of messages after the commit; `sender` is the handler's
 attempts), `duration` (seconds that the handler ran), `error` (the exception) and `after` (seconds
 or a datetime). Signals of queues carry `queue`, which is also their `sender`; those of a backoff
 also carry `level` and `until` (the datetime until which nothing is claimed; None once it ended).
-Log records carry the signal's name as `event`, and ids and names only: never a payload.
+Log records carry the signal's name as `event`, and ids and names only: never a payload, nor the
+text of an exception, unless LOG_ERROR_TEXTS is on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from django.dispatch import Signal
+
+from django_mq.conf import get_settings
+from django_mq.policy.error_text import describe, place
 
 if TYPE_CHECKING:
     from django_mq.messages import Delivery
@@ -48,6 +52,23 @@ queue_deep = LoggedSignal("queue_deep", logging.WARNING)
 def wanted(signal: LoggedSignal) -> bool:
     """Return whether `signal` has receivers or its log line is enabled; the hot path checks."""
     return bool(signal.receivers) or logger.isEnabledFor(signal.level)
+
+
+def named(error: BaseException) -> str:
+    """Return how a log line names an exception: its class, and where it was raised.
+
+    Its text may hold what a payload holds: it is there with LOG_ERROR_TEXTS only.
+    """
+    failure = describe(error)
+    if get_settings().log_error_texts:
+        return failure.summary
+    where = place(error)
+    return f"{failure.error_class} at {where}" if where else failure.error_class
+
+
+def traced(error: BaseException) -> BaseException | None:
+    """Return the `exc_info` of a log line: a traceback ends with the text of its exception."""
+    return error if get_settings().log_error_texts else None
 
 
 def announce(signal: LoggedSignal, delivery: Delivery, text: str, **data: Any) -> None:
@@ -101,7 +122,7 @@ def _send(signal: LoggedSignal, sender: str, **data: Any) -> None:
                 "receiver %r of %s raised %s",
                 receiver,
                 signal.name,
-                type(answer).__name__,
-                exc_info=answer,
+                named(answer),
+                exc_info=traced(answer),
                 extra={"event": "receiver_failed"},
             )

@@ -125,6 +125,7 @@ class Settings:
     dead_retention: float | None = _setting(optional(duration()), None)
     encoder: str = _setting(readers.text, "django.core.serializers.json.DjangoJSONEncoder")
     redact: re.Pattern[str] | None = _setting(optional(readers.pattern), make=_hidden_settings)
+    log_error_texts: bool = _setting(flag, False)
     admin: bool = _setting(flag, True)
     queues: Mapping[str, QueueOptions] = _setting(readers.mapping, make=dict)
     #: The options of a queue that `queues` does not list.

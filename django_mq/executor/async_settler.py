@@ -14,6 +14,7 @@ from django_mq.executor import reports as reporting
 from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.statements import Statements
+from django_mq.signals import named, traced
 from django_mq.store import leases
 
 if TYPE_CHECKING:
@@ -100,7 +101,12 @@ class AsyncSettler(threading.Thread):
             except Exception as error:  # coroutines wait for the answers: always return some
                 self._statements.close()
                 if not isinstance(error, LOST) and len(fences) == 1:
-                    logger.exception("message %s cannot start", fences[0].id)
+                    logger.error(
+                        "message %s cannot start: %s",
+                        fences[0].id,
+                        named(error),
+                        exc_info=traced(error),
+                    )
                     return {}
                 if not isinstance(error, LOST):  # one row is bad; the others may start
                     return {

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django_mq import signals
+from django_mq.conf import get_settings
 from django_mq.executor import handler_counts as timings
 from django_mq.executor.ended import ACKED, DONE, Settled
 from django_mq.executor.handler_counts import queued_for
-from django_mq.policy.error_text import one_line
-from django_mq.policy.outcomes import DeadLettered, Retried
+from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried
 
 if TYPE_CHECKING:
     from django_mq.executor.ended import Ended
@@ -47,7 +47,9 @@ def _say(ended: Ended) -> None:
     if ended.settled in DONE:
         _announce(signals.message_acked, ended, f"acked after {ended.seconds:.3f} s")
     elif isinstance(outcome, DeadLettered):
-        text = f"is dead: {outcome.reason} ({outcome.failure.summary})"
+        # The reason of Reject is the handler's own text.
+        reason = outcome.reason if outcome.reason == EXHAUSTED or _texts() else "rejected"
+        text = f"is dead: {reason} ({_told(outcome.failure)})"
         _announce(signals.message_dead, ended, text, reason=outcome.reason)
     elif ended.settled is Settled.BURIED:
         _announce(signals.message_dead, ended, f"is dead: {ended.reason}", reason=ended.reason)
@@ -56,7 +58,7 @@ def _say(ended: Ended) -> None:
             logger.warning(
                 "message %s: %s", delivery.id, outcome.warning, extra={"event": "bad_backoff"}
             )
-        text = f"failed ({outcome.failure.summary}); again {_when(outcome.after)}"
+        text = f"failed ({_told(outcome.failure)}); again {_when(outcome.after)}"
         _announce(signals.message_retried, ended, text, after=outcome.after)
     elif ended.settled is Settled.HELD:
         logger.warning(
@@ -67,6 +69,15 @@ def _say(ended: Ended) -> None:
             ended.reason,
             extra={"event": "message_held", "message_id": delivery.id, "queue": delivery.queue},
         )
+
+
+def _texts() -> bool:
+    return get_settings().log_error_texts
+
+
+def _told(failure: Failure) -> str:
+    """Return a failure as the log names it; its row has its text."""
+    return failure.summary if _texts() else failure.error_class
 
 
 def _announce(signal: signals.LoggedSignal, ended: Ended, text: str, **more: Any) -> None:
@@ -85,11 +96,12 @@ def _announce(signal: signals.LoggedSignal, ended: Ended, text: str, **more: Any
 def failed_after_finish(delivery: Delivery, error: BaseException) -> None:
     """Report a handler that raised after `finish()`: the message is done, the error is a bug."""
     logger.error(
-        "message %s (queue %s, handler %s) is finished, but its handler raised afterwards",
+        "message %s (queue %s, handler %s) is finished, but its handler raised afterwards: %s",
         delivery.id,
         delivery.queue,
         delivery.handler,
-        exc_info=error,
+        signals.named(error),
+        exc_info=signals.traced(error),
         extra={"event": "failed_after_finish", "message_id": delivery.id},
     )
 
@@ -115,7 +127,7 @@ def refused(ended: Sequence[Ended], error: BaseException) -> None:
             each.delivery.id,
             each.delivery.queue,
             each.delivery.attempt,
-            one_line(str(error)),
+            signals.named(error),
             extra={
                 "event": "settle_refused",
                 "message_id": each.delivery.id,

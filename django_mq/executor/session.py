@@ -18,6 +18,7 @@ from django_mq.executor.connections import simple_query, statement_cursor, take_
 from django_mq.executor.savepoint import LazySavepoint
 from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.watchdog import Link
+from django_mq.signals import named, traced
 from django_mq.store import frozen_owner
 from django_mq.store.driver import may_prepare
 from django_mq.store.limits import Limits
@@ -246,7 +247,10 @@ def run_hooks(hooks: list[Any]) -> None:
     for _, hook, _ in hooks:
         try:
             hook()
-        except BaseException:  # SystemExit too: a hook does not end the worker
-            logger.exception(
-                "an on_commit hook failed; its message is acked", extra={"event": "hook_failed"}
+        except BaseException as error:  # SystemExit too: a hook does not end the worker
+            logger.error(
+                "an on_commit hook failed; its message is acked: %s",
+                named(error),
+                exc_info=traced(error),
+                extra={"event": "hook_failed"},
             )

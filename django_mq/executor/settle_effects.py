@@ -17,6 +17,7 @@ from django_mq.executor.connections import LOST
 from django_mq.executor.ended import DONE, Settled
 from django_mq.executor.replies import Encoded
 from django_mq.policy.outcomes import DeadLettered
+from django_mq.signals import named, traced
 from django_mq.store import free_unique_ids as freeing
 from django_mq.store import keys, results
 from django_mq.store.free_unique_ids import Done
@@ -71,11 +72,13 @@ def follow_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
             _follow_or_nothing(cursor, [each])
         except LOST:
             raise
-        except psycopg.Error:
-            logger.exception(
-                "message %s (queue %s) is dead, but the database refuses the effects of that",
+        except psycopg.Error as error:
+            logger.error(
+                "message %s (queue %s) is dead, but the database refuses the effects of that: %s",
                 each.delivery.id,
                 each.delivery.queue,
+                named(error),
+                exc_info=traced(error),
                 extra={"event": "settle_refused", "message_id": each.delivery.id},
             )
 

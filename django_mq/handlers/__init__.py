@@ -19,6 +19,7 @@ from django_mq.handlers.options import (
     timeout_seconds,
 )
 from django_mq.handlers.registry import (
+    REPLAY,
     Handler,
     Match,
     Registry,
@@ -26,16 +27,19 @@ from django_mq.handlers.registry import (
     all_handlers,
     allowed_queues,
     get,
+    is_subscribed,
     isolated,
     queue_of,
     retry_of,
     table,
     timeout_of,
+    unsubscribed,
 )
 from django_mq.handlers.typed import refusal, typed
 from django_mq.policy.backoff import RetryPolicy
 
 __all__ = [
+    "REPLAY",
     "Handler",
     "Match",
     "Registry",
@@ -43,12 +47,14 @@ __all__ = [
     "allowed_queues",
     "get",
     "handler",
+    "is_subscribed",
     "isolated",
     "queue_of",
     "refusal",
     "retry_of",
     "table",
     "timeout_of",
+    "unsubscribed",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from django_mq.conf import Settings
 
 Match = Literal["all", "any"]
+#: The reserved prefix of the types of tasks.
+TASKS = "tasks."
+#: In the metadata of a replay: the id of the message that it repeats. It may go to any handler.
+REPLAY = "mq.replay_of"
+#: How many patterns a text names.
+NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +109,21 @@ get = _registry.get
 all_handlers = _registry.all
 table = _registry.table
 add = _registry.add
+
+
+def is_subscribed(handler: Handler, type: str) -> bool:
+    """Return whether `handler` may run a message of this type that names it.
+
+    One of its patterns must match; its `where` decided at the broadcast. A task is not subscribed
+    to anything: its message names it.
+    """
+    return table().takes(handler, type) or type.startswith(TASKS)
+
+
+def unsubscribed(handler: Handler, type: str) -> str:
+    """Say why `handler` does not run a message of this type that names it."""
+    patterns = ", ".join(handler.patterns[:NAMED]) + (", ..." if handler.patterns[NAMED:] else "")
+    return f"its type {type} matches no pattern of handler {handler.name} ({patterns})"
 
 
 @contextmanager

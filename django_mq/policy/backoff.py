@@ -10,6 +10,7 @@ import math
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -146,8 +147,7 @@ def exponential(
 def fixed(seconds: Seconds) -> Fixed:
     """Wait the same time after each failed attempt: seconds or a timedelta, at most 366 days.
 
-    `fixed(0)` retries at once the first time; every later retry waits RETRY_FLOOR. Raises
-    ValueError for an invalid argument.
+    `fixed(0)` retries at once, then after RETRY_FLOOR. Raises ValueError for an invalid argument.
 
     >>> RetryPolicy(backoff=fixed(30)).delay(7, random=lambda: 0.5)
     30.0
@@ -158,7 +158,7 @@ def fixed(seconds: Seconds) -> Fixed:
 def intervals(*seconds: Seconds) -> Intervals:
     """Wait these times, one after another; the last repeats.
 
-    Give 1 to 100, each seconds or a timedelta of at most 366 days; anything else raises ValueError.
+    Give 1 to 100, each seconds or a timedelta of at most 366 days. Raises ValueError for others.
 
     >>> policy = RetryPolicy(backoff=intervals(15, 30, timedelta(minutes=1)))
     >>> [policy.delay(attempt, random=lambda: 0.5) for attempt in (1, 2, 3, 4)]
@@ -195,9 +195,7 @@ class RetryPolicy:
         if type(attempts) is not int or not 1 <= attempts <= MAX_ATTEMPTS:
             raise ValueError(f"max_attempts must be 1 to {MAX_ATTEMPTS:,}, not {attempts!r}")
         if self.backoff in _FACTORIES:
-            raise ValueError(
-                "backoff must be the result of the function: call it, as in exponential()"
-            )
+            raise ValueError("backoff must be the function's result: call it, as in exponential()")
         if not isinstance(self.backoff, Schedule) and not callable(self.backoff):
             raise ValueError(
                 "backoff must be exponential(), fixed(), intervals() or a callable"
@@ -210,39 +208,26 @@ class RetryPolicy:
         return cls(max_attempts=1)
 
     def with_floor(self, seconds: float) -> RetryPolicy:
-        """Return this policy with a least wait, in seconds, from the second retry on.
-
-        The first retry may be at once; retries without end must not be a busy loop.
-
-        >>> policy = RetryPolicy(backoff=intervals(0, 0, 5)).with_floor(0.1)
-        >>> [policy.delay(attempt, random=lambda: 0.5) for attempt in (1, 2, 3)]
-        [0.0, 0.1, 5.0]
-        """
-        floored = RetryPolicy(self.max_attempts, self.backoff)
+        """Return this policy with a least wait from the second retry on."""
+        floored = copy(self)
         object.__setattr__(floored, "_floor", min(seconds, MAX_WAIT))
         return floored
 
     def least_wait(self, attempt: int) -> float:
-        """Return the least seconds between failed attempt `attempt` and the next; see `with_floor`.
-
-        >>> [RetryPolicy().with_floor(0.1).least_wait(attempt) for attempt in (1, 2)]
-        [0.0, 0.1]
-        """
+        """Return the least seconds after failed attempt `attempt`; see `with_floor()`."""
         return self._floor if attempt > 1 else 0.0
 
     def delay(self, attempt: int, *, random: Random) -> float:
         """Return the seconds to wait after failed attempt `attempt` (the first is 1).
 
-        `random` returns a number in [0, 1). The result is at most 366 days, and at least
-        `least_wait(attempt)`.
+        `random` returns a number in [0, 1). The result is at most 366 days.
         Raises ValueError if `attempt` is below 1, and BackoffFailed if the policy's callable raised
         or returned anything but a finite wait of zero or more.
         """
         if attempt < 1:
             raise ValueError(f"attempts count from 1, not {attempt}")
-        least = self.least_wait(attempt)
         if isinstance(self.backoff, Schedule):
-            return max(least, self.backoff.delay(attempt, random))
+            return max(self.least_wait(attempt), self.backoff.delay(attempt, random))
         try:
             value = self.backoff(attempt)
         except (Exception, SystemExit) as error:  # sys.exit() in a policy must not end the worker
@@ -253,7 +238,7 @@ class RetryPolicy:
                 f"the backoff callable returned {_shown(value)}; it must return seconds"
                 " of zero or more, or a timedelta"
             )
-        return max(least, min(seconds, MAX_WAIT))
+        return max(self.least_wait(attempt), min(seconds, MAX_WAIT))
 
     def to_data(self) -> dict[str, Any]:
         """Return the policy as JSON data; `from_data()` returns an equal policy.
@@ -271,8 +256,7 @@ class RetryPolicy:
     def from_data(cls, data: object) -> RetryPolicy:
         """Return the policy that `to_data()` wrote; missing numbers take their defaults.
 
-        The data is not trusted: it selects one of three kinds, and nothing it names is imported or
-        called. Raises ValueError for any other data.
+        The data is not trusted: nothing it names is imported. Raises ValueError for other data.
 
         >>> RetryPolicy.from_data({"kind": "intervals", "seconds": [15, 30], "max_attempts": 2})
         RetryPolicy(max_attempts=2, backoff=Intervals(seconds=(15.0, 30.0)))
@@ -283,16 +267,9 @@ class RetryPolicy:
         kind = numbers_of.pop("kind", None)
         attempts = numbers_of.pop("max_attempts", 20)
         try:
-            schedule: Schedule
-            if kind == "exponential":
-                schedule = exponential(**numbers_of)
-            elif kind == "fixed":
-                schedule = fixed(**numbers_of)
-            elif kind == "intervals":
-                schedule = _intervals_of(**numbers_of)
-            else:
+            if kind not in _KINDS:
                 raise ValueError('its kind must be "exponential", "fixed" or "intervals"')
-            return cls(attempts, schedule)
+            return cls(attempts, _KINDS[kind](**numbers_of))
         except (TypeError, ValueError) as error:
             raise ValueError(f"not a stored retry policy: {error}") from error
 
@@ -301,6 +278,13 @@ def _intervals_of(seconds: object) -> Intervals:
     if not isinstance(seconds, list | tuple):
         raise ValueError("the seconds of intervals must be a list")
     return intervals(*seconds)
+
+
+_KINDS: dict[object, Callable[..., Schedule]] = {
+    "exponential": exponential,
+    "fixed": fixed,
+    "intervals": _intervals_of,
+}
 
 
 def _wait(value: object, what: str) -> float:

@@ -84,6 +84,26 @@ def describe(error: BaseException) -> Failure:
     return Failure(name, text, traceback)
 
 
+def place(error: BaseException) -> str:
+    """Return the file, line and function that raised `error`, without its text or any value.
+
+    >>> try:
+    ...     one_line(None)
+    ... except TypeError as error:
+    ...     place(error).rpartition("/")[2].split(":")[0]
+    'error_text.py'
+    >>> place(ValueError("never raised"))
+    ''
+    """
+    found = _get_traceback(error)
+    while found is not None and found.tb_next is not None:
+        found = found.tb_next
+    if found is None:
+        return ""
+    code = found.tb_frame.f_code
+    return one_line(f"{code.co_filename}:{found.tb_lineno} in {code.co_name}")
+
+
 def one_line(text: str, limit: int = 500) -> str:
     """Return `text` as one line without control characters, at most `limit` bytes of UTF-8.
 

@@ -118,7 +118,7 @@ def _policy_delay(policy: RetryPolicy, attempt: int, random: Random) -> tuple[fl
     try:
         return policy.delay(attempt, random=random), ""
     except BackoffFailed as error:
-        cause = f" ({describe(error.__cause__).summary})" if error.__cause__ else ""
+        cause = f" ({describe(error.__cause__).error_class})" if error.__cause__ else ""
         return WAIT_WITHOUT_POLICY, one_line(f"{error}{cause}; waiting {WAIT_WITHOUT_POLICY} s")
 
 

@@ -167,6 +167,10 @@ class RoutingTable(Generic[S]):
             return candidates
         return tuple(each for each in candidates if meets(each.where, each.match, metadata))
 
+    def takes(self, subscription: S, type: str) -> bool:
+        """Return whether a pattern of `subscription` matches the type, whatever the metadata."""
+        return subscription in self._candidates(type)[0]
+
     def explain(self, type: str, metadata: Mapping[str, Any]) -> tuple[Explanation[S], ...]:
         """Return, for every subscription, whether it gets a message, and why."""
         return tuple(

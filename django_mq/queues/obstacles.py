@@ -37,7 +37,14 @@ def obstacle(message: QueuedMessage) -> str:
     for each in allowed:
         if refused := handlers.refusal(each, message.type, message.schema_version):
             return refused
-    return f"a worker could not run it, although handler {allowed[0].name} is registered here"
+    first = allowed[0]
+    if (
+        message.handler
+        and not handlers.is_subscribed(first, message.type)
+        and handlers.REPLAY not in _metadata(message)
+    ):
+        return handlers.unsubscribed(first, message.type)
+    return f"a worker could not run it, although handler {first.name} is registered here"
 
 
 def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str) -> str:

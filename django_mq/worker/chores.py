@@ -19,8 +19,7 @@ from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
-from django_mq.policy.error_text import one_line
-from django_mq.signals import announce_queue, queue_deep
+from django_mq.signals import announce_queue, named, queue_deep, traced
 from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, chores, expiry, keys, notify, operators
 from django_mq.store import free_unique_ids as freeing
@@ -90,9 +89,15 @@ def run(
             if cursor.connection.closed:
                 raise
             logger.debug("chore %s continues in the next turn: %s", name, error)
-        except Exception:
+        except Exception as error:
             position = None
-            logger.exception("chore %s failed", name, extra={"event": "chore_failed"})
+            logger.error(
+                "chore %s failed: %s",
+                name,
+                named(error),
+                exc_info=traced(error),
+                extra={"event": "chore_failed"},
+            )
         if position is not None:
             after[name] = position
     if after != before:
@@ -219,7 +224,7 @@ def _forward(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
                 ids[0].unique_id,
                 ids[0].type,
                 ids[0].queue,
-                one_line(str(error)),
+                named(error),
                 extra={"event": "chore_failed", "queue": ids[0].queue},
             )
 

@@ -11,6 +11,7 @@ from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.statements import Statements
 from django_mq.executor.tasks import is_coroutine
 from django_mq.messages import LONG_AGO, Delivery
+from django_mq.signals import named, traced
 from django_mq.store import settle
 from django_mq.worker.resolver import line_of
 
@@ -123,9 +124,13 @@ class Dispatch:
             lines = (line_of(each._row) for each in self._unsorted)
             self._broken.update(filter(None, lines))
             raise
-        except Exception:  # the lease lapses, and the attempt counts
-            logger.exception(
-                "message %s cannot be sorted", delivery.id, extra={"event": "sorting_failed"}
+        except Exception as error:  # the lease lapses, and the attempt counts
+            logger.error(
+                "message %s cannot be sorted: %s",
+                delivery.id,
+                named(error),
+                exc_info=traced(error),
+                extra={"event": "sorting_failed"},
             )
             return None
 

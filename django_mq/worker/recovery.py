@@ -19,6 +19,7 @@ from django_mq.executor.ended import Ended, end, failed_row
 from django_mq.executor.statements import Statements
 from django_mq.messages import Delivery
 from django_mq.policy.outcomes import TimedOut, WorkerLost
+from django_mq.signals import named, traced
 from django_mq.store import leases, notify, queue_backoff, recover, settle
 from django_mq.store import ordered_queues as lines
 from django_mq.store.limits import Limits
@@ -119,10 +120,12 @@ class Recovery:
             statements.close()
             self._outage.wait(error)
             return False
-        except Exception:
-            logger.exception(
-                "could not settle what worker %s held: it runs again when its leases lapse",
+        except Exception as error:
+            logger.error(
+                "could not settle what worker %s held: it runs again when its leases lapse: %s",
                 dead.worker,
+                named(error),
+                exc_info=traced(error),
                 extra={"event": "recovery_failed"},
             )
             statements.close()

@@ -13,6 +13,7 @@ from django_mq.executor.settlement import settle_all
 from django_mq.executor.tasks import Line, Task
 from django_mq.handlers import refusal
 from django_mq.messages import ClaimedRow, Delivery
+from django_mq.policy.stored_json import excess
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
 
@@ -21,17 +22,28 @@ if TYPE_CHECKING:
     from django_mq.handlers import Handler
 
 
+#: Bytes of metadata that workers add to what a handler broadcasts, at most.
+ADDED_METADATA = 1024
+
+
 class Resolver:
     """Turns claimed rows into tasks; holds those that cannot run here, until `HOLD_FOR`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._known: dict[Handler, tuple[tuple[str, ...], float]] = {}
+        # JSON of so many characters is within all limits.
+        self._short = min(
+            2 * settings.max_depth,
+            settings.max_payload_bytes // 4,
+            settings.max_metadata_bytes // 4,
+        )
 
     def take_ready(self, deliveries: deque[Delivery]) -> list[Task]:
         """Take from the left the rows that can run as they are, up to the first that cannot."""
         tasks: list[Task] = []
         last: tuple[str, str, str, int] | None = None
+        short = self._short
         handler: Handler | None = None
         for delivery in deliveries:
             row = delivery._row
@@ -40,6 +52,8 @@ class Resolver:
                 last, handler = kind, self._ready_handler(row)
                 timeout = 0.0 if handler is None else self._timeout(handler)
             if handler is None:
+                break
+            if (len(row.payload) > short or len(row.metadata) > short) and self._excess(row):
                 break
             line = None if row.key is None and not row.ordered else line_of(row)
             tasks.append(Task(delivery, handler, timeout, line))
@@ -50,24 +64,46 @@ class Resolver:
     def sort(self, cursor: Cursor, delivery: Delivery) -> Task | None:
         """Return the task of `delivery`; None if it cannot run here and was settled instead."""
         row = delivery._row
+        if excess := self._excess(row):
+            return self._hold(cursor, row, excess)
         handler = self._ready_handler(row)
         if handler is not None:
             return self._task(delivery, handler)
         handler = handlers.get(row.handler) if row.handler else None
-        if handler is not None and row.queue in self._queues(handler):
-            return self._hold(cursor, row, refusal(handler, row.type, row.schema_version))
-        return self._route(cursor, row, handler)
+        if handler is None or row.queue not in self._queues(handler):
+            return self._route(cursor, row, handler)
+        if refused := refusal(handler, row.type, row.schema_version):
+            return self._hold(cursor, row, refused)
+        if _is_replay(row):  # to the handler that somebody chose
+            return self._task(delivery, handler)
+        return self._hold(cursor, row, handlers.unsubscribed(handler, row.type))
 
     def _ready_handler(self, row: ClaimedRow) -> Handler | None:
-        """Return the handler that `row` names, if it can run the row here."""
+        """Return the handler that `row` names, if it can run rows of this kind here."""
         handler = handlers.get(row.handler) if row.handler else None
         if (
             handler is None
             or row.queue not in self._queues(handler)
             or refusal(handler, row.type, row.schema_version)
+            or not handlers.is_subscribed(handler, row.type)
         ):
             return None
         return handler
+
+    def _excess(self, row: ClaimedRow) -> str:
+        """Return which limit of a broadcast the stored row is beyond; empty for none."""
+        settings = self._settings
+        return excess(
+            row.payload,
+            what="payload",
+            max_bytes=settings.max_payload_bytes,
+            max_depth=settings.max_depth,
+        ) or excess(
+            row.metadata,
+            what="metadata",
+            max_bytes=settings.max_metadata_bytes + ADDED_METADATA,
+            max_depth=settings.max_depth,
+        )
 
     def _task(self, delivery: Delivery, handler: Handler) -> Task:
         return Task(delivery, handler, self._timeout(handler), line_of(delivery._row))
@@ -150,6 +186,17 @@ class Resolver:
         elif row.held_for is None or too_long:
             reporting.one_ended(ended)
         return None
+
+
+def _is_replay(row: ClaimedRow) -> bool:
+    """Return whether `row` is a copy of a message that was handled before."""
+    if f'"{handlers.REPLAY}"' not in row.metadata:
+        return False
+    try:
+        metadata = json.loads(row.metadata)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(metadata, dict) and handlers.REPLAY in metadata
 
 
 def line_of(row: ClaimedRow) -> Line | None:

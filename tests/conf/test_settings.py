@@ -68,6 +68,7 @@ def test_defaults() -> None:
         "attempt_retention": 30 * day,
         "dead_retention": None,
         "encoder": "django.core.serializers.json.DjangoJSONEncoder",
+        "log_error_texts": False,
         "admin": True,
     }
     assert settings.queues == {}
@@ -250,6 +251,7 @@ BAD = [
     ("DEAD_RETENTION", [0]),
     ("ENCODER", [None, "", DjangoJSONEncoder]),
     ("REDACT", ["", "(", 5, re.compile(b"x")]),
+    ("LOG_ERROR_TEXTS", [None, 0, "yes"]),
     ("ADMIN", [None, 0]),
     ("QUEUES", [None, [], ["mail"], "mail"]),
 ]

@@ -64,7 +64,7 @@ def assert_held(message: QueuedMessage, reason: str) -> None:
 def test_a_row_names_its_handler() -> None:
     subscribe("a", "first", queue="mail")
     subscribe("a", "second", queue="mail")
-    message = add(type="unrelated", handler="second")
+    message = add(type="a", handler="second")
     assert sort() == [(message.pk, "second")]
 
 
@@ -72,7 +72,7 @@ def test_an_old_name_still_finds_the_handler() -> None:
     @handler("a", name="new", aliases=("old",), queue="mail")
     def function(delivery: Delivery) -> None: ...
 
-    message = add(handler="old")
+    message = add(type="a", handler="old")
     with second_connection() as own:
         rows = claim(
             own.cursor(), lanes=[Lane("mail", 0)], claimer="me:1", lease=9.0, limit=9,

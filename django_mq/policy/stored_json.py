@@ -1,0 +1,72 @@
+"""Limits of stored JSON, checked before it is decoded: other programs write rows, too.
+
+The limits are those of `encode()`. jsonb is longer than what a producer wrote: it has a space after
+each comma and colon, and no exponents. So the size is that of the shortest text that a producer can
+have written.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: A number that a producer may have written with an exponent, in five characters or more.
+_EXPANDED = re.compile(r'(?<![\w"\\.])-?(?:\d{17,}|0\.0000\d+)(?![\w".])')
+#: jsonb writes 1e308 with 309 digits, and no text is expanded more; none is by eight without these.
+MOST_EXPANDED = 64
+_ZEROS = "0" * 20
+#: A string, with its escapes.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+#: Both kinds of brackets become one; all other bytes are left out.
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def excess(text: str, *, what: str, max_bytes: int, max_depth: int) -> str:
+    """Return why JSON text of the database is beyond the limits; empty if it is not.
+
+    Takes time in proportion to the text, and next to none for a short one.
+
+    >>> excess('{"n": [1, 2]}', what="payload", max_bytes=12, max_depth=2)
+    ''
+    >>> excess('{"n": [1, 2]}', what="payload", max_bytes=10, max_depth=2)
+    'its payload has more than 10 bytes of JSON (MAX_PAYLOAD_BYTES)'
+    >>> excess('{"n": ["]"]}', what="payload", max_bytes=99, max_depth=1)
+    'its payload is nested deeper than 1 levels (MAX_DEPTH)'
+    """
+    if 4 * len(text) > max_bytes and _least_written(text, max_bytes) > max_bytes:
+        return f"its {what} has more than {max_bytes:,} bytes of JSON (MAX_{what.upper()}_BYTES)"
+    if text.count("{") + text.count("[") > max_depth and _is_deeper(text.encode(), max_depth):
+        return f"its {what} is nested deeper than {max_depth} levels (MAX_DEPTH)"
+    return ""
+
+
+def _least_written(text: str, enough: int) -> int:
+    """Return a lower bound of the bytes that a producer wrote; stops once the answer is plain."""
+    size = len(text) if text.isascii() else len(text.encode())
+    most = MOST_EXPANDED if _ZEROS in text else 8
+    if size <= enough or size > most * enough:
+        return size
+    size -= text.count(", ") + text.count('": ')
+    if size <= enough:
+        return size
+    for number in _EXPANDED.finditer(text):
+        size -= len(number[0]) - len("1e+16")
+    return size
+
+
+def _is_deeper(text: bytes, most: int) -> bool:
+    """Return whether containers are nested deeper than `most`.
+
+    Each round removes the innermost containers, so there are as many rounds as levels. Brackets in
+    strings rarely matter, and are left out only then.
+    """
+    return _has_more_rounds(text, most) and _has_more_rounds(_STRING.sub(b"", text), most)
+
+
+def _has_more_rounds(text: bytes, most: int) -> bool:
+    left = text.translate(_ONE_KIND, _OTHERS)
+    for _ in range(most):
+        if not left:
+            return False
+        left = left.replace(b"[]", b"")
+    return bool(left)

@@ -1,0 +1,149 @@
+"""What an exception says may be as private as a payload: the log names its class and its place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_mq import Reject, Retry, RetryPolicy, Snooze, fixed, handler, queues, signals
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt, QueuedMessage
+from tests.rows import add, stored
+from tests.worker.conftest import Running, Said
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+SECRET = "joe@example.com"
+
+
+class Fails(Exception):
+    """Said by a handler."""
+
+
+def breaks() -> float:
+    raise Fails(SECRET)
+
+
+def all_of(caplog: pytest.LogCaptureFixture) -> str:
+    """Return every line as a file would have it, with tracebacks, and what is in the records."""
+    formatter = logging.Formatter()
+    records = [record for record in caplog.records if record.name == "django_mq"]
+    return "\n".join(
+        f"{formatter.format(each)} { ({**each.__dict__, 'exc_info': None}) }" for each in records
+    )
+
+
+def run_all(start: Start) -> None:
+    """Let handlers fail in every way that is logged."""
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(max_attempts=2, backoff=fixed(0)))
+    def h(delivery: Delivery) -> None:
+        if delivery.type == "retry":
+            raise Retry(0) from Fails(SECRET)
+        if delivery.type == "snooze":
+            raise Snooze(3600) from Fails(SECRET)
+        if delivery.type == "reject":
+            raise Reject(SECRET)
+        if delivery.type == "hook":
+            transaction.on_commit(breaks)
+            return
+        if delivery.type == "refused":
+            with connection.cursor() as cursor:
+                cursor.execute("select %s::text::int", [SECRET])
+        raise Fails(SECRET)
+
+    @handler("#", queue="mail", name="policy", retry=RetryPolicy(3, lambda attempt: breaks()))
+    def policy(delivery: Delivery) -> None:
+        raise Fails(SECRET)
+
+    @handler("#", queue="mail", name="finished", atomic=False)
+    def finished(delivery: Any) -> None:
+        with delivery.finish():
+            pass
+        raise Fails(SECRET)
+
+    for type in ("fails", "retry", "snooze", "reject", "hook", "refused"):
+        add(handler="h", type=type, max_attempts=2)
+    add(handler="policy", max_attempts=3)
+    add(handler="finished")
+    assert start(until_empty=True).join()
+
+
+def receiver(**data: Any) -> None:
+    raise Fails(SECRET)
+
+
+@pytest.fixture
+def _broken_receiver() -> Any:
+    signals.message_dead.connect(receiver)
+    yield
+    signals.message_dead.disconnect(receiver)
+
+
+@pytest.mark.usefixtures("_broken_receiver")
+def test_no_text_of_an_exception_is_in_the_log(
+    start: Start, said: Said, caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {"RETRY_FLOOR": 0}
+    caplog.set_level(logging.DEBUG, "django_mq")
+    run_all(start)
+    lines = all_of(caplog)
+    assert SECRET not in lines
+    events = {getattr(record, "event", "") for record in caplog.records}
+    assert events >= {
+        "message_retried", "message_dead", "hook_failed", "failed_after_finish", "receiver_failed",
+        "bad_backoff",
+    }  # fmt: skip
+    assert f"failed ({__name__}.Fails)" in lines
+    assert "is dead: rejected (django_mq.exceptions.Reject)" in lines
+    assert f"{__name__}.Fails at {__file__}:" in lines  # where nobody else keeps it
+
+
+def test_the_row_has_the_text(start: Start, said: Said) -> None:
+    run_all(start)
+    texts = set(FailedAttempt.objects.values_list("error_text", flat=True))
+    assert SECRET in texts
+    rejected = QueuedMessage.objects.get(type="reject")
+    assert rejected.dead_reason == SECRET
+    assert SECRET in queues.why(rejected.pk).error
+
+
+def test_a_setting_puts_the_texts_into_the_log(
+    start: Start, said: Said, caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {"RETRY_FLOOR": 0, "LOG_ERROR_TEXTS": True}
+    run_all(start)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(f"failed ({__name__}.Fails: {SECRET})" in line for line in lines)
+    assert any(f"is dead: {SECRET} (" in line for line in lines)
+    traced = {record.event for record in caplog.records if record.exc_info}  # type: ignore[attr-defined]
+    assert traced == {"hook_failed", "failed_after_finish"}
+
+
+def test_what_the_database_refuses_is_named_without_the_row(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PostgreSQL's detail of a broken CHECK is the whole row, with the payload."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    name = "no_dead_letters"
+    message = add(handler="h", payload={"mail": SECRET}, expires=-1)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"alter table django_mq_queuedmessage add constraint {name} check (dead_at is null)"
+        )
+    try:
+        assert start(until_empty=True, max_seconds=5).join()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"alter table django_mq_queuedmessage drop constraint {name}")
+    assert stored(message).dead_at is None
+    assert caplog.records
+    assert SECRET not in all_of(caplog)

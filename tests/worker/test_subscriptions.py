@@ -1,0 +1,138 @@
+"""A row that names a handler runs only if that handler is subscribed to its type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from django_mq import Delivery, handler, handlers, queues
+from django_mq.handlers.registry import NAMED
+from django_mq.models import QueuedMessage
+from django_mq.testing import drain, due
+from tests.rows import add, stored
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def ran() -> Iterator[list[str]]:
+    """Return the types that `billing` got; its pattern was `#` before the last deploy."""
+    ran: list[str] = []
+    with handlers.isolated():
+
+        @handler(
+            "billing.*.paid", "billing.refunds", name="billing", aliases=("old",), queue="mail"
+        )
+        def billing(delivery: Delivery) -> None:
+            ran.append(delivery.type)
+
+        yield ran
+
+
+@pytest.mark.parametrize("name", ["billing", "old"])
+@pytest.mark.parametrize("type", ["billing.invoice.paid", "billing.refunds"])
+def test_a_type_that_matches_runs(ran: list[str], type: str, name: str) -> None:
+    add(type=type, handler=name)
+    assert drain() == 1
+    assert ran == [type]
+
+
+@pytest.mark.parametrize(
+    "metadata", [{}, {"tier": "mq.replay_of"}, ["mq.replay_of"], {"mq.hops": 1}]
+)
+def test_another_type_is_held_and_says_why(ran: list[str], metadata: Any) -> None:
+    """Guarantee 14, S32: no attempt is used; the pattern may come back with the next deploy."""
+    message = add(type="shop.orders.placed", handler="billing", metadata=metadata)
+    assert drain() == 0
+    stored(message)
+    assert (message.attempts, message.dead_at, ran) == (0, None, [])
+    reason = (
+        "its type shop.orders.placed matches no pattern of handler billing"
+        " (billing.*.paid, billing.refunds)"
+    )
+    assert message.last_error == reason
+    assert reason in queues.why(message.pk).text
+    assert QueuedMessage.objects.with_state().get().state == "held"
+
+
+def test_it_is_dead_after_hold_for(settings: Any, ran: list[str]) -> None:
+    settings.DJANGO_MQ = {"HOLD_FOR": 100}
+    message = add(type="shop.orders.placed", handler="billing", held=-101)
+    assert drain() == 0
+    assert stored(message).dead_reason.startswith("held for too long: its type shop.orders.placed")
+    assert ran == []
+
+
+def test_it_runs_once_a_pattern_matches_again(ran: list[str]) -> None:
+    message = add(type="shop.orders.placed", handler="billing")
+    assert drain() == 0
+    with handlers.isolated():
+
+        @handler("#", name="billing", queue="mail")
+        def billing(delivery: Delivery) -> None:
+            ran.append(delivery.type)
+
+        assert due() == 1
+        assert drain() == 1
+    assert ran == ["shop.orders.placed"]
+    assert not QueuedMessage.objects.filter(pk=message.pk).exists()
+
+
+def test_a_replay_goes_to_the_handler_that_somebody_chose(ran: list[str]) -> None:
+    add(type="shop.orders.placed", handler="billing", metadata={"mq.replay_of": 7})
+    other = add(type="shop.orders.placed", handler="billing")
+    assert drain() == 1
+    assert ran == ["shop.orders.placed"]
+    assert stored(other).held_since is not None
+
+
+def test_a_task_is_named_by_its_message(ran: list[str]) -> None:
+    """No pattern matches the types of tasks."""
+    add(type="tasks.shop.tasks.bill", handler="billing")
+    assert drain() == 1
+    assert ran == ["tasks.shop.tasks.bill"]
+
+
+def test_what_where_said_at_the_broadcast_stands() -> None:
+    """`where` routes; a copy that was routed is not asked again."""
+    got = []
+
+    @handler("a", name="gold", queue="mail", where={"tier": "gold"})
+    def gold(delivery: Delivery) -> None:
+        got.append(delivery.metadata)
+
+    add(type="a", handler="gold", metadata={"tier": "tin"})
+    assert drain() == 1
+    assert got == [{"tier": "tin"}]
+
+
+def test_neighbours_of_the_same_handler_are_told_apart(ran: list[str]) -> None:
+    types = ("billing.a.paid", "shop.a", "billing.b.paid", "billing.c", "billing.refunds")
+    for n, type in enumerate(types):
+        add(type=type, handler="billing", after=n - 60)
+    assert drain() == 3
+    assert ran == ["billing.a.paid", "billing.b.paid", "billing.refunds"]
+    assert QueuedMessage.objects.filter(held_since__isnull=False).count() == 2
+
+
+def test_a_reason_names_a_few_patterns() -> None:
+    @handler(*(f"p{n}" for n in range(50)), name="many", queue="mail")
+    def many(delivery: Delivery) -> None: ...
+
+    message = add(type="a", handler="many")
+    assert drain() == 0
+    assert stored(message).last_error.endswith("(p0, p1, p2, p3, p4, ...)")
+    assert NAMED == 5
+
+
+def test_a_message_that_failed_before_its_pattern_went_keeps_its_attempts() -> None:
+    message = add(type="shop.a", handler="billing", attempts=3)
+    QueuedMessage.objects.update(processable_after=Now() - timedelta(seconds=1))
+    assert drain() == 0
+    assert stored(message).attempts == 3
+    assert message.processable_after > timezone.now()
