@@ -12,6 +12,7 @@ from django_mq.conf import get_settings
 from django_mq.executor import handler_counts as timings
 from django_mq.executor.ended import ACKED, DONE, Settled
 from django_mq.executor.handler_counts import queued_for
+from django_mq.policy.error_text import Failure
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried
 
 if TYPE_CHECKING:

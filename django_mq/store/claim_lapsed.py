@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import queue_limits as gates
+from django_mq.store.claim import BEGINNING
 from django_mq.store.claimed_row import NEXT_ATTEMPT, REFUNDED, WIDTH, claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
+#: A `leased_until`, in seconds since 1970, and an id.
+Mark = tuple[float, int]
+
 # The claim that takes over a lapsed row records the attempt that vanished with its worker, and
 # dead-letters the message if that was its last. `suspect` is returned as it was before: a message
 # that lapses a second time runs alone. Of a line (an order key, an ordered queue) only the first
 # message can have run; the others are released, refunded, also when the first failed or died and
-# its worker vanished before it released them. The lookup of earlier messages is written so that
-# the planner does not scan the primary key up to them. The scan goes queue by queue, and the limit
-# stops it: no more rows are scanned and locked than are taken.
+# its worker vanished before it released them. The head of a key is looked up once per claim: while
+# a session holds a snapshot, the lookup walks over all that the key had. The lookups are written
+# so that the planner does not scan the primary key up to the row. The scan goes queue by queue from
+# its mark on, and the limit stops it: no more rows are scanned and locked than are changed, unless
+# their payloads are too large.
 CLAIM_LAPSED = f"""
 with found as materialized (
-    select m.*, m.attempts < m.max_attempts as again
-      from unnest(%(queues)s::text[]) as asked (queue)
-     cross join lateral (
+    select found.*, row_number() over () as n
+      from (
         select m.*
-          from django_mq_queuedmessage m
-         where m.queue = asked.queue and m.leased_until <= statement_timestamp()
-         order by m.leased_until, m.id
+          from unnest(%(queues)s::text[], %(ats)s::float8[], %(ids)s::bigint[])
+               as asked (queue, at, id)
+         cross join lateral (
+            select m.*
+              from django_mq_queuedmessage m
+             where m.queue = asked.queue and m.leased_until <= statement_timestamp()
+               and (m.leased_until, m.id) > (to_timestamp(asked.at), asked.id)
+             order by m.leased_until, m.id
+             limit %(limit)s
+               for no key update of m skip locked
+         ) m
+         where {gates.is_open("asked.queue")}
          limit %(limit)s
-           for no key update of m skip locked
-     ) m
-     where {gates.is_open("asked.queue")}
-     limit %(limit)s
-), first as materialized (
-    select *
-      from found m
-     where case
+      ) found
+), asking as (
+    select found.*,
+           case when key is not null and not ordered
+                 and row_number() over (partition by queue, handler, key order by n) = 1
+                then key end as asks
+      from found
+), headed as (
+    select asking.*, max(head.id) over (partition by queue, handler, key) as head
+      from asking
+      left join lateral (
+        select m.id
+          from django_mq_queuedmessage m
+         where m.queue = asking.queue and m.handler = asking.handler
+           and m.key >= asking.asks and m.key <= asking.asks
+           and (m.dead_at is null or not %(skip_dead)s)
+         order by m.key, m.id
+         limit 1
+     ) head on asks is not null
+), judged as (
+    select m.*, m.attempts < m.max_attempts as again,
+           case
            when m.ordered then not exists (
                select from django_mq_queuedmessage e
                 where e.queue = m.queue and e.leased_until is not null and e.id + 0 < m.id)
@@ -44,55 +73,61 @@ with found as materialized (
                select from django_mq_queuedmessage e
                 where (e.queue, e.id) < (m.queue, m.id) and e.queue >= m.queue and e.ordered
                   and (e.dead_at is null or not %(skip_dead)s))
-           when m.key is not null then not exists (
-               select from django_mq_queuedmessage e
-                where e.queue = m.queue and e.handler = m.handler
-                  and (e.key, e.id) < (m.key, m.id) and e.key >= m.key
-                  and (e.dead_at is null or not %(skip_dead)s))
+           when m.key is not null then m.id = m.head
            else true
-           end
-), lapsed as materialized (
+           end as runs
+      from headed m
+), kept as materialized (
     select *
       from (
-        select first.*, row_number() over line as n,
-               sum(octet_length(payload::text)) over line as total
-          from first
-        window line as (order by leased_until, id)
-      ) first
-     where n = 1 or total <= %(bytes)s
+        select judged.*, count(*) filter (where runs) over so_far as nth,
+               sum(octet_length(payload::text)) filter (where runs) over so_far as total
+          from judged
+        window so_far as (order by n)
+      ) judged
+     where nth <= 1 or total <= %(bytes)s
 ), released as (
     update django_mq_queuedmessage m
        set leased_until = null, claimed_by = null, attempts = {REFUNDED}
-     where m.id = any(array(select id from found except select id from first))
-    returning m.id
+     where m.id = any(array(select id from kept where not runs))
 ), history as (
     insert into django_mq_failedattempt
            (message_id, queue, type, handler, attempt, worker, error_class, error_text, traceback)
     select id, queue, type, handler, attempts, split_part(claimed_by, ':', 1),
            'WorkerVanished', 'the lease lapsed: the worker died, froze or lost its database', ''
-      from lapsed
+      from kept where runs
+), settled as (
+    update django_mq_queuedmessage m
+       set attempts = case when kept.again then {NEXT_ATTEMPT} else m.attempts end,
+           suspect = true,
+           last_error = 'WorkerVanished: the lease lapsed',
+           claimed_by = case when kept.again then %(claimer)s end,
+           leased_until = case when kept.again
+                               then statement_timestamp() + make_interval(secs => %(lease)s) end,
+           dead_at = case when not kept.again then statement_timestamp() end,
+           dead_reason = case when kept.again then '' else 'exhausted' end
+      from kept
+     where kept.runs and m.id = any(array[kept.id])
+    returning {claimed_columns(suspect="kept.suspect")}
 )
-update django_mq_queuedmessage m
-   set attempts = case when lapsed.again then {NEXT_ATTEMPT} else m.attempts end,
-       suspect = true,
-       last_error = 'WorkerVanished: the lease lapsed',
-       claimed_by = case when lapsed.again then %(claimer)s end,
-       leased_until = case when lapsed.again
-                           then statement_timestamp() + make_interval(secs => %(lease)s) end,
-       dead_at = case when not lapsed.again then statement_timestamp() end,
-       dead_reason = case when lapsed.again then '' else 'exhausted' end
-  from lapsed
- where m.id = any(array[lapsed.id])
-returning {claimed_columns(suspect="lapsed.suspect")},
-          lapsed.leased_until, lapsed.again
+select settled.*, kept.queue, date_part('epoch', kept.leased_until), kept.id,
+       case when kept.runs then kept.again end
+  from kept
+  left join settled on settled.id = kept.id
+ order by kept.n
 """  # noqa: S608  (built from constants)
 
 
 class Lapsed(NamedTuple):
-    """Lapsed rows: those taken over, and those that are dead since their last attempt vanished."""
+    """Lapsed rows: taken over, dead since their last attempt vanished, and how many released.
+
+    `marks` says, for each queue, where the scan stopped: `leased_until` and id of its last row.
+    """
 
     taken: list[ClaimedRow]
     dead: list[ClaimedRow]
+    released: int = 0
+    marks: Mapping[str, Mark] = {}
 
 
 NOTHING = Lapsed([], [])
@@ -108,11 +143,13 @@ def claim_lapsed(
     max_bytes: int,
     skip_dead: bool = False,
     admitted: bool = False,
+    marks: Mapping[str, Mark] | None = None,
 ) -> Lapsed:
     """Take over up to `limit` messages of `queues` whose lease lapsed.
 
     Of each queue it takes the longest lapsed first, until the limit is reached. `max_bytes` is
-    that of `claim()`.
+    that of `claim()`. The scan of a queue begins behind its mark, if it has one; rows whose lock
+    was held then lie before it.
 
     A row that its worker still has locked is running, however old its lease, and is skipped.
     Nothing is taken from a queue that is paused or backs off: its messages may be what kills the
@@ -120,10 +157,13 @@ def claim_lapsed(
     limited. Only the first message of a line is taken (with `skip_dead`, the first that is not
     dead); the others are released.
     """
+    begin = [(marks or {}).get(queue, BEGINNING) for queue in queues]
     cursor.execute(
         CLAIM_LAPSED,
         {
             "queues": list(queues),
+            "ats": [at for at, _ in begin],
+            "ids": [id for _, id in begin],
             "claimer": claimer,
             "lease": lease,
             "limit": limit,
@@ -132,20 +172,23 @@ def claim_lapsed(
             "admitted": admitted,
         },
     )
-    found = sorted(cursor.fetchall(), key=lambda row: (row[-2], row[0]))
+    found = cursor.fetchall()
+    left = {row[WIDTH]: (row[WIDTH + 1], row[WIDTH + 2]) for row in found}
+    found.sort(key=itemgetter(WIDTH + 1, WIDTH + 2))
     taken = [ClaimedRow._make(row[:WIDTH]) for row in found if row[-1]]
-    dead = [ClaimedRow._make(row[:WIDTH]) for row in found if not row[-1]]
-    return Lapsed(taken, dead)
+    dead = [ClaimedRow._make(row[:WIDTH]) for row in found if row[-1] is False]
+    return Lapsed(taken, dead, len(found) - len(taken) - len(dead), left)
 
 
 ANY_LAPSED = """
 select exists (
     select from django_mq_queuedmessage m
-     where m.queue = %(queue)s and m.leased_until <= statement_timestamp())
+     where m.queue = %(queue)s and m.leased_until <= statement_timestamp()
+       and (m.leased_until, m.id) > (to_timestamp(%(at)s), %(id)s))
 """
 
 
-def any_lapsed(cursor: Cursor, *, queue: str) -> bool:
-    """Return whether `queue` has a message whose lease lapsed."""
-    cursor.execute(ANY_LAPSED, {"queue": queue})
+def any_lapsed(cursor: Cursor, *, queue: str, mark: Mark = BEGINNING) -> bool:
+    """Return whether `queue` has a message behind `mark` whose lease lapsed."""
+    cursor.execute(ANY_LAPSED, {"queue": queue, "at": mark[0], "id": mark[1]})
     return bool(cursor.fetchone()[0])

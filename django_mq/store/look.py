@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -145,3 +146,36 @@ def look(cursor: Cursor) -> list[LookRow]:
     """Return the facts of all queues; in a paused queue nothing is due."""
     cursor.execute(LOOK)
     return [LookRow._make(row) for row in cursor.fetchall()]
+
+
+MOVES = """
+select exists (
+    select
+      from unnest(%(queues)s::text[]) as asked (queue)
+      left join lateral (
+        select m.dead_at, m.leased_until, m.processable_after as at
+          from django_mq_queuedmessage m
+         where m.queue >= asked.queue and m.queue <= asked.queue and m.ordered
+           and (m.dead_at is null or asked.queue <> all(%(skipping)s::text[]))
+         order by m.queue, m.id
+         limit 1
+     ) head on true
+     where head.dead_at is null
+       and (head.leased_until is not null or head.at <= statement_timestamp() or head.at is null)
+       and not exists (
+           select from django_mq_queuestate s
+            where s.queue = asked.queue
+              and (s.backoff_until > statement_timestamp() or s.max_in_flight = 0
+                   or s.paused_at is not null
+                   and (s.paused_until is null or s.paused_until > statement_timestamp()))))
+"""
+
+
+def any_line_moves(cursor: Cursor, *, queues: Sequence[str], skipping: Sequence[str]) -> bool:
+    """Return whether a line of `queues`, in each of which something is due, moves on by itself.
+
+    It does if its head is due or in flight, or if what is due is not in the line yet. In the
+    queues `skipping`, dead messages are passed.
+    """
+    cursor.execute(MOVES, {"queues": list(queues), "skipping": list(skipping)})
+    return bool(cursor.fetchone()[0])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
@@ -13,14 +14,14 @@ from django_mq.store import claim_keyed as keyed
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import ordered_queues as lines
 from django_mq.store import queue_limits as gates
-from django_mq.store.claim import NOTHING, Claim
+from django_mq.store.claim import BEGINNING, NOTHING, Claim
 from django_mq.worker.take_over import announce_dead, take_over
 
 if TYPE_CHECKING:
     from django_mq.executor.stopped_queues import StoppedQueues
     from django_mq.store import Cursor
     from django_mq.store.claim import Lane
-    from django_mq.store.claim_lapsed import Lapsed
+    from django_mq.store.claim_lapsed import Lapsed, Mark
     from django_mq.store.look import LookRow
 
 #: How many batches one statement claims, if there is room for them.
@@ -180,11 +181,18 @@ class ClaimRouter:
             return self._claim_gated(cursor, lanes, options, limit)
 
     def take_over(
-        self, cursor: Cursor, queues: Sequence[str], options: ClaimOptions, *, limit: int
+        self,
+        cursor: Cursor,
+        queues: Sequence[str],
+        options: ClaimOptions,
+        *,
+        limit: int,
+        marks: Mapping[str, Mark],
     ) -> Lapsed:
         """Take over up to `limit` lapsed messages of `queues`, which have equal options and way.
 
-        A lapsed message of a queue that backs off becomes its probe: there may be no other.
+        The scan of a queue begins behind its mark, if it has one. A lapsed message of a queue that
+        backs off becomes its probe: there may be no other.
         """
         if self._stopped:
             queues = [queue for queue in queues if not self._stopped.whole(queue)]
@@ -192,10 +200,12 @@ class ClaimRouter:
                 return lapsed.NOTHING
         if not self._is_gated(queues[0], options):
             arguments = options.arguments(self._claimer(), limit)
-            found = take_over(cursor, queues=queues, skip_dead=options.skip_dead, **arguments)
+            found = take_over(
+                cursor, queues=queues, skip_dead=options.skip_dead, marks=marks, **arguments
+            )
         else:
             with within_transaction(cursor):
-                found = self._take_over_gated(cursor, queues[0], options, limit)
+                found = self._take_over_gated(cursor, queues[0], options, limit, marks)
         announce_dead(found)
         return found
 
@@ -237,19 +247,23 @@ class ClaimRouter:
         return ClaimResult(taken)
 
     def _take_over_gated(
-        self, cursor: Cursor, queue: str, options: ClaimOptions, limit: int
+        self,
+        cursor: Cursor,
+        queue: str,
+        options: ClaimOptions,
+        limit: int,
+        marks: Mapping[str, Mark],
     ) -> Lapsed:
-        claimer = self._claimer()
+        claimer, mark = self._claimer(), marks.get(queue, BEGINNING)
         gate = gates.enter(cursor, queue=queue, limit=options.limit)
-        if gate is None or gate.most == 0 or not lapsed.any_lapsed(cursor, queue=queue):
+        if gate is None or gate.most == 0 or not lapsed.any_lapsed(cursor, queue=queue, mark=mark):
             return lapsed.NOTHING
+        take = partial(take_over, cursor, queues=[queue], skip_dead=options.skip_dead, marks=marks)
         if gate.level == 0:
-            arguments = options.arguments(claimer, limit, admitted=True)
-            return take_over(cursor, queues=[queue], skip_dead=options.skip_dead, **arguments)
+            return take(**options.arguments(claimer, limit, admitted=True))
         if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):
             return lapsed.NOTHING
-        arguments = options.arguments(claimer, 1, admitted=True)
-        found = take_over(cursor, queues=[queue], skip_dead=options.skip_dead, **arguments)
+        found = take(**options.arguments(claimer, 1, admitted=True))
         self._end_probe_claim(cursor, queue, claimer, found=bool(found.taken))
         return found
 

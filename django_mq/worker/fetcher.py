@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.store import look as looking
+from django_mq.store.claim import Lane
 from django_mq.worker.lanes import Lanes
 from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermarks
 
@@ -61,7 +62,8 @@ class Fetcher:
         self._claims = claims
         self._ordered_queues = ordered_queues
         self._poll = poll
-        self._watermarks = Watermarks(full_every=1.0)
+        self._watermarks: Watermarks[LaneName] = Watermarks(full_every=1.0)
+        self._lapsed_marks: Watermarks[str] = Watermarks(full_every=1.0)
         self._lanes = Lanes(patterns)
         self._leased: list[str] = []
         self._rung = self._postponed = False
@@ -70,10 +72,10 @@ class Fetcher:
         self._look_at = 0.0
         self._look_allowed_at = 0.0
         self._lapsed_at = 0.0
-        self._more_lapsed = False
+        self._more_lapsed = self._lapsed_behind = False
         self._again_at = float("inf")
         self._due_at = float("inf")
-        self._at_limit = False
+        self._held_up = False
         self.empty = False
         #: Queues in which something was due at the last look.
         self.due_queues: set[str] = set()
@@ -160,7 +162,7 @@ class Fetcher:
     def _claim_round(self, cursor: Cursor, full: bool) -> _Round:
         """Claim once from each group of lanes, most preferred first."""
         claimed = _Round()
-        self._at_limit = False
+        self._held_up = False
         filled_kinds: set[str] = set()
         for options, lanes in self._groups():
             kind = options.kind
@@ -174,7 +176,7 @@ class Fetcher:
             result = self._claim_from(cursor, lanes, options, room, full=full)
             rows = result.claim.rows
             claimed.count += len(rows)
-            self._at_limit |= result.at_limit  # a message that ends here pokes the loop
+            self._held_up |= result.at_limit or result.contended
             claimed.further |= result.claim.further
             claimed.contended |= result.contended
             size = sum(len(row.payload) for row in rows)
@@ -195,7 +197,8 @@ class Fetcher:
         asked_at, began = lease_clock(), perf_counter()
         # Watermarks serve the plain claim only: elsewhere, freed rows lie before them.
         plain = not self._claims.way(lanes[0][0], options)
-        marked = [self._watermarks.lane(*lane, full=full or not plain) for lane in lanes]
+        full_here = full or not plain
+        marked = [Lane(*lane, *self._watermarks.mark(lane, full=full_here)) for lane in lanes]
         result = self._claims.claim(cursor, marked, options, limit=room)
         if plain:
             self._watermarks.scanned(result.claim.marks, perf_counter() - began, full=full)
@@ -204,21 +207,32 @@ class Fetcher:
         return result
 
     def _claim_lapsed(self, cursor: Cursor) -> None:
-        self._more_lapsed = False
+        self._more_lapsed, found = False, False
+        full = self._lapsed_marks.full_is_due()
         for options, queues in self._leased_groups():
             room = min(self._intake.room(options.kind), options.batch_size)
             if room <= 0:
                 self._more_lapsed = True  # perhaps: the thread that makes room pokes the loop
                 continue
-            lapsed = self._claims.take_over(cursor, queues, options, limit=room)
-            if lapsed.taken or lapsed.dead:  # there may be more
-                self._more_lapsed = True
-                self._lapsed_at = 0.0
-            if lapsed.dead:  # they may have freed the next of their lines
+            began = perf_counter()
+            marks = {queue: self._lapsed_marks.mark(queue, full=full) for queue in queues}
+            lapsed = self._claims.take_over(cursor, queues, options, limit=room, marks=marks)
+            self._lapsed_marks.scanned(lapsed.marks, perf_counter() - began, full=full)
+            found |= bool(lapsed.marks)
+            if lapsed.released or lapsed.dead:  # the next of their lines may be due
                 self.on_freed()
             if lapsed.taken:
                 self.empty = False
                 self._intake.take(cursor, lapsed.taken, lapsed=True)
+        if found:  # there may be more
+            self._more_lapsed = self._lapsed_behind = True
+            self._lapsed_at = 0.0
+        elif full:
+            self._lapsed_behind = False
+        elif self._lapsed_behind:  # a row whose lock was held may have come free
+            self._more_lapsed = True
+            self._lapsed_marks.want_full()
+            self._lapsed_at = min(self._lapsed_at, monotonic() + self._lapsed_marks.full_in())
 
     def _look(self, cursor: Cursor) -> bool:
         """Learn which lanes there are and what is due next; say whether anything new is due."""
@@ -235,6 +249,7 @@ class Fetcher:
         self.due_queues = {each.queue for each in mine if each.due}
         self._lanes.update(lanes, now)
         self._watermarks.keep(self._lanes.known)
+        self._lapsed_marks.keep(self._leased)
         waits = [each.next_in for each in mine if each.next_in and each.next_in > 0]
         self._due_at = now + min(waits, default=float("inf"))
         owned = self._ordered_queues.owned
@@ -250,9 +265,7 @@ class Fetcher:
             if due or not before.issuperset(self._lanes.known):
                 self._may_be_due = True  # committed since the claim, or in a lane unknown to it
                 return 0.0
-        self.empty = not (
-            self._may_be_due or self._more_lapsed or self._must_look or self._at_limit
-        )
+        self.empty = not (self._may_be_due or self._more_lapsed or self._must_look or self._held_up)
         return self._until_next()
 
     def _until_next(self) -> float:

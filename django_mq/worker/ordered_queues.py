@@ -11,6 +11,7 @@ from psycopg.errors import InsufficientPrivilege
 
 from django_mq.signals import announce_queue, queue_assigned, queue_caught_up, queue_unassigned
 from django_mq.store import frozen_owner
+from django_mq.store import look as looking
 from django_mq.store import ordered_queues as lines
 
 if TYPE_CHECKING:
@@ -76,6 +77,15 @@ class OrderedQueues:
             self._adopt(cursor, queue)
             if (before := self._owners_before.get(queue)) is not None:
                 self._end_frozen(cursor, queue, before)
+
+    def any_moves(
+        self, cursor: Cursor, due: Collection[str], skipping: Callable[[str], bool]
+    ) -> bool:
+        """Say whether one of the queues `due` moves on, here or at its owner."""
+        queues = [queue for queue in self._queues if queue in due]
+        return bool(queues) and looking.any_line_moves(
+            cursor, queues=queues, skipping=list(filter(skipping, queues))
+        )
 
     def turn_in(self) -> float:
         """Return the seconds until `tend()` has something to do."""

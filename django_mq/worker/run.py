@@ -31,6 +31,8 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds until a backoff level is written again after another session had its row locked.
 WRITE_AGAIN = 0.25
+#: Seconds until a worker that ends when all is empty looks again at an ordered queue that is not.
+LINE_AGAIN = 0.25
 #: Seconds, in a drain, between two renewals of the ordered queues of what still runs.
 KEEP_EVERY = 0.5
 #: Seconds that the end of a drain waits for the recovery of dead siblings.
@@ -98,13 +100,30 @@ class Run:
             used_up = parts.quota.left == 0
             done = used_up or (until_empty and parts.fetcher.empty)
             if done and parts.local_queue.idle() and not parts.recovery.recovering():
-                if looked_after == parts.quota.claimed or used_up:
+                if used_up:
                     return
+                if looked_after == parts.quota.claimed:
+                    if not self._line_moves():
+                        return
+                    parts.wakeup.sleep(LINE_AGAIN)
                 looked_after = parts.quota.claimed  # the last handlers may have broadcast
                 parts.fetcher.on_freed()
                 continue
             left = self._deadline.left()
             parts.wakeup.sleep(sleep if left is None else min(sleep, left))
+
+    def _line_moves(self) -> bool:
+        """Say whether a message is due in an ordered queue that may still be ours to run."""
+        parts = self.parts
+        try:
+            return parts.ordered_queues.any_moves(
+                parts.statements.cursor(),
+                parts.fetcher.due_queues,
+                lambda queue: parts.options.of(queue).skip_dead,
+            )
+        except Exception as error:
+            self._wait_out(error)
+            return True
 
     def _wait_out(self, error: Exception) -> None:
         lost = isinstance(error, LOST)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from django_mq.executor import reports as reporting
@@ -32,6 +32,7 @@ def take_over(
     max_bytes: int,
     skip_dead: bool = False,
     admitted: bool = False,
+    marks: Mapping[str, lapsed.Mark] | None = None,
 ) -> Lapsed:
     """Claim lapsed messages as `claim_lapsed()` does, and apply the effects of those that died."""
     with within_transaction(cursor):
@@ -44,6 +45,7 @@ def take_over(
             max_bytes=max_bytes,
             skip_dead=skip_dead,
             admitted=admitted,
+            marks=marks,
         )
         settle_effects.follow_where_possible(cursor, list(map(_buried, found.dead)))
     return found

@@ -1,29 +1,31 @@
-"""Where the scan of each lane resumes, so that claims stay fast while dead rows pile up."""
+"""Where each scan resumes, so that claims stay fast while dead rows pile up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from time import monotonic
+from typing import Generic, TypeVar
 
-from django_mq.store.claim import BEGINNING, Lane
+from django_mq.store.claim import BEGINNING
 
 #: Seconds without full scans per second of full scan: they take at most a tenth of the time.
 REST_AFTER_FULL_SCAN = 9.0
 
 LaneName = tuple[str, int]
+Name = TypeVar("Name", bound=Hashable)
 
 
-class Watermarks:
-    """Where the scan of each lane resumes, and when the next scan must start from the front.
+class Watermarks(Generic[Name]):
+    """Where each named scan resumes, and when the next one must start from the front.
 
-    While a session holds an old snapshot, dead row versions pile up at the front of a lane, and
+    While a session holds an old snapshot, dead row versions pile up at the front of a scan, and
     every claim would walk over them (4,800/s and falling, against 45,000/s and flat). A full scan
     is due every `full_every` seconds, but takes at most a tenth of the time.
     """
 
     def __init__(self, *, full_every: float) -> None:
         self._full_every = full_every
-        self._watermarks: dict[LaneName, tuple[float, int]] = {}
+        self._watermarks: dict[Name, tuple[float, int]] = {}
         self._wanted = True
         self._allowed_at = 0.0
         self._last_full = float("-inf")
@@ -34,7 +36,7 @@ class Watermarks:
         self._wanted = True
 
     def full_is_due(self) -> bool:
-        """Say whether the next scan starts from the front of every lane."""
+        """Say whether the next scans start from the front."""
         now = monotonic()
         wanted = self._wanted or now - self._last_full >= self._full_every
         return wanted and now >= self._allowed_at
@@ -43,13 +45,12 @@ class Watermarks:
         """Return the seconds until a full scan is allowed."""
         return max(0.0, self._allowed_at - monotonic())
 
-    def lane(self, queue: str, priority: int, *, full: bool) -> Lane:
-        """Return the lane as the claim needs it."""
-        mark = BEGINNING if full else self._watermarks.get((queue, priority), BEGINNING)
-        return Lane(queue, priority, *mark)
+    def mark(self, name: Name, *, full: bool) -> tuple[float, int]:
+        """Return where the scan of `name` begins."""
+        return BEGINNING if full else self._watermarks.get(name, BEGINNING)
 
     def scanned(
-        self, marks: dict[LaneName, tuple[float, int]], seconds: float, *, full: bool
+        self, marks: Mapping[Name, tuple[float, int]], seconds: float, *, full: bool
     ) -> None:
         """Note a scan that took `seconds` and ended at `marks`."""
         self._watermarks.update(marks)
@@ -63,7 +64,7 @@ class Watermarks:
             usual = self._usual
             self._usual = seconds if usual == float("inf") else usual * 0.9 + seconds * 0.1
 
-    def keep(self, lanes: Iterable[LaneName]) -> None:
-        """Forget the marks of all other lanes."""
-        known = set(lanes)
-        self._watermarks = {lane: mark for lane, mark in self._watermarks.items() if lane in known}
+    def keep(self, names: Iterable[Name]) -> None:
+        """Forget the marks of all other scans."""
+        known = set(names)
+        self._watermarks = {name: mark for name, mark in self._watermarks.items() if name in known}

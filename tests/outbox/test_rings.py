@@ -11,7 +11,6 @@ from django.db import transaction
 from django_mq import broadcast, cancel, handler, handlers, queues
 from django_mq.models import QueuedMessage
 from django_mq.outbox import notify
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import Listener, listening
 from tests.rows import add, stored
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psycopg
 import pytest
 
-from django_mq.store.claim_lapsed import Lapsed, claim_lapsed
+from django_mq.store.claim_lapsed import Lapsed, Mark, claim_lapsed
 from tests.database import second_connection
 
 
@@ -36,7 +36,11 @@ def lock(other: psycopg.Connection[Any], *ids: int) -> None:
 
 
 def take_lapsed(
-    cursor: psycopg.Cursor[Any], *queues: str, limit: int = 100, max_bytes: int = 4 << 20
+    cursor: psycopg.Cursor[Any],
+    *queues: str,
+    limit: int = 100,
+    max_bytes: int = 4 << 20,
+    marks: Mapping[str, Mark] | None = None,
 ) -> Lapsed:
     return claim_lapsed(
         cursor,
@@ -45,4 +49,5 @@ def take_lapsed(
         lease=30.0,
         limit=limit,
         max_bytes=max_bytes,
+        marks=marks,
     )

@@ -96,6 +96,8 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
         lapsed.CLAIM_LAPSED,
         {
             "queues": ["paused", "lapsed"],
+            "ats": [float("-inf")] * 2,
+            "ids": [0, 0],
             "claimer": "w:2",
             "lease": 30.0,
             "limit": PIECE,

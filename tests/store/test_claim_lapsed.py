@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_mq.executor.statements import ONE_PLAN
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.store.claim_lapsed import CLAIM_LAPSED
+from django_mq.store.claim_lapsed import CLAIM_LAPSED, NOTHING
 from tests.rows import add, stored
 from tests.store.conftest import lock, take_lapsed
 from tests.store.plans import plan
@@ -54,7 +54,7 @@ def test_a_row_whose_last_attempt_vanished_is_dead(cursor: Cursor) -> None:
     assert message.dead_at is not None
     assert (message.claimed_by, message.leased_until) == (None, None)
     assert FailedAttempt.objects.get().attempt == 20
-    assert take_lapsed(cursor) == ([], [])
+    assert take_lapsed(cursor) == NOTHING
 
 
 def test_lapsed_rows_come_longest_lapsed_first_and_never_too_many(cursor: Cursor) -> None:
@@ -67,6 +67,37 @@ def test_lapsed_rows_come_longest_lapsed_first_and_never_too_many(cursor: Cursor
     assert [row.id for row in take_lapsed(cursor).taken] == [messages[0].pk]
 
 
+def test_a_scan_resumes_behind_its_mark(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
+    """What it took, released or dead-lettered lies before the mark; so does what was locked."""
+    locked = add(leased=-9, attempts=1)
+    lock(other, locked.pk)
+    head = add(leased=-8, attempts=1, handler="h", key="k")
+    add(leased=-7, attempts=1, handler="h", key="k")
+    first = take_lapsed(cursor, limit=3)
+    assert ([row.id for row in first.taken], first.released) == ([head.pk], 1)
+    last, later = add(leased=-6, attempts=20), add("post", leased=-9, attempts=1)
+    second = take_lapsed(cursor, "mail", "post", marks=first.marks)
+    assert ([row.id for row in second.taken], [row.id for row in second.dead]) == (
+        [later.pk], [last.pk]
+    )  # fmt: skip
+    other.rollback()
+    assert take_lapsed(cursor, "mail", "post", marks={**first.marks, **second.marks}) == NOTHING
+    assert [row.id for row in take_lapsed(cursor, "mail", "post").taken] == [locked.pk]
+
+
+def test_a_mark_does_not_pass_what_was_too_large(cursor: Cursor) -> None:
+    """The messages behind it, too: released ones of a key among them."""
+    big = {"attempts": 1, "payload": {"text": "x" * 600}}
+    head = add(leased=-9, handler="h", key="k", **big)
+    second = add(leased=-8, **big)
+    behind = add(leased=-7, attempts=1, handler="h", key="k")
+    found = take_lapsed(cursor, max_bytes=1000)
+    assert ([row.id for row in found.taken], found.released) == ([head.pk], 0)
+    found = take_lapsed(cursor, max_bytes=1000, marks=found.marks)
+    assert ([row.id for row in found.taken], found.released) == ([second.pk], 1)
+    assert stored(behind).attempts == 0
+
+
 def test_a_lapsed_row_that_is_locked_still_runs(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
@@ -74,7 +105,7 @@ def test_a_lapsed_row_that_is_locked_still_runs(
     message = add(leased=-1, attempts=1)
     lock(other, message.pk)
     cursor.execute("set statement_timeout = '60s'")
-    assert take_lapsed(cursor) == ([], [])
+    assert take_lapsed(cursor) == NOTHING
     assert FailedAttempt.objects.count() == 0
     other.rollback()
     assert len(take_lapsed(cursor).taken) == 1
@@ -90,7 +121,8 @@ def test_the_first_of_a_line_is_not_looked_for_along_the_primary_key(cursor: Cur
         """
     )
     cursor.execute("analyze django_mq_queuedmessage")
-    params = {"queues": ["line"], "limit": 100, "claimer": "me:1", "lease": 30.0}
+    params = {"queues": ["line"], "ats": [float("-inf")], "ids": [0], "limit": 100}
+    params.update(claimer="me:1", lease=30.0)
     cursor.execute(ONE_PLAN)
     text = plan(cursor, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
     assert "using mq_lease on django_mq_queuedmessage e\n" in text

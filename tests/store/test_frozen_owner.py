@@ -12,7 +12,6 @@ from django.db import connection
 from django_mq.executor.connections import simple_query
 from django_mq.models import WorkerHeartbeat
 from django_mq.store import frozen_owner, leases
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add, beat, stored
 from tests.store.conftest import lock

@@ -298,6 +298,6 @@ def test_a_later_one_that_lapsed_goes_back_while_the_first_is_in_flight(cursor: 
     found = lapsed.claim_lapsed(
         cursor, queues=["mail"], claimer="me:8", lease=30.0, limit=10, max_bytes=1000
     )
-    assert found == ([], [])
+    assert (found.taken, found.dead) == ([], [])
     assert [stored(m).attempts for m in (first, second)] == [1, 0]
     assert FailedAttempt.objects.count() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,9 +10,14 @@ from psycopg.errors import DeadlockDetected
 
 from django_mq import handler
 from django_mq.messages import Delivery
+from django_mq.store import ordered_queues as lines
+from django_mq.store import queue_limits as gates
 from django_mq.worker import Worker
 from django_mq.worker import claims as claiming
-from tests.rows import add
+from tests.database import second_connection
+from tests.rows import add, decide
+from tests.worker.conftest import PATIENCE
+from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -54,3 +60,101 @@ def test_claims_that_fail_leave_a_queue_that_is_not_empty(monkeypatch: pytest.Mo
     monkeypatch.setattr(claiming.claim, "claim", claim)
     assert Worker(queues=["mail"]).run(until_empty=True)
     assert len(ran) == 5
+
+
+@pytest.fixture
+def ran(settings: Any) -> list[int]:
+    """What ran of `mail` or of the ordered queue `line`."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
+    ran: list[int] = []
+
+    @handler("#", queue="mail", queues=("mail", "line"), name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    return ran
+
+
+def own(worker: str, lease: float) -> None:
+    with second_connection() as other:
+        assert lines.own(other.cursor(), queue="line", worker=worker, lease=lease)
+
+
+def test_a_line_whose_owner_was_killed_is_waited_for(ran: list[int]) -> None:
+    """Its lease lapses; so does that of what it had in flight."""
+    own("gone", 1.0)
+    messages = [add("line", handler="h", ordered=True, leased=1.0, claimed_by="gone:1", attempts=1)]
+    messages += [add("line", handler="h", ordered=True) for _ in range(2)]
+    assert Worker().run(until_empty=True)
+    assert ran == [message.pk for message in messages]
+
+
+def test_a_line_is_waited_for_though_nothing_is_in_it_yet(ran: list[int]) -> None:
+    """What was broadcast before the queue was ordered joins when somebody owns it."""
+    own("gone", 1.0)
+    message = add("line", handler="h")
+    assert Worker().run(until_empty=True)
+    assert ran == [message.pk]
+
+
+def test_a_line_whose_ownership_was_cut_is_waited_for(
+    ran: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = add("line", handler="h", ordered=True)
+    real, left = lines.own, [1]
+
+    def own_(cursor: Any, **options: Any) -> Any:
+        if left.pop() if left else 0:
+            cursor.connection.close()
+        return real(cursor, **options)
+
+    monkeypatch.setattr(lines, "own", own_)
+    assert Worker().run(until_empty=True)
+    assert ran == [message.pk]
+
+
+@pytest.mark.parametrize(
+    "head", [{"after": 3600}, {"dead": -1}, {"after": 3600, "key": "k"}], ids=str
+)
+def test_a_line_that_stands_still_is_not_waited_for(ran: list[int], head: dict[str, Any]) -> None:
+    """Whoever owns it."""
+    own("other", 3600)
+    add("line", handler="h", ordered=True, **head)
+    add("line", handler="h", ordered=True)
+    assert Worker().run(until_empty=True)
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    "state", [{"paused": -1}, {"max_in_flight": 0}, {"backoff_level": 3, "backoff": 3600}]
+)
+def test_a_line_that_is_closed_is_not_waited_for(ran: list[int], state: dict[str, Any]) -> None:
+    decide("line", **state)
+    add("line", handler="h", ordered=True)
+    assert Worker().run(until_empty=True)
+    assert ran == []
+
+
+@pytest.mark.parametrize("line", [{"key": "k"}, {"ordered": True}], ids=str)
+def test_what_was_only_given_back_is_run(ran: list[int], line: dict[str, Any]) -> None:
+    """The first claim meets only a message that lapsed before the head of its line."""
+    queue = "line" if "ordered" in line else "mail"
+    head = add(queue, handler="h", leased=-1, attempts=1, **line)
+    behind = add(queue, handler="h", leased=-9, attempts=1, **line)
+    assert Worker(batch_size=1).run(until_empty=True)
+    assert ran == [head.pk, behind.pk]
+
+
+def test_a_gate_that_a_sibling_holds_is_waited_for(ran: list[int]) -> None:
+    """A sibling claims from the queue at this moment, and may die in its claim."""
+    decide("mail", max_in_flight=1)
+    message = add(handler="h")
+    with second_connection() as other, ThreadPoolExecutor() as pool:
+        with other.transaction():
+            gates.enter(other.cursor(), queue="mail", limit=None)
+            worker = Worker()
+            running = pool.submit(worker.run, until_empty=True)
+            until(lambda: running.done() or worker.sleeps > 10)
+            assert not running.done()
+        assert running.result(PATIENCE)
+    assert ran == [message.pk]

@@ -6,7 +6,7 @@ import pytest
 
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import watermarks as marks_module
-from django_mq.worker.watermarks import Watermarks
+from django_mq.worker.watermarks import LaneName, Watermarks
 from tests.rows import add, stored
 from tests.worker.fetcher.conftest import Clock, Rig
 
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Watermarks, Clock]:
+def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Watermarks[LaneName], Clock]:
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
     return Watermarks(full_every=1.0), clock
 
 
-def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks, Clock]) -> None:
+def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks[LaneName], Clock]) -> None:
     own, clock = marks
     assert own.full_is_due()
     own.scanned({}, 0.001, full=True)
@@ -37,7 +37,7 @@ def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks, Clock]) ->
     assert own.full_is_due()
 
 
-def test_a_full_scan_is_due_each_second(marks: tuple[Watermarks, Clock]) -> None:
+def test_a_full_scan_is_due_each_second(marks: tuple[Watermarks[LaneName], Clock]) -> None:
     own, clock = marks
     own.scanned({}, 0.001, full=True)
     assert not own.full_is_due()
@@ -45,14 +45,14 @@ def test_a_full_scan_is_due_each_second(marks: tuple[Watermarks, Clock]) -> None
     assert own.full_is_due()
 
 
-def test_marks_move_and_are_forgotten(marks: tuple[Watermarks, Clock]) -> None:
+def test_marks_move_and_are_forgotten(marks: tuple[Watermarks[LaneName], Clock]) -> None:
     own, _ = marks
     at = stored(add()).processable_after
     own.scanned({("mail", 0): (at, 7)}, 0.001, full=False)
-    assert own.lane("mail", 0, full=False)[2:] == (at, 7)
-    assert own.lane("mail", 0, full=True)[2:] != (at, 7)
+    assert own.mark(("mail", 0), full=False) == (at, 7)
+    assert own.mark(("mail", 0), full=True) != (at, 7)
     own.keep([("mail", 1)])
-    assert own.lane("mail", 0, full=False) == own.lane("mail", 0, full=True)
+    assert own.mark(("mail", 0), full=False) == own.mark(("mail", 0), full=True)
 
 
 def test_rings_without_end_do_not_keep_it_from_all_else(rig: Rig) -> None:
