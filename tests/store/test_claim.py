@@ -1,10 +1,8 @@
-"""Claim: what is due, in order, never more than asked for, whatever the plan."""
+"""Claim: what is due, in order, never more than asked for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,50 +10,13 @@ import psycopg
 import pytest
 
 from django_mq.models import QueuedMessage
-from django_mq.store.claim import (
-    BEGINNING,
-    CLAIM,
-    CLAIM_APART,
-    PLACES,
-    Claim,
-    Lane,
-    claim,
-    lane_columns,
-)
-from django_mq.store.claim_lapsed import CLAIM_LAPSED
+from django_mq.store.claim import BEGINNING, Lane
 from django_mq.store.look import look
-from tests.database import second_connection
 from tests.rows import add, decide, stored
+from tests.store.claiming import Cursor, ids, take
 from tests.store.conftest import lock, take_lapsed
-from tests.store.plans import generic_plan, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-Cursor = psycopg.Cursor[Any]
-
-
-def take(
-    cursor: Cursor,
-    *lanes: Lane,
-    limit: int = 100,
-    max_bytes: int = 1 << 22,
-    further: Sequence[str] = (),
-    apart: bool = False,
-) -> Claim:
-    return claim(
-        cursor,
-        lanes=lanes or [Lane("mail", 0)],
-        claimer="me:7",
-        lease=30.0,
-        limit=limit,
-        max_bytes=max_bytes,
-        further=further,
-        apart=apart,
-    )
-
-
-def ids(claimed: Claim) -> list[int]:
-    return [row.id for row in claimed.rows]
 
 
 def test_a_claim_is_a_lease_for_one_attempt(cursor: Cursor) -> None:
@@ -257,147 +218,3 @@ def test_a_paused_queue_gives_nothing(cursor: Cursor, pause: str) -> None:
     lanes = Lane("mail", 0), Lane("post", 0)
     assert ids(take(cursor, *lanes)) == ([other.pk] if paused else [due.pk, other.pk])
     assert [row.id for row in take_lapsed(cursor).taken] == ([] if paused else [lapsed.pk])
-
-
-HOSTILE = [
-    "enable_hashjoin",
-    "enable_nestloop",
-    "enable_indexscan",
-    "enable_mergejoin",
-    "enable_material",
-    "enable_sort",
-    "enable_seqscan",
-]
-
-
-@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
-@pytest.mark.parametrize("off", [[], *[[name] for name in HOSTILE[:4]], HOSTILE[:3], HOSTILE])
-def test_a_batch_is_never_exceeded_whatever_the_plan(
-    cursor: Cursor, off: list[str], mode: str
-) -> None:
-    """Guarantee 15: with hash joins off one statement of a naive form took 19,490 rows."""
-    cursor.execute(
-        "insert into django_mq_queuedmessage (queue, type, payload, priority, processable_after)"
-        " select 'mail', 'a', '\"12345678\"', n % 3, now() - interval '1 h' + n * interval '1 ms'"
-        " from generate_series(1, 300) n"
-    )
-    cursor.execute("analyze django_mq_queuedmessage")
-    for name in [*off, "enable_indexonlyscan", "enable_bitmapscan"] if off else []:
-        cursor.execute(f"set {name} = off")
-    cursor.execute(f"set plan_cache_mode = {mode}")
-    cursor.connection.prepare_threshold = 0
-    lanes = [Lane("mail", 2), Lane("mail", 1), Lane("mail", 0)]
-    seen: set[int] = set()
-    priorities: list[int] = []
-    for limit, max_bytes, most in ((7, 1000, 7), (7, 30, 3), (1, 1, 1), (120, 10_000, 120)):
-        rows = take(cursor, *lanes, limit=limit, max_bytes=max_bytes).rows
-        assert len(rows) == most
-        assert seen.isdisjoint(row.id for row in rows)
-        seen.update(row.id for row in rows)
-        priorities += [row.priority for row in rows]
-    cursor.execute("select count(*) from django_mq_queuedmessage where leased_until is not null")
-    assert cursor.fetchone() == (131,)
-    assert priorities == [2] * 100 + [1] * 31
-    cursor.execute("update django_mq_queuedmessage set leased_until = now() - interval '1 s'"
-                   " where leased_until is not null")  # fmt: skip
-    assert len(take_lapsed(cursor, limit=5).taken) == 5
-
-
-def test_claims_of_one_moment_keep_apart(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
-    """So that they meet no locks; what is left aside is nobody's, and the next claim's."""
-    rows = [add(after=n - 60).pk for n in range(12)]
-    assert ids(take(other.cursor(), limit=2, apart=True)) == rows[:2]  # and does not commit
-    assert ids(take(cursor, limit=4, apart=True)) == rows[4:8]
-    assert ids(take(cursor, limit=5, apart=True)) == [*rows[2:4], *rows[8:11]]  # 5 and 5 are none
-    other.commit()
-    assert ids(take(cursor, limit=4, apart=True)) == rows[11:]
-    cursor.execute(
-        "select count(*) from pg_locks where locktype = 'advisory'"
-        " and database = (select oid from pg_database where datname = current_database())"
-    )
-    assert cursor.fetchone() == (0,)
-
-
-def test_claims_keep_apart_in_each_lane_and_behind_its_mark(
-    cursor: Cursor, other: psycopg.Connection[Any]
-) -> None:
-    """Priority first: if the lane cannot fill it from there, a claim takes what comes first."""
-    low, high = ([add(after=n - 60, priority=priority).pk for n in range(6)] for priority in (0, 5))
-    elsewhere = [add("elsewhere", after=n - 60).pk for n in range(4)]
-    lanes = Lane("mail", 5), Lane("mail", 0)
-    assert ids(take(other.cursor(), *lanes[1:], limit=1, apart=True)) == low[:1]
-    assert ids(take(cursor, Lane("elsewhere", 0), limit=1, apart=True)) == elsewhere[:1]
-    assert ids(take(cursor, *lanes, limit=2, apart=True)) == high[:2]
-    ((lane, mark),) = take(cursor, *lanes[1:], limit=1).marks.items()
-    assert mark[1] == low[1]
-    assert ids(take(cursor, Lane(*lane, *mark), limit=2, apart=True)) == low[4:6]
-    assert ids(take(other.cursor(), *lanes[:1], limit=1, apart=True)) == high[2:3]
-    assert ids(take(cursor, *lanes, limit=3, apart=True)) == high[3:]
-
-
-def test_what_is_not_due_is_no_reason_to_keep_apart(
-    cursor: Cursor, other: psycopg.Connection[Any]
-) -> None:
-    due = [add(after=n - 60).pk for n in range(3)]
-    for n in range(4):
-        add(after=60 + n)
-    assert ids(take(other.cursor(), limit=1, apart=True)) == due[:1]
-    assert ids(take(cursor, limit=2, apart=True)) == due[1:]
-
-
-def test_more_claims_at_once_than_there_are_places(cursor: Cursor) -> None:
-    rows = [add(after=n - 60).pk for n in range(PLACES + 4)]
-    with ExitStack() as stack:
-        for place in range(PLACES):
-            busy = stack.enter_context(second_connection())
-            busy.autocommit = False
-            assert ids(take(busy.cursor(), limit=1, apart=True)) == [rows[place]]
-        assert ids(take(cursor, limit=2, apart=True)) == rows[PLACES : PLACES + 2]
-
-
-@pytest.fixture
-def crowd(cursor: Cursor) -> Cursor:
-    """Many rows of each kind, so that a bad plan shows."""
-    cursor.execute(
-        """
-        insert into django_mq_queuedmessage
-               (queue, type, payload, processable_after, leased_until, claimed_by, dead_at)
-        select 'q' || n % 20, 'a', '{}', now() + (n - 10000) * interval '1 s',
-               case when n % 100 = 0 then now() end, case when n % 100 = 0 then 'x:1' end,
-               case when n % 3 = 0 and n % 100 <> 0 then now() end
-          from generate_series(1, 20000) n
-        """
-    )
-    cursor.execute("analyze django_mq_queuedmessage")
-    return cursor
-
-
-@pytest.mark.parametrize("statement", [CLAIM, CLAIM_APART])
-@pytest.mark.parametrize("explain", [plan, generic_plan])
-def test_the_plan_of_a_claim_names_its_index(
-    crowd: Cursor, explain: Callable[..., str], statement: str
-) -> None:
-    text = explain(
-        crowd,
-        statement,
-        **lane_columns([Lane("q1", 0), Lane("q2", 0)]),
-        claimers="{me:1}",
-        each=100,
-        lease=30.0,
-        limit=100,
-        bytes=1 << 20,
-        admitted=False,
-    )
-    assert "Index Scan using mq_claim" in text or "Bitmap Index Scan on mq_claim" in text
-    assert "Seq Scan on django_mq_queuedmessage" not in text
-
-
-@pytest.mark.parametrize("explain", [plan, generic_plan])
-def test_the_plan_for_lapsed_rows_names_its_index(
-    crowd: Cursor, explain: Callable[..., str]
-) -> None:
-    params = {"queues": ["q1", "q2"], "ats": [float("-inf")] * 2, "ids": [0, 0], "limit": 100}
-    params.update(claimer="me:1", lease=30.0)
-    text = explain(crowd, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
-    assert "mq_lease" in text
-    assert "Seq Scan on django_mq_queuedmessage" not in text
