@@ -37,6 +37,17 @@ def limits(timeouts: Sequence[float], *, slice_seconds: float) -> dict[str, str]
     return {name: str(min(max(1, round(value * 1000)), LONGEST)) for name, value in seconds.items()}
 
 
+def of_server(version: int) -> dict[str, str]:
+    """Return more settings of a slice, for a server of this version as libpq has it.
+
+    A role's limit of whole transactions would end a slice for its neighbours' sake.
+
+    >>> of_server(180000), of_server(160000)
+    ({'transaction_timeout': '0'}, {})
+    """
+    return {"transaction_timeout": "0"} if version >= 170000 else {}
+
+
 def ours(settings: Mapping[str, str]) -> str:
     """Return the statements that set the limits of the worker's own statements in a slice.
 

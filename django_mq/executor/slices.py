@@ -20,7 +20,7 @@ from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.session import DATABASE_ERRORS, Session, run_hooks
 from django_mq.executor.settlement import Settlement, settle_all
 from django_mq.executor.slice_body import SliceBody
-from django_mq.executor.slice_limits import limits
+from django_mq.executor.slice_limits import limits, of_server
 from django_mq.executor.slice_recovery import SliceRecovery
 from django_mq.executor.slice_state import (
     Conflicts,
@@ -111,7 +111,8 @@ class Slices:
         if not self._nested:
             self._session.make_clean()
         try:
-            state.driver = self._session.connect()
+            state.driver = driver = self._session.connect()
+            state.settings.update(of_server(driver.info.server_version))
             with self._session.block():
                 self._body.run(state)
                 self._settle_users(state)

@@ -160,13 +160,15 @@ class RepeatingCursor:
 def one_round_trip(driver: psycopg.Connection[Any], own: Limits) -> Iterator[None]:
     """Send the block's statements in a transaction under `own` limits, all in one round trip."""
     try:
-        with driver.pipeline():
+        # An old libpq has no pipelines: then these are several round trips.
+        with driver.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
             driver.execute(server_limits.BEGIN)
             driver.execute(server_limits.SET_LOCAL, server_limits.as_settings(own))
             yield
             driver.execute("commit")
-    except psycopg.Error:
-        roll_back(driver)
+    except BaseException:
+        if not driver.closed:
+            roll_back(driver)
         raise
 
 

@@ -49,11 +49,15 @@ def allow_session(statement: float) -> str:
     return f"set statement_timeout = {_milliseconds(statement)}"
 
 
+#: Begins a transaction of the worker alone.
+BEGIN = f"begin isolation level {ISOLATION}"
+
+
 def begin(limits: Limits) -> str:
     """Return the statements that begin a transaction with `limits`.
 
-    >>> begin(Limits(30, 1))[:34]
-    'begin isolation level read committ'
+    >>> begin(Limits(30, 1)).startswith("begin isolation level read committed; set local ")
+    True
     """
     return f"{BEGIN}; {set_local(limits)}"
 
@@ -78,10 +82,6 @@ select set_config('statement_timeout', %(statement)s, true),
 def as_settings(limits: Limits) -> dict[str, str]:
     """Return the parameters of SET_LOCAL."""
     return {name: str(_milliseconds(value)) for name, value in limits._asdict().items()}
-
-
-#: Begins a transaction of the worker alone.
-BEGIN = f"begin isolation level {ISOLATION}"
 
 
 def _milliseconds(seconds: float) -> int:

@@ -54,7 +54,7 @@ TROUBLE = {
 
 
 @contextmanager
-def role(pooled: bool = False, **settings: str) -> Iterator[None]:
+def role(*, pooled: bool = False, **settings: str) -> Iterator[None]:
     """While the block lasts, new connections of the alias have these settings as their role's."""
     alias = connections["default"].settings_dict
     before = alias["OPTIONS"], alias.get("DISABLE_SERVER_SIDE_CURSORS", False)
@@ -94,7 +94,7 @@ def pooled(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def statements(transactional_db: None, pooled: bool) -> Iterator[Statements]:
-    with role(pooled, **STRICT, **IDLE):
+    with role(pooled=pooled, **STRICT, **IDLE):
         statements = Statements("default", limits=Limits(7, 3))
         statements.cursor()
     yield statements
@@ -110,7 +110,7 @@ def shown(cursor: Any) -> tuple[str, str, str]:
         "select current_setting('statement_timeout'), current_setting('lock_timeout'),"
         " current_setting('transaction_isolation')"
     )
-    found: tuple[str, str, str] = tuple(cursor.fetchone())  # type: ignore[assignment]
+    found: tuple[str, str, str] = tuple(cursor.fetchone())
     return found
 
 
@@ -187,7 +187,7 @@ def run_every_way(start: Start, pooled: bool) -> dict[str, list[Any]]:
     add(handler="call", payload="call")
     add(handler="async", payload="async")
     add(handler="h", payload="lapsed", leased=-5, attempts=1)
-    with role(pooled, **STRICT, **({} if pooled else IDLE)):
+    with role(pooled=pooled, **STRICT, **({} if pooled else IDLE)):
         assert start(until_empty=True, threads=1).join()
         connections["default"].close()
     return seen
@@ -237,6 +237,28 @@ def test_a_lock_on_the_table_is_waited_for(
         said.wait("message_acked")
         assert running.stop()
         connections["default"].close()
+    assert TROUBLE & events(caplog) == set()
+
+
+@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "not-atomic"])
+def test_a_limit_of_transactions_does_not_end_a_slice(
+    start: Start, said: Said, caplog: pytest.LogCaptureFixture, atomic: bool
+) -> None:
+    with second_connection() as other:
+        if other.info.server_version < 170000:
+            pytest.skip("the server has no transaction_timeout")
+
+    @handler("#", queue="mail", name="h", atomic=atomic)
+    def h(delivery: Delivery) -> None:
+        with connection.cursor() as cursor:
+            for _ in range(3):
+                cursor.execute("select pg_sleep(0.1)")
+
+    messages = [add(handler="h") for _ in range(3)]
+    with role(transaction_timeout="250"):
+        assert start(until_empty=True).join()
+        connections["default"].close()
+    assert sorted(said.ids("message_acked")) == [message.pk for message in messages]
     assert TROUBLE & events(caplog) == set()
 
 
