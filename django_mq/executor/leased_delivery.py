@@ -14,7 +14,7 @@ from django_mq.executor import replies as answers
 from django_mq.executor import settle_effects
 from django_mq.messages import Delivery
 from django_mq.policy.backoff import MAX_WAIT, as_seconds
-from django_mq.store import leases, open_transaction, settle
+from django_mq.store import leases, notify, open_transaction, settle
 from django_mq.store.results import Reply
 
 if TYPE_CHECKING:
@@ -68,9 +68,11 @@ class LeasedDelivery(Delivery):
             self._must_be_in(xid)
             if self._row.wants_result:
                 self._answer(answers.text(result()))
-            if self._row.key is not None:
+            if self._row.key is not None or self._row.ordered:
                 with connections[self._alias].cursor() as cursor:
-                    settle_effects.free_keys(cursor, [self._row])
+                    if self._row.key is not None:
+                        settle_effects.free_keys(cursor, [self._row])
+                    notify.ring_at_commit(cursor)  # the handler may run for long after this
             if self._row.unique_id is not None:
                 with connections[self._alias].cursor() as cursor:
                     settle_effects.free_unique_id(cursor, self._row)

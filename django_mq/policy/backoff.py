@@ -41,17 +41,15 @@ def as_seconds(value: object) -> float | None:
     >>> as_seconds(timedelta(minutes=1)), as_seconds(2), as_seconds(-1), as_seconds("2")
     (60.0, 2.0, None, None)
     """
-    if isinstance(value, bool):
-        return None
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
-    elif isinstance(value, numbers.Real | Decimal):
+    elif isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
+        return None
+    else:
         try:
             seconds = float(value)
         except (OverflowError, ValueError):  # 10**400; Decimal("sNaN")
             return None
-    else:
-        return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
 

@@ -15,3 +15,11 @@ select set_config('synchronous_commit', 'off', true), pg_notify('django_mq', '')
 def ring(cursor: Cursor) -> None:
     """Wake the workers that listen. Outside a transaction it costs no wait for the disk."""
     cursor.execute(RING)
+
+
+RING_AT_COMMIT = "select pg_notify('django_mq', '')"
+
+
+def ring_at_commit(cursor: Cursor) -> None:
+    """Wake the workers when the open transaction commits, which stays as durable as it is."""
+    cursor.execute(RING_AT_COMMIT)

@@ -139,22 +139,27 @@ class Dispatch:
         if coroutines := self._local_queue.take_coroutines():
             self._start(coroutines)
 
-    def release(self, tasks: list[Task]) -> None:
-        """Release `tasks`, which did not start, and all unsorted rows; attempts are refunded."""
+    def release(self, tasks: list[Task]) -> bool:
+        """Release `tasks`, which did not start, and all unsorted rows; attempts are refunded.
+
+        Returns whether any was released.
+        """
         fences = [task.delivery.fence for task in tasks]
         fences += [delivery.fence for delivery in self._unsorted]
         self._unsorted.clear()
-        self._release(fences)
+        return self._release(fences)
 
-    def _release(self, fences: list[Fence]) -> None:
+    def _release(self, fences: list[Fence]) -> bool:
         # First, so that no later renewal locks their rows; one under way does for a moment.
         self._local_queue.settled([fence.id for fence in fences])
         tries = RELEASE_TRIES
+        any_released = False
         try:
             while fences and tries:
                 cursor = self._statements.cursor()
                 self._cancel_probes(cursor, fences)
                 released = settle.release(cursor, fences)
+                any_released |= bool(released)
                 left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
                 fences = [fence for fence in fences if fence.id in left]
                 tries -= 1
@@ -167,6 +172,7 @@ class Dispatch:
                 "could not release %s message(s): they run again when their leases lapse",
                 len(fences),
             )
+        return any_released
 
     def _hand_out(self, tasks: list[Task], first: bool) -> None:
         put = self._local_queue.put_back if first else self._local_queue.put

@@ -246,8 +246,8 @@ class Run:
         self.hurry()
         if parts.listener:
             parts.listener.stop()
-        parts.dispatch.release(parts.local_queue.close())
-        self._ring()
+        if parts.dispatch.release(parts.local_queue.close()):
+            self._ring()
         parts.runner.end(deadline.left())
         for executor in parts.executors:
             self._join(executor, deadline)
@@ -317,8 +317,11 @@ class Run:
             parts.statements.close()
 
     def _ring(self) -> None:
-        """Wake the other workers: what was released, or freed by what ended here, is for them."""
+        """Wake the other workers: what was released here, or freed by what ended, is for them."""
+        statements = self.parts.statements
+        if not statements.is_alive():
+            return  # a new connection might not come
         try:
-            doorbell.ring(self.parts.statements.cursor())
+            doorbell.ring(statements.cursor())
         except LOST:
-            self.parts.statements.close()
+            statements.close()

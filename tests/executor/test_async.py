@@ -106,7 +106,7 @@ def test_timeout_cancels_and_charges(start: Start, said: Said) -> None:
     """NSQ-20: charged as TimedOut; the others go on."""
     cancelled: list[int] = []
 
-    @handler("slow", queue="mail", name="slow", timeout=0.05, retry=RetryPolicy(backoff=fixed(600)))
+    @handler("#", queue="mail", name="slow", timeout=0.05, retry=RetryPolicy(backoff=fixed(600)))
     async def slow_(delivery: Any) -> None:
         try:
             await asyncio.sleep(2 * PATIENCE)
@@ -263,11 +263,11 @@ def test_each_knows_its_own_delivery(start: Start) -> None:
 def test_sync_and_async_handlers_of_one_queue(start: Start) -> None:
     """A claimed batch is divided by kind."""
 
-    @handler("a", queue="mail", name="sync")
+    @handler("#", queue="mail", name="sync")
     def sync(delivery: Any) -> None:
         effect(delivery)
 
-    @handler("b", queue="mail", name="async")
+    @handler("#", queue="mail", name="async")
     async def async_(delivery: Any) -> None:
         await delivery.afinish(effect, delivery)
 

@@ -184,7 +184,7 @@ def test_dead_letters_are_chosen_by_key_and_handler(choice):
         lambda: queues.heads(limit=2**63),
         lambda: queues.purge(older_than=1e300),
         lambda: queues.purge(older_than=timedelta.max),
-        lambda: queues.requeue(key="no key"),
+        lambda: queues.requeue(key="no\tkey"),
         lambda: queues.purge(handler="no name"),
         lambda: queues.purge(ids=[1], key="k"),
         lambda: queues.purge(ids=["x"]),

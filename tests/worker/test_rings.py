@@ -66,3 +66,21 @@ def test_the_recovery_of_a_dead_sibling_rings(start: Start, said: Said, settings
         assert done.wait(PATIENCE)
         assert bell.heard() != []
     assert running.stop()
+
+
+def test_a_finished_message_frees_its_line_before_its_handler_returns(
+    start: Start, said: Said
+) -> None:
+    """Its worker looks at the line when the handler returns; others may claim from it now."""
+    heard: list[list[str]] = []
+
+    @handler("#", queue="mail", name="h", atomic=False)
+    def h(delivery: Any) -> None:
+        with listening() as bell:
+            with delivery.finish():
+                before = bell.heard()
+            heard.extend((before, bell.heard()))
+
+    add(handler="h", key="k")
+    assert start(until_empty=True).join()
+    assert heard == [[], [""]]
