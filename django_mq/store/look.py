@@ -163,6 +163,10 @@ select exists (
      where head.dead_at is null
        and (head.leased_until is not null or head.at <= statement_timestamp() or head.at is null)
        and not exists (
+           select from django_mq_queuedmessage m
+            where m.queue = asked.queue
+              and m.leased_until > statement_timestamp() + make_interval(secs => %(soon)s))
+       and not exists (
            select from django_mq_queuestate s
             where s.queue = asked.queue
               and (s.backoff_until > statement_timestamp() or s.max_in_flight = 0
@@ -171,11 +175,14 @@ select exists (
 """
 
 
-def any_line_moves(cursor: Cursor, *, queues: Sequence[str], skipping: Sequence[str]) -> bool:
+def any_line_moves(
+    cursor: Cursor, *, queues: Sequence[str], skipping: Sequence[str], soon: float
+) -> bool:
     """Return whether a line of `queues`, in each of which something is due, moves on by itself.
 
-    It does if its head is due or in flight, or if what is due is not in the line yet. In the
-    queues `skipping`, dead messages are passed.
+    It does if its head is due or in flight, or if what is due is not in the line yet; but not
+    behind a message with a lease of more than `soon` seconds. In the queues `skipping`, dead
+    messages are passed.
     """
-    cursor.execute(MOVES, {"queues": list(queues), "skipping": list(skipping)})
+    cursor.execute(MOVES, {"queues": list(queues), "skipping": list(skipping), "soon": soon})
     return bool(cursor.fetchone()[0])

@@ -84,7 +84,7 @@ class OrderedQueues:
         """Say whether one of the queues `due` moves on, here or at its owner."""
         queues = [queue for queue in self._queues if queue in due]
         return bool(queues) and looking.any_line_moves(
-            cursor, queues=queues, skipping=list(filter(skipping, queues))
+            cursor, queues=queues, skipping=list(filter(skipping, queues)), soon=LEASE
         )
 
     def turn_in(self) -> float:
