@@ -120,7 +120,11 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.CharField(
-                        max_length=32, primary_key=True, serialize=False, verbose_name="worker"
+                        db_collation="C",
+                        max_length=32,
+                        primary_key=True,
+                        serialize=False,
+                        verbose_name="worker",
                     ),
                 ),
                 ("queues", models.JSONField(verbose_name="queues")),
@@ -184,7 +188,7 @@ class Migration(migrations.Migration):
                 "default_permissions": ("view",),
                 "constraints": [
                     models.CheckConstraint(
-                        condition=models.Q(("id", ""), _negated=True),
+                        condition=models.Q(("id__regex", "^[A-Za-z0-9_.:/-]+$")),
                         name="mq_worker_name",
                     ),
                     times_are_times("mq_worker_times", "started_at", "last_seen"),
@@ -205,11 +209,21 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("message_id", models.BigIntegerField(verbose_name="message")),
-                ("queue", models.CharField(max_length=128, verbose_name="queue")),
-                ("type", models.CharField(max_length=128, verbose_name="type")),
-                ("handler", models.CharField(blank=True, max_length=128, verbose_name="handler")),
+                ("queue", models.CharField(db_collation="C", max_length=128, verbose_name="queue")),
+                ("type", models.CharField(db_collation="C", max_length=128, verbose_name="type")),
+                (
+                    "handler",
+                    models.CharField(
+                        blank=True, db_collation="C", max_length=128, verbose_name="handler"
+                    ),
+                ),
                 ("attempt", models.PositiveIntegerField(verbose_name="attempt")),
-                ("worker", models.CharField(blank=True, max_length=64, verbose_name="worker")),
+                (
+                    "worker",
+                    models.CharField(
+                        blank=True, db_collation="C", max_length=64, verbose_name="worker"
+                    ),
+                ),
                 (
                     "started_at",
                     models.DateTimeField(blank=True, null=True, verbose_name="started at"),
@@ -234,15 +248,26 @@ class Migration(migrations.Migration):
                     models.Index(fields=["message_id", "attempt"], name="mq_attempt_message"),
                     models.Index(fields=["ended_at"], name="mq_attempt_ended"),
                 ],
-                "constraints": [times_are_times("mq_attempt_times", "started_at", "ended_at")],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("handler__regex", "^[A-Za-z0-9_.:/-]*$"),
+                            ("queue__regex", "^[A-Za-z0-9_.:/-]+$"),
+                            ("type__regex", "^[A-Za-z0-9_.:/-]+$"),
+                            ("worker__regex", "^[A-Za-z0-9_.:/-]*$"),
+                        ),
+                        name="mq_attempt_names",
+                    ),
+                    times_are_times("mq_attempt_times", "started_at", "ended_at"),
+                ],
             },
         ),
         migrations.CreateModel(
             name="QueuedMessage",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("queue", models.CharField(max_length=128, verbose_name="queue")),
-                ("type", models.CharField(max_length=128, verbose_name="type")),
+                ("queue", models.CharField(db_collation="C", max_length=128, verbose_name="queue")),
+                ("type", models.CharField(db_collation="C", max_length=128, verbose_name="type")),
                 (
                     "schema_version",
                     models.IntegerField(db_default=1, verbose_name="schema version"),
@@ -260,6 +285,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         db_default="",
                         help_text="Name of the handler whose copy this is; empty: routed at delivery.",
+                        db_collation="C",
                         max_length=128,
                         verbose_name="handler",
                     ),
@@ -289,7 +315,11 @@ class Migration(migrations.Migration):
                 (
                     "claimed_by",
                     models.CharField(
-                        blank=True, max_length=64, null=True, verbose_name="claimed by"
+                        blank=True,
+                        db_collation="C",
+                        max_length=64,
+                        null=True,
+                        verbose_name="claimed by",
                     ),
                 ),
                 ("attempts", models.IntegerField(db_default=0, verbose_name="attempts")),
@@ -483,7 +513,11 @@ class Migration(migrations.Migration):
                 (
                     "queue",
                     models.CharField(
-                        max_length=128, primary_key=True, serialize=False, verbose_name="queue"
+                        db_collation="C",
+                        max_length=128,
+                        primary_key=True,
+                        serialize=False,
+                        verbose_name="queue",
                     ),
                 ),
                 (
@@ -508,7 +542,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "probe_by",
-                    models.CharField(blank=True, max_length=64, null=True, verbose_name="probe by"),
+                    models.CharField(
+                        blank=True,
+                        db_collation="C",
+                        max_length=64,
+                        null=True,
+                        verbose_name="probe by",
+                    ),
                 ),
                 (
                     "probe_until",
@@ -522,7 +562,9 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "owner",
-                    models.CharField(blank=True, max_length=64, null=True, verbose_name="owner"),
+                    models.CharField(
+                        blank=True, db_collation="C", max_length=64, null=True, verbose_name="owner"
+                    ),
                 ),
                 (
                     "owned_until",
@@ -549,7 +591,11 @@ class Migration(migrations.Migration):
                 "default_permissions": ("view",),
                 "constraints": [
                     models.CheckConstraint(
-                        condition=models.Q(("queue__regex", "^[A-Za-z0-9_.:/-]+$")),
+                        condition=models.Q(
+                            ("owner__regex", "^[A-Za-z0-9_.:/-]+$"),
+                            ("probe_by__regex", "^[A-Za-z0-9_.:/-]+$"),
+                            ("queue__regex", "^[A-Za-z0-9_.:/-]+$"),
+                        ),
                         name="mq_state_queue_name",
                     ),
                     times_are_times("mq_state_times", *STATE_TIMES),
@@ -565,7 +611,12 @@ class Migration(migrations.Migration):
                         primary_key=True, serialize=False, verbose_name="message"
                     ),
                 ),
-                ("handler", models.CharField(blank=True, max_length=128, verbose_name="handler")),
+                (
+                    "handler",
+                    models.CharField(
+                        blank=True, db_collation="C", max_length=128, verbose_name="handler"
+                    ),
+                ),
                 ("value", models.JSONField(null=True, verbose_name="value")),
                 (
                     "error_class",
@@ -591,9 +642,13 @@ class Migration(migrations.Migration):
                 "indexes": [models.Index(fields=["created_at"], name="mq_result_created")],
                 "constraints": [
                     models.CheckConstraint(
+                        condition=models.Q(("handler__regex", "^[A-Za-z0-9_.:/-]*$")),
+                        name="mq_result_handler",
+                    ),
+                    models.CheckConstraint(
                         condition=models.Q(("created_at__range", (FIRST_TIME, LAST_TIME))),
                         name="mq_result_times",
-                    )
+                    ),
                 ],
             },
         ),
@@ -601,14 +656,18 @@ class Migration(migrations.Migration):
             name="UniqueKey",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("queue", models.CharField(max_length=128, verbose_name="queue")),
+                ("queue", models.CharField(db_collation="C", max_length=128, verbose_name="queue")),
                 (
                     "handler",
                     models.CharField(
-                        blank=True, db_default="", max_length=128, verbose_name="handler"
+                        blank=True,
+                        db_default="",
+                        db_collation="C",
+                        max_length=128,
+                        verbose_name="handler",
                     ),
                 ),
-                ("type", models.CharField(max_length=128, verbose_name="type")),
+                ("type", models.CharField(db_collation="C", max_length=128, verbose_name="type")),
                 (
                     "unique_id",
                     models.CharField(db_collation="C", max_length=128, verbose_name="unique id"),
@@ -654,6 +713,19 @@ class Migration(migrations.Migration):
                         condition=models.Q(("put_aside__isnull", False)),
                         fields=("unique_id", "type", "queue", "handler"),
                         name="mq_unique_aside",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("put_aside__isnull", True),
+                            models.Q(
+                                ("handler__regex", "^[A-Za-z0-9_.:/-]*$"),
+                                ("queue__regex", "^[A-Za-z0-9_.:/-]+$"),
+                                ("type__regex", "^[A-Za-z0-9_.:/-]+$"),
+                                ("unique_id__regex", "^[^\\u0001-\\u001F\\u007F-\\u009F]+$"),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="mq_unique_names",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("quiet_until__range", (FIRST_TIME, LAST_TIME))),

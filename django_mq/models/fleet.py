@@ -18,16 +18,20 @@ class QueueState(models.Model):
     It is paused while `paused_at` is set and `paused_until` is null or in the future.
     """
 
-    queue = models.CharField(_("queue"), max_length=NAME_LENGTH, primary_key=True)
+    queue = models.CharField(_("queue"), max_length=NAME_LENGTH, db_collation="C", primary_key=True)
     paused_at = models.DateTimeField(_("paused at"), null=True, blank=True)
     paused_until = models.DateTimeField(_("paused until"), null=True, blank=True)
     backoff_level = models.PositiveSmallIntegerField(_("backoff level"), db_default=0)
     backoff_changed_at = models.DateTimeField(_("backoff changed at"), null=True, blank=True)
     backoff_until = models.DateTimeField(_("backing off until"), null=True, blank=True)
-    probe_by = models.CharField(_("probe by"), max_length=64, null=True, blank=True)  # noqa: DJ001
+    probe_by = models.CharField(  # noqa: DJ001
+        _("probe by"), max_length=64, db_collation="C", null=True, blank=True
+    )
     probe_until = models.DateTimeField(_("probe until"), null=True, blank=True)
     max_in_flight = models.PositiveIntegerField(_("in flight at most"), null=True, blank=True)
-    owner = models.CharField(_("owner"), max_length=64, null=True, blank=True)  # noqa: DJ001
+    owner = models.CharField(  # noqa: DJ001
+        _("owner"), max_length=64, db_collation="C", null=True, blank=True
+    )
     owned_until = models.DateTimeField(_("owned until"), null=True, blank=True)
     warned_at = models.DateTimeField(_("warned at"), null=True, blank=True)
     chores_ran_at = models.DateTimeField(_("chores ran at"), null=True, blank=True)
@@ -40,7 +44,10 @@ class QueueState(models.Model):
         default_permissions = ("view",)
         permissions = (("change_queue", _("Can pause, resume and limit a queue")),)
         constraints = (
-            models.CheckConstraint(name="mq_state_queue_name", condition=Q(queue__regex=NAME)),
+            models.CheckConstraint(
+                name="mq_state_queue_name",
+                condition=Q(queue__regex=NAME, owner__regex=NAME, probe_by__regex=NAME),
+            ),
             times_are_times(
                 "mq_state_times",
                 "paused_at",
@@ -61,7 +68,7 @@ class QueueState(models.Model):
 class WorkerHeartbeat(models.Model):
     """One worker process, as of its last heartbeat."""
 
-    id = models.CharField(_("worker"), max_length=32, primary_key=True)
+    id = models.CharField(_("worker"), max_length=32, db_collation="C", primary_key=True)
     queues = JSONColumn(_("queues"))
     host = models.CharField(_("host"), max_length=255)
     pid = models.PositiveIntegerField(_("process"))
@@ -92,7 +99,7 @@ class WorkerHeartbeat(models.Model):
         db_table_comment = "One row is one worker process (django_mq)"
         default_permissions = ("view",)
         constraints = (
-            models.CheckConstraint(name="mq_worker_name", condition=~Q(id="")),
+            models.CheckConstraint(name="mq_worker_name", condition=Q(id__regex=NAME)),
             times_are_times("mq_worker_times", "started_at", "last_seen"),
             has_json_type(
                 "mq_worker_json",

@@ -40,14 +40,15 @@ class QueuedMessage(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
-    type = models.CharField(_("type"), max_length=NAME_LENGTH)
+    queue = models.CharField(_("queue"), max_length=NAME_LENGTH, db_collation="C")
+    type = models.CharField(_("type"), max_length=NAME_LENGTH, db_collation="C")
     schema_version = models.IntegerField(_("schema version"), db_default=1)
     payload = JSONColumn(_("payload"))
     metadata = JSONColumn(_("metadata"), db_default=models.Value({}, models.JSONField()))
     handler = models.CharField(
         _("handler"),
         max_length=NAME_LENGTH,
+        db_collation="C",
         blank=True,
         db_default="",
         help_text=_("Name of the handler whose copy this is; empty: routed at delivery."),
@@ -59,7 +60,7 @@ class QueuedMessage(models.Model):
     processable_after = models.DateTimeField(_("processable after"), db_default=Now())
     leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
     claimed_by = models.CharField(  # noqa: DJ001
-        _("claimed by"), max_length=64, null=True, blank=True
+        _("claimed by"), max_length=64, db_collation="C", null=True, blank=True
     )
     attempts = models.IntegerField(_("attempts"), db_default=0)
     max_attempts = models.IntegerField(_("attempts at most"), db_default=20)
@@ -131,7 +132,8 @@ class QueuedMessage(models.Model):
                     max_attempts__lt=2**31 - 1,
                 ),
             ),
-            # A lease and its claimer are set and cleared together; a dead message has none.
+            # A lease and its claimer are set and cleared together; a dead message has none. Whether
+            # the claimer is a name is not checked: 2.5 us a row, a quarter of a claim.
             models.CheckConstraint(
                 name="mq_lease_has_claimer",
                 condition=Q(leased_until__isnull=True, claimed_by__isnull=True)

@@ -38,7 +38,8 @@ with holder as materialized (
                as done (message_id, success, queue, handler, type, unique_id)
          cross join unnest(array['', nullif(done.handler, '')]) as name (handler)
          where name.handler is not null
-         order by done.queue, name.handler, done.type, done.unique_id
+         order by done.queue collate "C", name.handler collate "C", done.type collate "C",
+               done.unique_id collate "C"
      ) done
      cross join lateral (
         select u.id, u.queue, u.handler, u.type, u.unique_id, u.unique_for
@@ -199,7 +200,7 @@ select u.id
     select *
       from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[],
                   %(unique_ids)s::text[]) as wanted (queue, handler, type, unique_id)
-     order by queue, handler, type, unique_id
+     order by queue collate "C", handler collate "C", type collate "C", unique_id collate "C"
   ) wanted
  cross join lateral (
     select u.id

@@ -2,6 +2,8 @@
 
 An id is taken by its row in `django_mq_uniquekey`; the message that holds it may end at any time.
 No statement here waits for a message's row: the session that has it locked may wait for an id.
+All statements lock ids in one order, that of the columns, whose collation is "C"; parameters have
+that of the database unless the statement says otherwise.
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ with new as materialized (
     select queue, handler, type, unique_id, id, make_interval(secs => unique_for)
       from new
      where unique_id is not null
-     order by queue, handler, type, unique_id
+     order by queue collate "C", handler collate "C", type collate "C", unique_id collate "C"
         on conflict (queue, handler, type, unique_id) where put_aside is null do update
        set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
      where exists (
@@ -283,7 +285,8 @@ select row->>'queue', row->>'handler', row->>'type', row->>'unique_id',
                (row->>'expires')::timestamptz,
                statement_timestamp() + (row->>'lifetime')::float8 * interval '1 second')))
   from jsonb_array_elements(%(rows)s::jsonb) as new (row)
- order by 1, 2, 3, 4
+ order by (row->>'queue') collate "C", (row->>'handler') collate "C", (row->>'type') collate "C",
+       (row->>'unique_id') collate "C"
     on conflict (queue, handler, type, unique_id) where put_aside is not null do update
    set put_aside = excluded.put_aside
 """
