@@ -53,7 +53,7 @@ def as_seconds(value: object) -> float | None:
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
 
-class Schedule(ABC):
+class BackoffStrategy(ABC):
     """A backoff made of numbers, so that it can be stored and read back."""
 
     __slots__ = ()
@@ -69,7 +69,7 @@ class Schedule(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Exponential(Schedule):
+class Exponential(BackoffStrategy):
     """See `exponential()`."""
 
     kind = "exponential"
@@ -91,7 +91,7 @@ class Exponential(Schedule):
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed(Schedule):
+class Fixed(BackoffStrategy):
     """See `fixed()`."""
 
     kind = "fixed"
@@ -102,7 +102,7 @@ class Fixed(Schedule):
 
 
 @dataclass(frozen=True, slots=True)
-class Intervals(Schedule):
+class Intervals(BackoffStrategy):
     """See `intervals()`."""
 
     kind = "intervals"
@@ -167,7 +167,7 @@ def intervals(*seconds: Seconds) -> Intervals:
     return Intervals(tuple(_wait(each, "an interval") for each in seconds))
 
 
-Backoff = Schedule | Callable[[int], Seconds]
+Backoff = BackoffStrategy | Callable[[int], Seconds]
 _FACTORIES: tuple[object, ...] = (exponential, fixed, intervals)
 
 
@@ -194,7 +194,7 @@ class RetryPolicy:
             raise ValueError(f"max_attempts must be 1 to {MAX_ATTEMPTS:,}, not {attempts!r}")
         if self.backoff in _FACTORIES:
             raise ValueError("backoff must be the function's result: call it, as in exponential()")
-        if not isinstance(self.backoff, Schedule) and not callable(self.backoff):
+        if not isinstance(self.backoff, BackoffStrategy) and not callable(self.backoff):
             raise ValueError(
                 "backoff must be exponential(), fixed(), intervals() or a callable"
                 f" attempt -> seconds, not {self.backoff!r}"
@@ -224,7 +224,7 @@ class RetryPolicy:
         """
         if attempt < 1:
             raise ValueError(f"attempts count from 1, not {attempt}")
-        if isinstance(self.backoff, Schedule):
+        if isinstance(self.backoff, BackoffStrategy):
             return max(self.least_wait(attempt), self.backoff.delay(attempt, random))
         try:
             value = self.backoff(attempt)
@@ -243,7 +243,7 @@ class RetryPolicy:
 
         Raises InvalidOption if the backoff is a callable: a message stores data, never code.
         """
-        if not isinstance(self.backoff, Schedule):
+        if not isinstance(self.backoff, BackoffStrategy):
             raise InvalidOption(
                 "the retry policy of a message is stored as data: use exponential(), fixed() or"
                 " intervals(); a callable goes on the handler, @handler(retry=...)"
@@ -278,7 +278,7 @@ def _intervals_of(seconds: object) -> Intervals:
     return intervals(*seconds)
 
 
-_KINDS: dict[object, Callable[..., Schedule]] = {
+_KINDS: dict[object, Callable[..., BackoffStrategy]] = {
     "exponential": exponential,
     "fixed": fixed,
     "intervals": _intervals_of,

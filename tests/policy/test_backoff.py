@@ -16,8 +16,8 @@ from django_mq.policy.backoff import (
     MAX_INTERVALS,
     MAX_WAIT,
     BackoffFailed,
+    BackoffStrategy,
     RetryPolicy,
-    Schedule,
     as_seconds,
     exponential,
     fixed,
@@ -84,7 +84,7 @@ def test_never_is_a_single_attempt() -> None:
     ],
 )
 def test_waits_of_the_first_five_attempts(
-    backoff: Schedule | Callable[[int], float], waits: list[float]
+    backoff: BackoffStrategy | Callable[[int], float], waits: list[float]
 ) -> None:
     policy = RetryPolicy(backoff=backoff)
     assert [policy.delay(attempt, random=half) for attempt in range(1, 6)] == waits
@@ -125,7 +125,7 @@ def test_interval_list_of_a_message_has_one_wait_for_each_attempt() -> None:
 
 @given(exponentials, attempts, randoms)
 def test_exponential_waits_within_its_jitter_and_never_beyond_its_cap(
-    backoff: Schedule, attempt: int, number: float
+    backoff: BackoffStrategy, attempt: int, number: float
 ) -> None:
     """S15: jitter, a cap, and a wait above zero; no number of attempts overflows."""
     ceiling = exponential(backoff.base, backoff.factor, backoff.cap, "none").delay(attempt, half)
@@ -136,7 +136,7 @@ def test_exponential_waits_within_its_jitter_and_never_beyond_its_cap(
 
 
 @given(schedules, st.integers(1, 1000))
-def test_data_comes_back_through_json_equal(backoff: Schedule, max_attempts: int) -> None:
+def test_data_comes_back_through_json_equal(backoff: BackoffStrategy, max_attempts: int) -> None:
     """RMQ-15, RMQ-16, RMQ-17: the policy travels with the message."""
     policy = RetryPolicy(max_attempts, backoff)
     assert RetryPolicy.from_data(json.loads(json.dumps(policy.to_data()))) == policy
