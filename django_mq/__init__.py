@@ -30,7 +30,7 @@ from django_mq.exceptions import (
     UnexpectedPayload,
     UnreadablePayload,
 )
-from django_mq.handlers import handler
+from django_mq.handlers import handler, periodic
 from django_mq.messages import (
     BulkReceipt,
     Cancelled,
@@ -94,6 +94,7 @@ __all__ = [
     "handler",
     "intervals",
     "message",
+    "periodic",
     "request",
     "upcast",
 ]

@@ -19,6 +19,7 @@ from django.utils.version import get_version_tuple
 
 from django_mq.conf import Settings, alias_of, find_errors, get_settings
 from django_mq.handlers import all_handlers, allowed_queues
+from django_mq.handlers.periodic import problems
 from django_mq.handlers.typed import annotation_errors
 from django_mq.messages.classes import message_classes
 from django_mq.messages.codecs import Unsupported
@@ -134,6 +135,17 @@ def check_router(settings: Settings, databases: Collection[str]) -> Found:
             hint="Route the whole app django_mq to one alias, and set DATABASE to that alias or"
             " None.",
             id="django_mq.E009",
+        )
+
+
+@_check(TAG)
+def check_schedules(settings: Settings, databases: Collection[str]) -> Found:
+    """E010: a declared schedule that cannot run."""
+    for name, problem in problems(settings):
+        yield checks.Error(
+            f"The schedule {name!r} cannot run: {problem}.",
+            hint="Correct its periodic(...) or @handler(..., cron=...) in handlers.py.",
+            id="django_mq.E010",
         )
 
 

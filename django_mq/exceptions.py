@@ -26,7 +26,7 @@ class InvalidName(BroadcastError, ValueError):
 
 
 class InvalidOption(BroadcastError, ValueError):
-    """An option of `broadcast()` has an impossible value."""
+    """An option of `broadcast()` or `periodic()` has an impossible value."""
 
 
 class InvalidPayload(BroadcastError, ValueError):

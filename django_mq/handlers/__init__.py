@@ -1,4 +1,4 @@
-"""`@handler` subscribes a function to messages, and adds it to the registry."""
+"""`@handler` subscribes a function to messages, `periodic()` declares a schedule."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from django_mq.exceptions import BroadcastError, InvalidHandler
 from django_mq.handlers.callables import check_function, name_of
 from django_mq.handlers.options import (
     check_flags,
@@ -16,15 +17,19 @@ from django_mq.handlers.options import (
     check_where,
     name_tuple,
     optional_name,
+    scheduled_type,
     timeout_seconds,
 )
+from django_mq.handlers.periodic import Seconds, declaration, periodic
 from django_mq.handlers.registry import (
     REPLAY,
     Handler,
     Match,
     Registry,
     add,
+    add_schedule,
     all_handlers,
+    all_schedules,
     allowed_queues,
     get,
     is_subscribed,
@@ -44,11 +49,13 @@ __all__ = [
     "Match",
     "Registry",
     "all_handlers",
+    "all_schedules",
     "allowed_queues",
     "get",
     "handler",
     "is_subscribed",
     "isolated",
+    "periodic",
     "queue_of",
     "refusal",
     "retry_of",
@@ -73,6 +80,9 @@ def handler(
     atomic: bool | None = None,
     batch: bool = False,
     timeout: float | timedelta | None = None,
+    cron: str | None = None,
+    every: Seconds | None = None,
+    tz: str = "UTC",
 ) -> Callable[[F], F]:
     """Subscribe a function to the messages whose type matches one of `patterns`.
 
@@ -93,6 +103,8 @@ def handler(
       message class as annotation brings its own, and the handler gets an instance.
     - `retry`: default the queue's. `timeout`: seconds or a timedelta; default the TIMEOUT setting.
     - `batch`: the function gets a list of deliveries, which succeed or fail together.
+    - `cron` or `every`, `tz`: also broadcast the first plain type of `patterns` by the clock, to
+      all its subscribers: short for `periodic()` with the handler's name.
 
     Raises InvalidHandler if the decorated object, or an option, cannot make a handler.
     """
@@ -106,11 +118,18 @@ def handler(
     check_retry(retry)
     seconds = timeout_seconds(timeout)
     check_flags(atomic, batch)
+    by_the_clock = None if cron is None and every is None else scheduled_type(patterns, where)
 
     def register(function: F) -> F:
         is_async = check_function(function)
         check_mode(function, is_async=is_async, atomic=atomic, batch=batch)
         own_name = name_of(function) if name is None else name
+        schedule = None
+        if by_the_clock is not None:
+            try:
+                schedule = declaration(own_name, by_the_clock, cron=cron, every=every, tz=tz)
+            except BroadcastError as error:
+                raise InvalidHandler(f"{own_name}: {error}") from error
         add(
             Handler(
                 function=function,
@@ -130,6 +149,8 @@ def handler(
                 is_async=is_async,
             )
         )
+        if schedule is not None:
+            add_schedule(schedule)
         return function
 
     return register

@@ -30,6 +30,22 @@ def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
         raise InvalidHandler(str(error)) from error
 
 
+def scheduled_type(patterns: tuple[str, ...], where: object) -> str:
+    """Return the type that a handler with `cron=` or `every=` broadcasts: its first plain one."""
+    if where:
+        raise InvalidHandler(
+            "cron= and every= broadcast without metadata, which where= would not match: declare the"
+            " schedule with periodic(name, type, metadata=...)"
+        )
+    for each in patterns:
+        if not {"*", "#"} & set(each.split(".")):
+            return each
+    raise InvalidHandler(
+        f"cron= and every= need a type to broadcast, and {', '.join(patterns)} is none:"
+        " add a plain type, or declare the schedule with periodic(name, type, ...)"
+    )
+
+
 def optional_name(value: str | None, what: str) -> str | None:
     """Return `value` if it is None or a name; raises InvalidHandler."""
     try:

@@ -1,4 +1,4 @@
-"""The process-wide registry of handlers, and the settings' values for options they leave out.
+"""The process-wide registry of handlers and schedules, and the settings' values they leave out.
 
 A row names a registered handler, never code.
 """
@@ -17,6 +17,7 @@ from django_mq.policy.routing import RoutingTable
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
+    from django_mq.handlers.periodic import Declaration
 
 Match = Literal["all", "any"]
 #: The reserved prefix of the types of tasks.
@@ -52,9 +53,10 @@ class Handler:
 
 
 class Registry:
-    """Handlers by name and alias, in the order of registration."""
+    """Handlers by name and alias, in the order of registration; and schedules."""
 
     def __init__(self) -> None:
+        self.schedules: list[Declaration] = []
         self._handlers: dict[str, Handler] = {}
         self._by_name: dict[str, Handler] = {}
         self._table: RoutingTable[Handler] | None = None
@@ -126,9 +128,19 @@ def unsubscribed(handler: Handler, type: str) -> str:
     return f"its type {type} matches no pattern of handler {handler.name} ({patterns})"
 
 
+def add_schedule(new: Declaration) -> None:
+    """Add a declared schedule; a second one of its name is for the system checks to report."""
+    _registry.schedules.append(new)
+
+
+def all_schedules() -> tuple[Declaration, ...]:
+    """Return all declared schedules, in the order of declaration."""
+    return tuple(_registry.schedules)
+
+
 @contextmanager
 def isolated(handlers: Iterable[Handler] = ()) -> Iterator[Registry]:
-    """For tests: in the block only `handlers`, and handlers registered in the block, exist.
+    """For tests: in the block only `handlers`, and what is registered in the block, exist.
 
     `isolated(all_handlers())` starts with the current handlers. The registry is restored at the
     end. Not thread-safe: a process has one registry.

@@ -101,7 +101,7 @@ def test_waits_of_the_first_five_attempts(
     ],
 )
 def test_only_the_first_retry_may_be_at_once(
-    backoff: Schedule | Callable[[int], float], waits: list[float]
+    backoff: BackoffStrategy | Callable[[int], float], waits: list[float]
 ) -> None:
     policy = RetryPolicy(backoff=backoff)
     floored = policy.with_floor(0.1)

@@ -1,0 +1,86 @@
+"""Read the times of a schedule: a cron expression in a time zone, or an interval.
+
+`cronsim` reads cron expressions. It comes with the extra `periodic`, so it is imported on use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
+from importlib.util import find_spec
+from zoneinfo import ZoneInfo
+
+from django_mq.exceptions import InvalidOption
+from django_mq.policy.due_times import Every, Times
+
+#: Characters of a cron expression and of the name of a time zone.
+CRON_LENGTH, ZONE_LENGTH = 256, 64
+
+NOT_INSTALLED = "cron= needs the package cronsim: pip install 'django-mq[periodic]', or use every="
+
+
+def can_read_cron() -> bool:
+    """Return whether `cronsim` is installed."""
+    return find_spec("cronsim") is not None
+
+
+def times_of(cron: str, every: timedelta | None, tz: str, *, start: datetime) -> Times:
+    """Return the times of a schedule, those of an interval counted from `start`.
+
+    Raises InvalidOption for a bad expression, an unknown time zone, an interval below a second, and
+    without `cronsim` for any expression.
+    """
+    zone = zone_of(tz)
+    if cron:
+        return Cron(cron, zone)
+    if every is None or every < timedelta(seconds=1):
+        raise InvalidOption(f"every must be at least 1 s, not {every}")
+    return Every(every, start)
+
+
+def zone_of(tz: str) -> tzinfo:
+    """Return the time zone of this name; raises InvalidOption."""
+    if tz == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(tz)
+    except (KeyError, ValueError, OSError) as error:
+        raise InvalidOption(
+            f"tz names the unknown time zone {tz[:ZONE_LENGTH]!r}: give a name such as"
+            " Europe/Berlin (on a system without time zones, install tzdata)"
+        ) from error
+
+
+class Cron:
+    """The times of a cron expression in a time zone, as Debian's cron has them.
+
+    A fixed hour and minute runs once in a repeated hour, and after a skipped one; wildcards run in
+    both. Raises InvalidOption for a bad expression, and for one without a time in 50 years.
+    """
+
+    def __init__(self, expression: str, zone: tzinfo) -> None:
+        try:
+            from cronsim import CronSim, CronSimError
+        except ImportError as error:
+            raise InvalidOption(NOT_INSTALLED) from error
+        self._simulate = CronSim
+        self._expression, self._zone = expression, zone
+        if len(expression) > CRON_LENGTH:
+            raise InvalidOption(f"cron has more than {CRON_LENGTH} characters")
+        try:
+            found = next(self.after(datetime(2000, 1, 1, tzinfo=UTC)), None)
+        except (CronSimError, ValueError) as error:
+            raise InvalidOption(f"cron={expression!r} cannot be read: {error}") from error
+        if found is None:
+            raise InvalidOption(f"cron={expression!r} has no time in 50 years")
+
+    def after(self, at: datetime) -> Iterator[datetime]:
+        """Yield the times later than `at`, in order and in UTC."""
+        last = at
+        for local in self._simulate(self._expression, at.astimezone(self._zone)):
+            # Compared in UTC: within one zone Python compares wall clocks. In the second half of a
+            # repeated hour cronsim begins with times of the first.
+            found = local.astimezone(UTC)
+            if found > last:
+                last = found
+                yield found

@@ -1,0 +1,186 @@
+"""`periodic()` declares a schedule: a message that workers broadcast by the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django_mq.exceptions import InvalidOption, MQError
+from django_mq.handlers import registry
+from django_mq.handlers.cron import times_of
+from django_mq.policy.backoff import as_seconds
+from django_mq.policy.column_bounds import LONGEST_SPAN
+from django_mq.policy.due_times import CATCH_UP, OVERLAP, CatchUp, Overlap
+from django_mq.policy.encoding import encode
+from django_mq.policy.routing import check_name
+
+if TYPE_CHECKING:
+    from django_mq.conf import Settings
+
+Seconds = float | timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A schedule as code declares it, checked; either `cron` or `every` is set."""
+
+    name: str
+    type: str
+    payload: Any
+    metadata: Mapping[str, Any]
+    cron: str
+    every: timedelta | None
+    tz: str
+    queue: str
+    catch_up: CatchUp
+    overlap: Overlap
+    expires: timedelta | None
+    enabled: bool
+
+
+def periodic(
+    name: str,
+    type: str,
+    payload: Any = None,
+    *,
+    cron: str | None = None,
+    every: Seconds | None = None,
+    tz: str = "UTC",
+    queue: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    catch_up: CatchUp = "once",
+    overlap: Overlap = "allow",
+    expires: Seconds | None = None,
+    enabled: bool = True,
+) -> None:
+    """Declare a schedule: workers broadcast `type` by the clock. Call it in `handlers.py`.
+
+        periodic("daily-report", "shop.reports.daily", cron="0 6 * * mon-fri", tz="Europe/Berlin")
+
+    Give `cron`, read in the time zone `tz` (needs the extra `periodic`), or `every`: seconds or a
+    timedelta of at least 1 s; the first time is one `every` after a worker first stored the
+    schedule. Each time is broadcast at most once over the whole fleet, in the transaction that
+    moves the schedule to its next time, at most POLL_INTERVAL + 1 s late while a worker lives.
+
+    - `payload`, `metadata`, `queue`, `expires`: as in `broadcast()`; `expires` is a duration.
+    - `catch_up`: of the times that no worker was there for, broadcast the latest (`"once"`), the
+      newest 1,000 (`"all"`), or none that is more than a minute late (`"none"`).
+    - `overlap="skip"`: a handler gets no message while the schedule's last one for it still waits
+      or runs.
+    - `enabled`: until an operator enables or disables the schedule; their decision wins.
+
+    Raises InvalidName and InvalidOption. `manage.py check` reports bad expressions, unknown time
+    zones and names that are declared twice (django_mq.E010).
+    """
+    registry.add_schedule(
+        declaration(
+            name,
+            type,
+            payload,
+            cron=cron,
+            every=every,
+            tz=tz,
+            queue=queue,
+            metadata=metadata,
+            catch_up=catch_up,
+            overlap=overlap,
+            expires=expires,
+            enabled=enabled,
+        )
+    )
+
+
+def declaration(
+    name: str,
+    type: str,
+    payload: Any = None,
+    *,
+    cron: str | None = None,
+    every: Seconds | None = None,
+    tz: str = "UTC",
+    queue: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    catch_up: CatchUp = "once",
+    overlap: Overlap = "allow",
+    expires: Seconds | None = None,
+    enabled: bool = True,
+) -> Declaration:
+    """Return what `periodic()` declares; raises as it does."""
+    if (cron is None) == (every is None):
+        raise InvalidOption(f"schedule {name} needs either cron= or every=")
+    if cron is not None and not (isinstance(cron, str) and cron.strip()):
+        raise InvalidOption(f'cron must be an expression such as "0 6 * * *", not {cron!r}')
+    if not isinstance(tz, str):
+        raise InvalidOption(f'tz must be a name such as "Europe/Berlin", not {tz!r}')
+    if not isinstance(enabled, bool):
+        raise InvalidOption(f"enabled must be True or False, not {enabled!r}")
+    return Declaration(
+        name=check_name(name, "schedule name"),
+        type=check_name(type, "type"),
+        payload={} if payload is None else payload,
+        metadata=check_metadata(metadata),
+        cron=" ".join(cron.split()) if cron else "",
+        every=None if every is None else _duration(every, "every", least=1),
+        tz=tz,
+        queue="" if queue is None else check_name(queue, "queue"),
+        catch_up=_one_of(catch_up, "catch_up", CATCH_UP),
+        overlap=_one_of(overlap, "overlap", OVERLAP),
+        expires=None if expires is None else _duration(expires, "expires", least=0),
+        enabled=enabled,
+    )
+
+
+def check_metadata(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the metadata of a schedule; raise InvalidOption for what `broadcast()` refuses."""
+    if metadata is None:
+        return {}
+    if not (isinstance(metadata, Mapping) and all(isinstance(key, str) for key in metadata)):
+        raise InvalidOption("metadata must be a dict whose keys are text")
+    if reserved := [key for key in metadata if key.startswith("mq.")]:
+        raise InvalidOption(
+            f"metadata has the key {reserved[0]!r}: keys that begin with mq. are reserved"
+        )
+    return dict(metadata)
+
+
+def encoded(value: Any, what: str, settings: Settings) -> str:
+    """Return payload or metadata as JSON text; raises InvalidPayload."""
+    small = what == "metadata"
+    return encode(
+        value,
+        what=what,
+        max_bytes=settings.max_metadata_bytes if small else settings.max_payload_bytes,
+        max_depth=settings.max_depth,
+        encoder=settings.encoder_class,
+    )
+
+
+def problems(settings: Settings) -> Iterable[tuple[str, str]]:
+    """Yield the name of each declared schedule that cannot run, and what is wrong with it."""
+    seen: dict[str, Declaration] = {}
+    for each in registry.all_schedules():
+        if seen.setdefault(each.name, each) != each:
+            yield each.name, "is declared twice: give each schedule a name of its own"
+            continue
+        try:
+            times_of(each.cron, each.every, each.tz, start=datetime(2000, 1, 1, tzinfo=UTC))
+            encoded(each.payload, "payload", settings)
+            encoded(each.metadata, "metadata", settings)
+        except MQError as error:
+            yield each.name, str(error)
+
+
+def _duration(value: Seconds, what: str, *, least: int) -> timedelta:
+    seconds = as_seconds(value)
+    if seconds is None or not least <= seconds <= LONGEST_SPAN.total_seconds() or not seconds:
+        more = f"of at least {least} s" if least else "above zero"
+        raise InvalidOption(f"{what} must be seconds or a timedelta {more}, not {value!r}")
+    return timedelta(seconds=seconds)
+
+
+def _one_of(value: Any, what: str, allowed: tuple[Any, ...]) -> Any:
+    if value not in allowed:
+        raise InvalidOption(f"{what} must be one of {', '.join(allowed)}, not {value!r}")
+    return value

@@ -1,0 +1,91 @@
+"""Which times of a schedule are due, and which comes next; all times are aware, in UTC."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import count, takewhile
+from typing import Literal, NamedTuple, Protocol
+
+CatchUp = Literal["once", "all", "none"]
+Overlap = Literal["allow", "skip"]
+CATCH_UP: tuple[CatchUp, ...] = ("once", "all", "none")
+OVERLAP: tuple[Overlap, ...] = ("allow", "skip")
+
+#: Most missed times that `catch_up="all"` makes up for: the newest.
+MOST_MISSED = 1000
+#: How late a time may be without being missed: the fleet's own delay counts on top.
+PUNCTUAL = timedelta(minutes=1)
+#: How far back the first search for missed times reaches; each further one twice as far.
+FIRST_SEARCH = timedelta(minutes=1)
+
+
+class Times(Protocol):
+    """The times of a schedule."""
+
+    def after(self, at: datetime) -> Iterator[datetime]:
+        """Yield the times later than `at`, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """A time per `every`, counted from `start` in both directions.
+
+    >>> from datetime import UTC
+    >>> hourly = Every(timedelta(hours=1), start=datetime(2026, 1, 1, 0, 30, tzinfo=UTC))
+    >>> next(hourly.after(datetime(2026, 1, 1, 7, 30, tzinfo=UTC))).isoformat()
+    '2026-01-01T08:30:00+00:00'
+    """
+
+    every: timedelta
+    start: datetime
+
+    def after(self, at: datetime) -> Iterator[datetime]:
+        first = (at - self.start) // self.every + 1
+        return (self.start + self.every * number for number in count(first))
+
+
+class Due(NamedTuple):
+    """The times to broadcast now, in order, and the next time after now; None: there is none."""
+
+    times: tuple[datetime, ...]
+    next_at: datetime | None
+
+
+def due(
+    times: Times, *, next_at: datetime, now: datetime, catch_up: CatchUp, late: timedelta
+) -> Due:
+    """Decide what to broadcast at `now` for a schedule that was due at `next_at`.
+
+    `once` broadcasts the latest time that is due, `all` the newest MOST_MISSED. `none` broadcasts
+    the latest unless it was missed: more than `late` ago.
+    """
+    following = next(times.after(now), None)
+    if next_at > now:
+        return Due((), next_at)
+    most = MOST_MISSED if catch_up == "all" else 1
+    found = last_times(times, first=next_at, until=now, most=most)
+    if catch_up == "none" and now - found[-1] > late:
+        return Due((), following)
+    return Due(tuple(found), following)
+
+
+def last_times(times: Times, *, first: datetime, until: datetime, most: int) -> list[datetime]:
+    """Return the last `most` times from `first`, which is one, to `until`, in order.
+
+    Searches forward only, from ever earlier starts: a schedule by the minute that stood still for
+    a year costs as little as one that stood still for an hour.
+    """
+    window = FIRST_SEARCH
+    while until - window > first:
+        found = deque(_between(times, until - window, until), most)
+        if len(found) == most:
+            return list(found)
+        window *= 2
+    return list(deque((first, *_between(times, first, until)), most))
+
+
+def _between(times: Times, after: datetime, until: datetime) -> Iterator[datetime]:
+    return takewhile(lambda at: at <= until, times.after(after))

@@ -1,0 +1,164 @@
+"""Declaring schedules: what is refused at once, and what the system check reports."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import pytest
+from django.test import override_settings
+
+from django_mq import InvalidHandler, InvalidName, InvalidOption, handler, periodic
+from django_mq.checks import check_schedules
+from django_mq.handlers import all_handlers, all_schedules, isolated
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    with isolated():
+        yield
+
+
+def reported():
+    return [(each.id, each.msg) for each in check_schedules(None)]
+
+
+def test_what_is_declared():
+    periodic("daily", "shop.reports.daily", cron="0  6 * * mon-fri", tz="Europe/Berlin")
+    periodic(
+        "often",
+        "shop.ping",
+        {"n": 1},
+        every=90,
+        queue="mail",
+        metadata={"tier": "gold"},
+        catch_up="all",
+        overlap="skip",
+        expires=timedelta(minutes=5),
+        enabled=False,
+    )
+    daily, often = all_schedules()
+    assert (daily.cron, daily.every, daily.tz, daily.payload) == (
+        "0 6 * * mon-fri",
+        None,
+        "Europe/Berlin",
+        {},
+    )
+    assert (daily.catch_up, daily.overlap, daily.enabled) == ("once", "allow", True)
+    assert (often.every, often.expires) == (timedelta(seconds=90), timedelta(minutes=5))
+    assert not reported()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"cron": "* * * * *", "every": 60},
+        {"cron": ""},
+        {"cron": 5},
+        {"every": 0.5},
+        {"every": 0},
+        {"every": -1},
+        {"every": "60"},
+        {"every": float("inf")},
+        {"every": True},
+        {"every": 60, "tz": None},
+        {"every": 60, "catch_up": "twice"},
+        {"every": 60, "overlap": "never"},
+        {"every": 60, "expires": 0},
+        {"every": 60, "expires": "1"},
+        {"every": 60, "enabled": "yes"},
+        {"every": 60, "metadata": [1]},
+        {"every": 60, "metadata": {1: 2}},
+        {"every": 60, "metadata": {"mq.schedule": "x"}},
+    ],
+    ids=str,
+)
+def test_options_that_are_refused_where_they_stand(wrong):
+    with pytest.raises(InvalidOption):
+        periodic("name", "shop.ping", **wrong)
+    assert not all_schedules()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"name": "a name"}, {"type": "shop.*"}, {"type": ""}, {"queue": "a b"}, {"name": "x" * 129}],
+    ids=str,
+)
+def test_names_that_are_refused_where_they_stand(wrong):
+    with pytest.raises(InvalidName):
+        periodic(**{"name": "name", "type": "shop.ping", "every": 60, **wrong})
+
+
+def test_a_handler_with_a_clock_is_a_schedule_of_its_name():
+    @handler("shop.#", "shop.reports.daily", name="report", cron="0 6 * * *", tz="Europe/Berlin")
+    def report(delivery):
+        """Nothing."""
+
+    [found] = all_schedules()
+    assert (found.name, found.type) == ("report", "shop.reports.daily")
+    assert (found.cron, found.tz) == ("0 6 * * *", "Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "options"),
+    [
+        (["shop.#", "shop.*.daily"], {"every": 60}),
+        (["shop.ping"], {"every": 60, "cron": "* * * * *"}),
+        (["shop.ping"], {"every": 0}),
+        (["shop.ping"], {"every": 60, "where": {"tier": "gold"}}),
+    ],
+)
+def test_a_handler_that_no_schedule_can_be_made_of_is_no_handler(patterns, options):
+    with pytest.raises(InvalidHandler):
+
+        @handler(*patterns, **options)
+        def report(delivery):
+            """Nothing."""
+
+    assert not all_handlers()
+    assert not all_schedules()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cron": "61 * * * *"}, "Bad minute"),
+        ({"cron": "0 6 * * *", "tz": "Europe/Bonn"}, "unknown time zone 'Europe/Bonn'"),
+        ({"every": 60, "tz": "Europe/Bonn"}, "unknown time zone 'Europe/Bonn'"),
+        ({"every": 60, "payload": {"at": object()}}, "payload.at"),
+        ({"every": 60, "metadata": {"at": float("nan")}}, "metadata.at"),
+    ],
+)
+def test_e010_reports_a_schedule_that_cannot_run(options, says):
+    periodic("good", "shop.ping", every=60)
+    periodic("bad", "shop.ping", **options)
+    [(id, message)] = reported()
+    assert id == "django_mq.E010"
+    assert message.startswith("The schedule 'bad' cannot run: ")
+    assert says in message
+
+
+def test_e010_reports_equal_names_but_not_a_module_that_was_imported_twice():
+    periodic("same", "shop.ping", every=60)
+    periodic("same", "shop.ping", every=60)
+    assert not reported()
+    periodic("same", "shop.ping", every=61)
+    [(id, message)] = reported()
+    assert id == "django_mq.E010"
+    assert "declared twice" in message
+
+
+def test_e010_names_the_extra_where_cronsim_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    periodic("hourly", "shop.ping", every=3600)
+    periodic("daily", "shop.ping", cron="0 6 * * *")
+    [(_, message)] = reported()
+    assert "'daily'" in message
+    assert "pip install 'django-mq[periodic]'" in message
+
+
+def test_the_check_waits_for_valid_settings():
+    periodic("bad", "shop.ping", cron="61 * * * *")
+    with override_settings(DJANGO_MQ={"NO_SUCH": 1}):
+        assert not reported()

@@ -1,0 +1,101 @@
+"""What a schedule broadcasts when it is looked at late, and which time comes next."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_mq.policy.due_times import MOST_MISSED, Every, due, last_times
+
+SIX = datetime(2026, 3, 1, 6, tzinfo=UTC)
+HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
+HOURLY = Every(HOUR, start=SIX)
+
+
+def decide(now, catch_up="once", next_at=SIX, times=HOURLY, late=MINUTE):
+    return due(times, next_at=next_at, now=now, catch_up=catch_up, late=late)
+
+
+@pytest.mark.parametrize("catch_up", ["once", "all", "none"])
+def test_a_time_that_comes_is_broadcast_at_once_and_the_next_follows(catch_up):
+    assert decide(SIX - SECOND, catch_up) == ((), SIX)
+    assert decide(SIX, catch_up) == ((SIX,), SIX + HOUR)
+    assert decide(SIX + SECOND, catch_up) == ((SIX,), SIX + HOUR)
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "hours"), [("once", [3]), ("all", [0, 1, 2, 3]), ("none", [])]
+)
+def test_missed_times(catch_up, hours):
+    """Nobody was there from 6 until 9:30."""
+    found = decide(SIX + 3.5 * HOUR, catch_up)
+    assert found == (tuple(SIX + hour * HOUR for hour in hours), SIX + 4 * HOUR)
+
+
+def test_none_broadcasts_the_latest_time_unless_it_was_missed():
+    assert decide(SIX + 3 * HOUR + MINUTE, "none").times == (SIX + 3 * HOUR,)
+    assert decide(SIX + 3 * HOUR + MINUTE + SECOND, "none").times == ()
+
+
+def test_all_is_the_newest_thousand():
+    seconds = Every(SECOND, start=SIX)
+    now = SIX + timedelta(days=40)
+    found = decide(now, "all", times=seconds)
+    assert len(found.times) == MOST_MISSED
+    assert found.times[0] == now - (MOST_MISSED - 1) * SECOND
+    assert found.times[-1] == now
+
+
+class Counted:
+    """The times of another schedule, and how many of them were asked for."""
+
+    def __init__(self, times):
+        self.times, self.asked = times, 0
+
+    def after(self, at):
+        for each in self.times.after(at):
+            self.asked += 1
+            yield each
+
+
+@pytest.mark.parametrize(("catch_up", "most"), [("once", 10), ("none", 10), ("all", 5000)])
+def test_a_long_standstill_costs_no_more_than_a_short_one(catch_up, most):
+    times = Counted(Every(MINUTE, start=SIX))
+    decide(SIX + timedelta(days=3650), catch_up, times=times)
+    assert times.asked <= most
+
+
+def test_a_row_whose_time_is_none_of_its_schedule_is_broadcast_all_the_same():
+    """Somebody moved it by SQL: it is due when its row says so."""
+    odd = SIX - 7 * MINUTE
+    assert decide(odd + SECOND, next_at=odd) == ((odd,), SIX)
+
+
+class Ended:
+    def after(self, at):
+        return (each for each in (SIX,) if each > at)
+
+
+def test_a_schedule_may_have_no_next_time():
+    assert decide(SIX + MINUTE, times=Ended()) == ((SIX,), None)
+
+
+@given(
+    every=st.integers(1, 90_000),
+    missed=st.integers(0, 10_000_000),
+    most=st.integers(1, 50),
+)
+def test_the_last_times_are_those_of_a_walk_from_the_first(every, missed, most):
+    step, until = timedelta(seconds=every), SIX + timedelta(seconds=missed)
+    number = missed // every
+    walked = [SIX + step * n for n in range(max(0, number - most + 1), number + 1)]
+    found = last_times(Every(step, start=SIX), first=SIX, until=until, most=most)
+    assert found == walked
+
+
+def test_an_interval_counts_from_its_start_in_both_directions():
+    assert next(HOURLY.after(SIX - 2.5 * HOUR)) == SIX - 2 * HOUR
+    assert next(HOURLY.after(SIX)) == SIX + HOUR
