@@ -70,13 +70,13 @@ def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrappe
 
 
 @contextlib.contextmanager
-def plain_connection_as(alias: str) -> Iterator[BaseDatabaseWrapper]:
+def plain_connection_as(alias: str, link: Link | None = None) -> Iterator[BaseDatabaseWrapper]:
     """Make `connections[alias]` of this thread a plain connection within the block.
 
     Django code that is given a connection may still look it up by alias, and open its pool.
     """
     original = connections[alias]
-    connections[alias] = plain = plain_connection(alias)
+    connections[alias] = plain = plain_connection(alias, link)
     try:
         yield plain
     finally:

@@ -7,6 +7,7 @@ vacuum options, for which Django has none.
 from django_mq.models.fleet import QueueState, WorkerHeartbeat
 from django_mq.models.message import MessageQuerySet, QueuedMessage
 from django_mq.models.records import FailedAttempt, Result, UniqueKey
+from django_mq.models.schedule import Schedule
 
 __all__ = [
     "FailedAttempt",
@@ -14,6 +15,7 @@ __all__ = [
     "QueueState",
     "QueuedMessage",
     "Result",
+    "Schedule",
     "UniqueKey",
     "WorkerHeartbeat",
 ]

@@ -57,12 +57,20 @@ def _cache_for(settings: Settings, table: object) -> _Cache:
 class RowBuilder:
     """Build the rows of one call; settings, routes and the current delivery are looked up once."""
 
-    def __init__(self, settings: Settings, *, wants_result: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        wants_result: bool = False,
+        reserved: Mapping[str, str] | None = None,
+    ) -> None:
         self.settings = settings
         self._table = handlers.table()
         cache = _cache_for(settings, self._table)
         self._encoder = cache.encoder
         self._origin = origin_metadata(settings.max_hops)
+        if reserved:
+            self._origin = joined(json.dumps(dict(reserved)), self._origin)
         self._wants_result = wants_result
         # Rows that depend on this call stay out of the cache that calls share.
         private = wants_result or self._origin != "{}"

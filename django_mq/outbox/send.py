@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from django.core.exceptions import ImproperlyConfigured
@@ -31,10 +31,19 @@ itself. \
 DJANGO_MQ = {{"REQUIRE_ATOMIC": False}} turns this check off."""
 
 
-def send(message: Message, *, using: str | None = None, wants_result: bool = False) -> Receipt:
-    """Store one message in the caller's transaction: what `broadcast()` does with its options."""
+def send(
+    message: Message,
+    *,
+    using: str | None = None,
+    wants_result: bool = False,
+    reserved: Mapping[str, str] | None = None,
+) -> Receipt:
+    """Store one message in the caller's transaction: what `broadcast()` does with its options.
+
+    `reserved` is `mq.` metadata that the package itself adds.
+    """
     connection = connection_in_transaction(using)
-    return _checked(connection, [message], wants_result)()[0]
+    return _checked(connection, [message], wants_result, reserved)()[0]
 
 
 def send_durably(
@@ -84,10 +93,13 @@ def _chunks(builder: RowBuilder, messages: Iterable[Message]) -> Iterator[Chunk]
 
 
 def _checked(
-    connection: BaseDatabaseWrapper, messages: Sequence[Message], wants_result: bool = False
+    connection: BaseDatabaseWrapper,
+    messages: Sequence[Message],
+    wants_result: bool = False,
+    reserved: Mapping[str, str] | None = None,
 ) -> Callable[[], list[Receipt]]:
     """Check the messages, without any SQL; return the function that stores them."""
-    builder = RowBuilder(get_settings(), wants_result=wants_result)
+    builder = RowBuilder(get_settings(), wants_result=wants_result, reserved=reserved)
     chunk = Chunk(builder)
     for message in messages:
         chunk.add(message)

@@ -116,7 +116,9 @@ select case when s.paused_at is not null
 """
 
 # Reads nothing, yet the server resolves the names and checks the privileges.
-PROVE = "select from django_mq_queuedmessage, django_mq_queuestate where false"
+PROVE = """
+select from django_mq_queuedmessage, django_mq_queuestate, django_mq_schedule where false
+"""
 
 
 class LookRow(NamedTuple):

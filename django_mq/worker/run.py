@@ -2,7 +2,8 @@
 
 The loop fetches, then sleeps on the wakeup. Executors and the async runner take from the local
 queue what the fetcher put there. The lease keeper renews the leases of what this process holds,
-and maintenance does the chores, each on a thread and a connection of its own.
+maintenance does the chores, and schedules broadcasts by the clock: each on a thread and a
+connection of its own.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Run:
                 continue
             used_up = parts.quota.left == 0
             done = used_up or (until_empty and parts.fetcher.empty)
-            if done and parts.local_queue.idle() and not parts.recovery.recovering():
+            if done and not self._busy():
                 if used_up:
                     return
                 if looked_after == parts.quota.claimed:
@@ -125,6 +126,12 @@ class Run:
             self._wait_out(error)
             return True
 
+    def _busy(self) -> bool:
+        """Return whether a part of this process still runs, settles or broadcasts messages."""
+        parts = self.parts
+        idle = parts.local_queue.idle() and not parts.recovery.recovering()
+        return not idle or parts.schedules.busy()
+
     def _wait_out(self, error: Exception) -> None:
         lost = isinstance(error, LOST)
         if not (lost or self._worked):
@@ -148,6 +155,7 @@ class Run:
         if self._in_doubt or parts.backoffs.noted() or not claims_first:
             self._tend_local_queue(cursor)
         sleep = parts.fetcher.fetch(cursor)
+        sleep = min(sleep, parts.schedules.tend(cursor))
         self._worked = True
         if parts.statements.link.answers > answers:
             parts.outage.over()
@@ -217,6 +225,7 @@ class Run:
         parts = self.parts
         parts.lease_keeper.start()
         parts.maintenance.start()
+        parts.schedules.start()
         self.take_recoveries()
         if parts.listener:
             parts.listener.start()
@@ -263,6 +272,7 @@ class Run:
         self._leave_queues()
         self._ring()
         parts.maintenance.end()
+        parts.schedules.end()
         parts.lease_keeper.end()
         parts.lease_keeper.join(5.0)
         parts.lease_keeper.report()

@@ -1,0 +1,113 @@
+"""Store the schedules that the code of this process declares, and retire those of none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+from django.db import DatabaseError
+
+from django_mq.conf import Settings
+from django_mq.exceptions import MQError
+from django_mq.executor.connections import LOST
+from django_mq.handlers import all_schedules
+from django_mq.handlers.cron import times_of
+from django_mq.handlers.periodic import Declaration, encoded
+from django_mq.policy.error_text import one_line
+from django_mq.store import Cursor
+from django_mq.store import schedules as store
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds after which a process says again what it declares, and after which a schedule that no
+#: process has declared is disabled.
+FRESH, FORGOTTEN = 3600.0, 86400.0
+
+#: Opens a transaction, or a savepoint in one, and gives its cursor.
+Block = Callable[[], AbstractContextManager[Cursor]]
+
+
+def declare_all(block: Block, settings: Settings) -> None:
+    """Store what this process declares, each schedule in a transaction of its own.
+
+    Logs those that cannot run. Raises one of LOST if the database is lost or, once the others are
+    stored, if somebody has the row of a schedule locked.
+    """
+    _declare_each(block, _declared().values(), settings)
+
+
+def keep_declared(block: Block, settings: Settings) -> None:
+    """Say again what this process declares, and disable what none has declared for a day.
+
+    It does not overwrite what another process has declared meanwhile: of two versions of the code,
+    the one that started last decides. Raises as `declare_all()`.
+    """
+    declared = _declared()
+    with block() as cursor:
+        known = store.keep(cursor, sorted(declared), fresh=FRESH, forgotten=FORGOTTEN)
+    _declare_each(block, [declared[name] for name in declared.keys() - known], settings)
+    with block() as cursor:
+        retired = store.retire(cursor, forgotten=FORGOTTEN)
+    for name in retired:
+        logger.warning(
+            "schedule %s is disabled: no process has declared it for %d hours",
+            name,
+            FORGOTTEN // 3600,
+            extra={"event": "schedule_retired", "schedule": name},
+        )
+
+
+def _declared() -> dict[str, Declaration]:
+    found: dict[str, Declaration] = {}
+    for each in all_schedules():
+        found.setdefault(each.name, each)
+    return found
+
+
+def _declare_each(block: Block, declared: Iterable[Declaration], settings: Settings) -> None:
+    locked: Exception | None = None
+    for each in declared:
+        try:
+            with block() as cursor:
+                declare(cursor, each, settings)
+        except LOST as error:
+            if cursor.connection is None or cursor.connection.closed:
+                raise
+            locked = error
+        except (MQError, DatabaseError) as error:
+            logger.error(
+                "schedule %s cannot run: %s",
+                each.name,
+                one_line(str(error)),
+                extra={"event": "schedule_invalid", "schedule": each.name},
+            )
+    if locked is not None:
+        raise locked
+
+
+def declare(cursor: Cursor, declared: Declaration, settings: Settings) -> None:
+    """Store one declared schedule; raises MQError if it cannot run.
+
+    The code decides everything but `enabled`, if an operator has decided that. The next time is
+    computed anew only if the cron expression, the interval or the time zone has changed.
+    """
+    now = store.now(cursor)
+    times = times_of(declared.cron, declared.every, declared.tz, start=now)
+    store.declare(
+        cursor,
+        fresh=FRESH,
+        name=declared.name,
+        type=declared.type,
+        payload=encoded(declared.payload, "payload", settings),
+        metadata=encoded(declared.metadata, "metadata", settings),
+        cron=declared.cron,
+        every=None if declared.every is None else declared.every.total_seconds(),
+        tz=declared.tz,
+        queue=declared.queue,
+        catch_up=declared.catch_up,
+        overlap=declared.overlap,
+        expires=None if declared.expires is None else declared.expires.total_seconds(),
+        enabled=declared.enabled,
+        next_at=next(times.after(now), None),
+    )

@@ -1,0 +1,213 @@
+"""Broadcast what schedules say, in the transaction that moves them to their next time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db import connections, transaction
+
+from django_mq.conf import get_settings
+from django_mq.exceptions import BroadcastBusy, InvalidOption
+from django_mq.executor.connections import LOST
+from django_mq.handlers.cron import can_read_cron, times_of
+from django_mq.messages import Message, Receipt
+from django_mq.outbox.send import send
+from django_mq.policy.due_times import PUNCTUAL, due
+from django_mq.policy.error_text import one_line
+from django_mq.policy.routing import MAX_NAME
+from django_mq.store import Cursor
+from django_mq.store import schedules as store
+from django_mq.store.schedules import ScheduleRow
+
+logger = logging.getLogger("django_mq")
+
+#: Broadcasts of one transaction: each has a savepoint, and PostgreSQL keeps 64 of a transaction in
+#: shared memory.
+MOST = 50
+#: Bytes of an error that are stored.
+LONGEST_ERROR = 1000
+#: The reserved metadata of what a schedule broadcasts.
+SCHEDULE, SCHEDULED_FOR = "mq.schedule", "mq.scheduled_for"
+
+
+class Fired(NamedTuple):
+    """What one transaction did: the number of broadcasts, and where the next one goes on.
+
+    `after` is None when nothing more is due.
+    """
+
+    broadcasts: int
+    after: store.Position | None
+
+
+def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST) -> Fired:
+    """Broadcast what is due after position `after`; call it in a transaction of its own.
+
+    A schedule that another session has locked is passed over, as is one with a cron expression
+    where `cronsim` is missing. One whose broadcast fails moves on, with `last_error`; one whose
+    queue is full stays due.
+    """
+    rows = store.take_due(cursor, limit=MOST, after=after, cron=can_read_cron())
+    count = 0
+    for row in rows:
+        count += _fire(cursor, alias, row, most=MOST - count)
+        after = (row.due_at, row.name)
+        if count >= MOST:
+            return Fired(count, after)
+    return Fired(count, after if len(rows) == MOST else None)
+
+
+def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, most: int) -> int:
+    """Broadcast at most `most` times of a schedule that is due; return how many were stored."""
+    try:
+        times = times_of(row.cron, row.every, row.tz, start=row.due_at)
+    except InvalidOption as error:  # written by others, or the zone is no longer known
+        _report(row, error)
+        store.move(cursor, row.name, next_at=None, last_error=_text(error))
+        return 0
+    late = PUNCTUAL + timedelta(seconds=get_settings().poll_interval)
+    only_one = row.overlap == "skip" and row.catch_up == "all"
+    catch_up = "once" if only_one else row.catch_up
+    found = due(times, next_at=row.due_at, now=row.now, catch_up=catch_up, late=late)
+    next_at = found.next_at if len(found.times) <= most else found.times[most]
+    outcome = _broadcast_each(row, found.times[:most], next_at, alias)
+    store.move(
+        cursor,
+        row.name,
+        next_at=outcome.next_at,
+        last_at=outcome.last_at,
+        last_message=outcome.last_message,
+        last_error=outcome.last_error,
+    )
+    return outcome.count
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What became of the times of a schedule, and its next one."""
+
+    next_at: datetime | None
+    last_at: datetime | None = None
+    last_message: int | None = None
+    last_error: str = ""
+    count: int = 0
+
+
+def _broadcast_each(
+    row: ScheduleRow, times: Sequence[datetime], next_at: datetime | None, alias: str
+) -> _Outcome:
+    """Broadcast these times in order; one for which the queue has no room stays the next."""
+    outcome = _Outcome(next_at)
+    for at in times:
+        try:
+            receipt = broadcast_at(row, at, alias=alias)
+        except Exception as error:
+            driver = connections[alias].connection
+            if driver is None or driver.closed:
+                raise
+            outcome.last_error = _text(error)
+            if isinstance(error, (BroadcastBusy, *LOST)):
+                outcome.next_at = at
+                return outcome
+            _report(row, error)
+            continue
+        outcome.last_error = ""
+        if receipt:
+            outcome.last_at, outcome.last_message = at, first_id(receipt)
+            outcome.count += 1
+            _log(logging.DEBUG, row, f"broadcast {at.isoformat()}", "schedule_fired")
+        else:
+            text = f"skipped {at.isoformat()}: its last message still waits or runs"
+            _log(logging.INFO, row, text, "schedule_skipped")
+    return outcome
+
+
+def broadcast_at(row: ScheduleRow, at: datetime, *, alias: str) -> Receipt:
+    """Broadcast a schedule's message for the time `at`, in a savepoint.
+
+    The receipt is false if `overlap="skip"` stored nothing. Raises what `broadcast()` raises.
+    """
+    skips = row.overlap == "skip"
+    message = Message(
+        row.type,
+        json.loads(row.payload),
+        queue=row.queue or None,
+        metadata=json.loads(row.metadata) or None,
+        expires=row.expires,
+        unique_id=_unique_id(row.name) if skips else None,
+        on_duplicate="skip" if skips else None,
+    )
+    reserved = {SCHEDULE: row.name, SCHEDULED_FOR: at.isoformat()}
+    with transaction.atomic(using=alias):
+        return send(message, using=alias, reserved=reserved)
+
+
+def fire_now(cursor: Cursor, alias: str, row: ScheduleRow) -> Receipt:
+    """Broadcast a schedule's message at once; its next time stays. Raises as `broadcast()`."""
+    receipt = broadcast_at(row, row.now, alias=alias)
+    if receipt:
+        store.move(
+            cursor,
+            row.name,
+            next_at=row.next_at,
+            last_at=row.now,
+            last_message=first_id(receipt),
+        )
+    return receipt
+
+
+def fire_until(cursor: Cursor, alias: str, until: datetime) -> int:
+    """Broadcast each time up to `until`, in order, as if it came; return how many messages.
+
+    For tests. Raises what `broadcast()` raises.
+    """
+    count = 0
+    while rows := store.take_due(cursor, limit=1, until=until):
+        [row] = rows
+        receipt = broadcast_at(row, row.due_at, alias=alias)
+        times = times_of(row.cron, row.every, row.tz, start=row.due_at)
+        store.move(
+            cursor,
+            row.name,
+            next_at=next(times.after(row.due_at), None),
+            last_at=row.due_at if receipt else None,
+            last_message=first_id(receipt),
+        )
+        count += len(receipt.ids)
+    return count
+
+
+def first_id(receipt: Receipt) -> int | None:
+    """Return the id of the first copy that was stored; None if none was."""
+    return next(iter(receipt.ids), None)
+
+
+def _unique_id(name: str) -> str:
+    """Return the unique id of a schedule's messages; a long name is shortened to its hash.
+
+    >>> _unique_id("daily-report"), len(_unique_id("x" * 128)) <= MAX_NAME
+    ('mq.schedule:daily-report', True)
+    """
+    found = f"{SCHEDULE}:{name}"
+    if len(found) <= MAX_NAME:
+        return found
+    return f"{SCHEDULE}:{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def _text(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {error}", LONGEST_ERROR)
+
+
+def _report(row: ScheduleRow, error: Exception) -> None:
+    _log(logging.WARNING, row, f"could not be broadcast: {_text(error)}", "schedule_failed")
+
+
+def _log(level: int, row: ScheduleRow, text: str, event: str) -> None:
+    extra = {"event": event, "schedule": row.name, "type": row.type}
+    logger.log(level, "schedule %s %s", row.name, text, extra=extra)

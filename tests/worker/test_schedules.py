@@ -1,0 +1,266 @@
+"""A worker broadcasts by the clock: on time, whatever else it does, and never twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from itertools import pairwise
+from time import monotonic
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from django_mq import handler, periodic
+from django_mq.executor.connections import Statements
+from django_mq.messages import Delivery
+from django_mq.models import QueuedMessage, Schedule
+from django_mq.store import schedules as store
+from django_mq.worker import Worker
+from django_mq.worker.schedules import Schedules
+from tests.database import second_connection
+from tests.rows import add
+from tests.schedules.conftest import HOUR, put, times
+from tests.worker.conftest import PATIENCE, Running
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+
+
+def until(true: Callable[[], Any]) -> Any:
+    """Wait until something is true, and return it."""
+    deadline = monotonic() + PATIENCE
+    while not (found := true()):
+        assert monotonic() < deadline, "it does not come"
+        threading.Event().wait(0.01)
+    return found
+
+
+class Heard:
+    """A handler that notes each message, and the time it is for if a schedule broadcast it."""
+
+    def __init__(self, queue: str = "mail") -> None:
+        self.ids: list[int] = []
+        self.times: list[datetime] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        handler("shop.ping", queue=queue, name="heard")(lambda delivery: self.hear(delivery))
+
+    def hear(self, delivery: Delivery) -> None:
+        assert self.gate.wait(PATIENCE)
+        if at := delivery.metadata.get("mq.scheduled_for"):
+            self.times.append(datetime.fromisoformat(at))
+        self.ids.append(delivery.id)
+
+    def steps(self) -> set[timedelta]:
+        """Return what lies between one time and the next: zero, if one came twice."""
+        found = sorted(self.times)
+        return {later - earlier for earlier, later in pairwise(found)}
+
+
+def test_what_is_declared_is_stored_and_runs(start: Start) -> None:
+    heard = Heard()
+    periodic("hourly", "shop.ping", every=HOUR)
+    start()
+    until(lambda: Schedule.objects.filter(name="hourly").exists())
+    assert not heard.ids
+    Schedule.objects.update(next_at=Now())
+    until(lambda: heard.ids)
+    assert Schedule.objects.get().last_message == heard.ids[0]
+
+
+def test_a_handler_with_a_clock_runs_by_it(start: Start) -> None:
+    ran = threading.Event()
+
+    @handler("shop.ping", queue="mail", name="h", every=1)
+    def h(delivery: Delivery) -> None:
+        assert delivery.metadata["mq.schedule"] == "h"
+        ran.set()
+
+    start()
+    assert ran.wait(PATIENCE)
+
+
+def test_a_schedule_that_is_missed_runs_before_an_empty_queue_ends_the_run() -> None:
+    """For those who start `mq_worker --until-empty` from the system's own cron."""
+    heard = Heard()
+    put()
+    assert Worker().run(until_empty=True)
+    assert len(heard.ids) == 1
+    assert Worker().run(until_empty=True)
+    assert len(heard.ids) == 1
+
+
+def test_a_schedule_that_is_declared_and_missed_as_well() -> None:
+    heard = Heard()
+    periodic("hourly", "shop.ping", every=HOUR)
+    assert Worker().run(until_empty=True)
+    Schedule.objects.update(next_at=Now() - timedelta(hours=3))
+    assert Worker().run(until_empty=True)
+    assert len(heard.ids) == 1
+
+
+def test_a_schedule_whose_queue_is_full_does_not_keep_a_run_from_its_end(settings: Any) -> None:
+    settings.DJANGO_MQ = {"QUEUES": {"full": {"max_backlog": 1}}}
+    add("full", after=600)
+    put(queue="full")
+    assert Worker().run(until_empty=True)
+    assert "BroadcastBusy" in Schedule.objects.get().last_error
+
+
+def test_any_worker_does_it_whatever_its_queues(start: Start) -> None:
+    put()
+    start(queues=["another"])
+    [message] = until(lambda: list(QueuedMessage.objects.all()))
+    assert message.queue == "default"
+
+
+def test_an_idle_worker_sleeps_until_the_next_time_and_not_to_the_next_poll(
+    start: Start, settings: Any
+) -> None:
+    """With a poll interval that nobody would wait for."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 3600}
+    put(due=1.5)
+    start()
+    until(lambda: times())
+    assert Schedule.objects.get().last_at
+
+
+def test_a_busy_worker_fires_on_time(start: Start) -> None:
+    """Its only executor is occupied, and so is its local queue."""
+    heard = Heard()
+    heard.gate.clear()
+    for _ in range(300):
+        add(type="shop.ping", handler="heard")
+    start(queues=["mail"])
+    until(lambda: QueuedMessage.objects.filter(leased_until__isnull=False).exists())
+    put(due=0)
+    until(lambda: times())
+    assert not heard.ids
+    heard.gate.set()
+    until(lambda: len(heard.ids) == 301)
+
+
+def test_two_workers_broadcast_each_time_once_and_leave_none_out(start: Start) -> None:
+    heard = Heard()
+    put(every=timedelta(seconds=1), catch_up="all")
+    start()
+    start()
+    until(lambda: len(heard.times) >= 4)
+    assert heard.steps() == {timedelta(seconds=1)}
+
+
+def test_what_an_operator_makes_due_is_seen_within_a_poll_interval(
+    start: Start, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2}
+    running = start()
+    until(lambda: running.worker.sleeps > 2)
+    put()
+    until(lambda: times())
+
+
+@pytest.fixture
+def clock(transactional_db: None) -> Any:
+    """The part alone; its turns are taken by the test."""
+    from django_mq.conf import get_settings
+
+    fired: list[bool] = []
+    made = Schedules(
+        "default", get_settings(), on_fired=lambda: fired.append(True), on_turn=lambda: None
+    )
+    made.fired = fired  # type: ignore[attr-defined]
+    return made
+
+
+def test_the_part_alone_sleeps_until_something_is_due(clock: Any) -> None:
+    statements = Statements("default")
+    try:
+        cursor = statements.cursor()
+        assert 0 < clock.tend(cursor) <= 1.0
+        assert not clock.busy()
+        put(due=-1)
+        clock._looked_at = float("-inf")
+        assert 0 < clock.tend(cursor) <= 1.0
+        assert clock.busy()
+        clock._wake.clear()
+        clock.take_turn()
+        assert clock.fired
+        assert clock.tend(cursor) > 0.5, "it looks anew, and the next time is in an hour"
+        assert not clock.busy()
+    finally:
+        statements.close()
+
+
+def test_between_turns_there_is_no_connection(clock: Any) -> None:
+    put()
+    before = sessions()
+    clock.take_turn()
+    assert times()
+    assert sessions() == before
+
+
+def sessions() -> int:
+    with second_connection() as other:
+        row = other.execute(
+            "select count(*) from pg_stat_activity where datname = current_database()"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_lost_database_is_waited_out(start: Start, other: Any) -> None:
+    """Whatever the server ends, and when: each time is broadcast once, and none is left out."""
+    heard = Heard()
+    put(every=timedelta(seconds=1), catch_up="all")
+    start()
+    until(lambda: heard.times)
+    for _ in range(3):
+        other.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+            " and backend_type = 'client backend'"
+        )
+        connection.close()
+        seen = len(heard.times)
+        until(lambda seen=seen: len(heard.times) > seen)  # type: ignore[misc]
+    assert heard.steps() == {timedelta(seconds=1)}
+
+
+def test_an_unexpected_error_is_said_and_rested_upon(
+    clock: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put()
+
+    def broken(*args: Any, **options: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("django_mq.worker.schedules.fire_due", broken)
+    clock.take_turn()
+    assert [each.event for each in caplog.records] == ["schedules_failed"]
+    statements = Statements("default")
+    try:
+        assert clock.tend(statements.cursor()) > 0
+        assert not clock.busy()
+    finally:
+        statements.close()
+
+
+def test_an_idle_fleet_without_schedules_asks_one_question_per_poll(clock: Any) -> None:
+    class Counting:
+        asked = 0
+
+        def execute(self, statement: str, params: Any = None) -> None:
+            assert statement == store.NEXT_DUE
+            self.asked += 1
+
+        def fetchone(self) -> None:
+            return None
+
+    cursor = Counting()
+    for _ in range(100):
+        clock.tend(cursor)
+    assert cursor.asked == 1
