@@ -24,6 +24,7 @@ from django_mq.models import (
     QueuedMessage,
     QueueState,
     Result,
+    Schedule,
     UniqueKey,
     WorkerHeartbeat,
 )
@@ -73,6 +74,7 @@ OTHERS: dict[type[models.Model], dict[str, str]] = {
     },
     QueueState: {"queue": "{}"},
     Result: {"message_id": "{}", "handler": "h", "value": "1"},
+    Schedule: {"name": "{}", "type": "odd", "every": "1 hour", "next_at": "2020-01-01"},
     WorkerHeartbeat: {
         "id": "{}",
         "queues": '["mail"]',
@@ -117,7 +119,7 @@ def store(model: type[models.Model], row: dict[str, str], column: str, way: str 
     found = []
     for number, value in enumerate(odd_values.values(field)):
         columns = {name: text.format(f"{number}.{column}.{way}"[:32].replace(" ", "-"))
-                   if text == "{}" and name in ("id", "queue", "unique_id") else text
+                   if text == "{}" and name in ("id", "queue", "name", "unique_id") else text
                    for name, text in row.items()}  # fmt: skip
         if model is Result:
             columns["message_id"] = str(number + 1000 * len(column))
@@ -147,6 +149,7 @@ def shown_badly(rows: list[Row], lists: Sequence[str] = MODELS) -> list[str]:
         if (status := client.get(address).status_code) != 200:
             found.append(f"{label}: {status}")
     commands = [("mq_status",), ("mq_status", "--json"), ("mq_peek",), ("mq_peek", "--payload")]
+    commands += [("mq_schedule",), ("mq_schedule", "--json")]
     commands += [("mq_why", str(key)) for model, key, _ in rows if model is QueuedMessage]
     for command in commands:
         try:
@@ -247,7 +250,13 @@ def test_whatever_is_decided_about_a_queue(
 
 def settled_badly(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the errors of the workers that are not a death."""
-    events = {"keeper_failed", "loop_failed", "settle_refused", "put_aside_refused"}
+    events = {
+        "keeper_failed",
+        "loop_failed",
+        "schedules_failed",
+        "settle_refused",
+        "put_aside_refused",
+    }
     return [
         record.getMessage()
         for record in caplog.records

@@ -1,7 +1,8 @@
-"""The admin pages: messages, failed attempts, queues, workers, results and unique ids.
+"""The admin pages: messages, failed attempts, queues, workers, schedules, results, unique ids.
 
-Everything is read-only except for actions that need permissions. To change the pages, set
-`DJANGO_MQ["ADMIN"] = False` and register subclasses, for example to show a user some queues only:
+Everything is read-only except for actions, and for schedules made here; both need permissions. To
+change the pages, set `DJANGO_MQ["ADMIN"] = False` and register subclasses, for example to show a
+user some queues only:
 
     class Scoped:
         def get_queues(self, request):
@@ -19,6 +20,7 @@ from django_mq.admin.base import QueueScopeMixin, ReadOnlyAdmin
 from django_mq.admin.messages import QueuedMessageAdmin
 from django_mq.admin.queues import QueueStateAdmin
 from django_mq.admin.results import ResultAdmin
+from django_mq.admin.schedules import ScheduleAdmin
 from django_mq.admin.unique_ids import UniqueKeyAdmin
 from django_mq.admin.workers import WorkerHeartbeatAdmin
 from django_mq.conf import get_settings
@@ -27,6 +29,7 @@ from django_mq.models import (
     QueuedMessage,
     QueueState,
     Result,
+    Schedule,
     UniqueKey,
     WorkerHeartbeat,
 )
@@ -38,6 +41,7 @@ __all__ = [
     "QueuedMessageAdmin",
     "ReadOnlyAdmin",
     "ResultAdmin",
+    "ScheduleAdmin",
     "UniqueKeyAdmin",
     "WorkerHeartbeatAdmin",
 ]
@@ -55,5 +59,6 @@ if _is_wanted():
     admin.site.register(FailedAttempt, FailedAttemptAdmin)
     admin.site.register(QueueState, QueueStateAdmin)
     admin.site.register(Result, ResultAdmin)
+    admin.site.register(Schedule, ScheduleAdmin)
     admin.site.register(UniqueKey, UniqueKeyAdmin)
     admin.site.register(WorkerHeartbeat, WorkerHeartbeatAdmin)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
 from importlib.util import find_spec
 from zoneinfo import ZoneInfo
@@ -75,12 +76,13 @@ class Cron:
             raise InvalidOption(f"cron={expression!r} has no time in 50 years")
 
     def after(self, at: datetime) -> Iterator[datetime]:
-        """Yield the times later than `at`, in order and in UTC."""
+        """Yield the times later than `at`, in order, as long as Python has a date for them."""
         last = at
-        for local in self._simulate(self._expression, at.astimezone(self._zone)):
-            # Compared in UTC: within one zone Python compares wall clocks. In the second half of a
-            # repeated hour cronsim begins with times of the first.
-            found = local.astimezone(UTC)
-            if found > last:
-                last = found
-                yield found
+        with suppress(OverflowError):
+            for local in self._simulate(self._expression, at.astimezone(self._zone)):
+                # Compared in UTC: within one zone Python compares wall clocks. In the second half
+                # of a repeated hour cronsim begins with times of the first.
+                found = local.astimezone(UTC)
+                if found > last:
+                    last = found
+                    yield found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count, takewhile
@@ -43,8 +44,10 @@ class Every:
     start: datetime
 
     def after(self, at: datetime) -> Iterator[datetime]:
-        first = (at - self.start) // self.every + 1
-        return (self.start + self.every * number for number in count(first))
+        """Yield the times later than `at`, in order, as long as Python has a date for them."""
+        with suppress(OverflowError):
+            for number in count((at - self.start) // self.every + 1):
+                yield self.start + self.every * number
 
 
 class Due(NamedTuple):

@@ -1,4 +1,4 @@
-"""Inspect and manage queues; the admin and the commands call these functions.
+"""Inspect and manage queues and schedules; the admin and the commands call these functions.
 
 `using` is a database alias; None means the setting DATABASE or, without it, the router's choice.
 All functions work inside and outside `atomic()`. Arguments are checked before any SQL: a bad name
@@ -11,6 +11,13 @@ from django_mq.queues.decisions import end_backoff, limit, pause, resume
 from django_mq.queues.fleet import WorkerProcess, horizon, timings, workers
 from django_mq.queues.reasons import Why, why
 from django_mq.queues.redaction import redacted
+from django_mq.queues.schedules import (
+    disable_schedule,
+    enable_schedule,
+    next_times,
+    run_schedule,
+    schedules,
+)
 from django_mq.queues.stalled import Head, heads
 from django_mq.queues.states import State, peek, state
 from django_mq.queues.totals import QueueCounts, counts, names
@@ -27,12 +34,15 @@ __all__ = [
     "WorkerProcess",
     "cancel",
     "counts",
+    "disable_schedule",
     "discard",
+    "enable_schedule",
     "end_backoff",
     "heads",
     "horizon",
     "limit",
     "names",
+    "next_times",
     "pause",
     "peek",
     "purge",
@@ -40,6 +50,8 @@ __all__ = [
     "requeue",
     "resume",
     "run_now",
+    "run_schedule",
+    "schedules",
     "state",
     "timings",
     "why",

@@ -19,7 +19,7 @@ from django_mq.handlers.cron import can_read_cron, times_of
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.send import send
 from django_mq.policy.due_times import PUNCTUAL, due
-from django_mq.policy.error_text import one_line
+from django_mq.policy.error_text import describe, one_line
 from django_mq.policy.routing import MAX_NAME
 from django_mq.store import Cursor
 from django_mq.store import schedules as store
@@ -30,8 +30,6 @@ logger = logging.getLogger("django_mq")
 #: Broadcasts of one transaction: each has a savepoint, and PostgreSQL keeps 64 of a transaction in
 #: shared memory.
 MOST = 50
-#: Bytes of an error that are stored.
-LONGEST_ERROR = 1000
 #: The reserved metadata of what a schedule broadcasts.
 SCHEDULE, SCHEDULED_FOR = "mq.schedule", "mq.scheduled_for"
 
@@ -201,7 +199,9 @@ def _unique_id(name: str) -> str:
 
 
 def _text(error: Exception) -> str:
-    return one_line(f"{type(error).__name__}: {error}", LONGEST_ERROR)
+    """Return the error's class and the first line of its text: PostgreSQL's others quote rows."""
+    found = describe(error)
+    return one_line(": ".join([found.error_class, *found.text.splitlines()[:1]]))
 
 
 def _report(row: ScheduleRow, error: Exception) -> None:

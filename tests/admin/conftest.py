@@ -13,6 +13,7 @@ VIEW = (
     "view_failedattempt",
     "view_queuestate",
     "view_result",
+    "view_schedule",
     "view_uniquekey",
     "view_workerheartbeat",
 )

@@ -16,6 +16,7 @@ MODELS = (
     "failedattempt",
     "queuestate",
     "result",
+    "schedule",
     "uniquekey",
     "workerheartbeat",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_mq import handlers
-from django_mq.models import QueuedMessage, Result, UniqueKey
+from django_mq.models import QueuedMessage, Result, Schedule, UniqueKey
 from tests.admin.pages import LIST, MODELS, fail, text, url
 from tests.rows import add, beat, tally
 
@@ -57,11 +57,25 @@ class TestOnlyText:
         unique = UniqueKey.objects.create(
             queue="mail", type="t", unique_id="u", put_aside={EVIL: EVIL}
         )
+        schedule, made = (
+            Schedule.objects.create(
+                name=source,
+                type="t",
+                cron="<c>",
+                tz="<b>",
+                payload={EVIL: [EVIL]},
+                metadata={EVIL: EVIL},
+                last_error=EVIL,
+                source=source,
+            )
+            for source in ("code", "admin")
+        )
         return {
             "queuedmessage": [message.pk, leased.pk],
             "failedattempt": [attempt.pk],
             "queuestate": ["mail"],
             "result": [result.pk, failed.pk],
+            "schedule": [schedule.pk, made.pk],
             "uniquekey": [unique.pk],
             "workerheartbeat": [worker.pk],
         }

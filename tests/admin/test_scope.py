@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
@@ -15,6 +17,7 @@ from django_mq.admin import (
     QueueScopeMixin,
     QueueStateAdmin,
     ResultAdmin,
+    ScheduleAdmin,
     UniqueKeyAdmin,
     WorkerHeartbeatAdmin,
 )
@@ -23,6 +26,7 @@ from django_mq.models import (
     QueuedMessage,
     QueueState,
     Result,
+    Schedule,
     UniqueKey,
     WorkerHeartbeat,
 )
@@ -43,6 +47,7 @@ for model, base in (
     (FailedAttempt, FailedAttemptAdmin),
     (QueueState, QueueStateAdmin),
     (Result, ResultAdmin),
+    (Schedule, ScheduleAdmin),
     (UniqueKey, UniqueKeyAdmin),
     (WorkerHeartbeat, WorkerHeartbeatAdmin),
 ):
@@ -85,6 +90,7 @@ def rows():
         )
         add(queue, type=f"type.{queue}", key=f"key-{queue}", blocked_by=message.pk)
         UniqueKey.objects.create(queue=queue, type=f"type.{queue}", unique_id=f"once-{queue}")
+        Schedule.objects.create(name=f"s-{queue}", type="t", queue=queue, every=timedelta(days=1))
         decide(queue, paused=-5)
         beat(f"worker-{queue}", queues=[queue], host=f"host-{queue}", running=[running.pk])
         found[queue] = message

@@ -21,6 +21,7 @@ COMMANDS = {
     "mq_limit": ["mail", "5"],
     "mq_requeue": ["--all", "--yes"],
     "mq_purge": ["--all", "--yes"],
+    "mq_schedule": [],
 }
 
 AUDITED = """

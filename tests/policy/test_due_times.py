@@ -96,6 +96,11 @@ def test_the_last_times_are_those_of_a_walk_from_the_first(every, missed, most):
     assert found == walked
 
 
+def test_times_end_where_python_has_no_more_dates():
+    centuries = Every(timedelta(days=36525), start=SIX)
+    assert len(list(centuries.after(SIX))) == 79
+
+
 def test_an_interval_counts_from_its_start_in_both_directions():
     assert next(HOURLY.after(SIX - 2.5 * HOUR)) == SIX - 2 * HOUR
     assert next(HOURLY.after(SIX)) == SIX + HOUR

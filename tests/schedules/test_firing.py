@@ -140,7 +140,7 @@ def test_a_broadcast_that_fails_moves_on_and_harms_no_other(caplog):
     handler("shop.ping", queue="mail", name="h")(lambda delivery: None)
     assert turn() == 1
     bad, good = Schedule.objects.order_by("name")
-    assert bad.last_error.startswith("RoutingError: shop.ping cannot go to queue no")
+    assert "RoutingError: shop.ping cannot go to queue no" in bad.last_error
     assert (bad.last_at, bad.last_message) == (None, None)
     assert bad.next_at > good.last_at
     assert [each.event for each in caplog.records] == ["schedule_failed"]
@@ -156,7 +156,7 @@ def test_an_error_of_the_database_stays_in_its_savepoint():
     with connection.cursor() as cursor:
         cursor.execute(
             "create function refuse() returns trigger language plpgsql as"
-            " $$ begin raise 'not this one'; end $$;"
+            " $$ begin raise 'not this one' using detail = 'secret'; end $$;"
             " create trigger refuse before insert on django_mq_queuedmessage for each row"
             " when (new.type = 'shop.refused') execute function refuse()"
         )
@@ -165,7 +165,9 @@ def test_an_error_of_the_database_stays_in_its_savepoint():
     finally:
         with connection.cursor() as cursor:
             cursor.execute("drop function refuse cascade")
-    assert "not this one" in Schedule.objects.get(name="a-bad").last_error
+    text = Schedule.objects.get(name="a-bad").last_error
+    assert "not this one" in text
+    assert "secret" not in text
     assert len(messages("b-good")) == 1
 
 
@@ -252,7 +254,7 @@ def test_a_timing_that_nobody_can_read_stops_its_schedule_alone(odd):
     assert turn() == 1
     bad = Schedule.objects.get(name="a-odd")
     assert bad.next_at is None
-    assert bad.last_error.startswith("InvalidOption: ")
+    assert "InvalidOption: " in bad.last_error
     assert bad.enabled
 
 

@@ -1,0 +1,99 @@
+"""The form of a schedule that is made in the admin; it refuses what could not be broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext
+
+from django_mq.conf import get_settings
+from django_mq.exceptions import MQError
+from django_mq.handlers.cron import times_of
+from django_mq.handlers.periodic import check_metadata, encoded
+from django_mq.models import Schedule
+from django_mq.policy.routing import check_name
+
+if TYPE_CHECKING:
+    StockForm = forms.ModelForm[Schedule]
+else:
+    StockForm = forms.ModelForm
+
+CONTENT = ("payload", "metadata")
+#: A change of one of these computes the next time anew.
+TIMING = ("cron", "every", "tz", "enabled")
+EDITABLE = (
+    "name",
+    "type",
+    *CONTENT,
+    "queue",
+    "cron",
+    "every",
+    "tz",
+    "catch_up",
+    "overlap",
+    "expires",
+    "enabled",
+)
+
+
+class ScheduleForm(StockForm):
+    """Checks as `periodic()` does, and that the user may see the queue."""
+
+    #: The queues that the user may choose; None: any, and also none.
+    allowed_queues: ClassVar[Collection[str] | None] = None
+
+    class Meta:
+        model = Schedule
+        fields = EDITABLE
+
+    def clean_name(self) -> Any:
+        return self._checked(lambda: check_name(self.cleaned_data["name"], "name"))
+
+    def clean_type(self) -> Any:
+        return self._checked(lambda: check_name(self.cleaned_data["type"], "type"))
+
+    def clean_queue(self) -> str:
+        queue: str = self.cleaned_data["queue"]
+        if queue:
+            self._checked(lambda: check_name(queue, "queue"))
+        if self.allowed_queues is not None and queue not in self.allowed_queues:
+            raise ValidationError(gettext("Choose a queue that you may see."))
+        return queue
+
+    def clean_payload(self) -> Any:
+        found = self.cleaned_data["payload"]
+        return self._encodable({} if found is None else found, "payload")
+
+    def clean_metadata(self) -> Any:
+        found = self.cleaned_data["metadata"]
+        checked = self._checked(lambda: check_metadata({} if found is None else found))
+        return self._encodable(checked, "metadata")
+
+    def clean(self) -> dict[str, Any]:
+        """Check the timing."""
+        found = {**(super().clean() or {})}
+        if {"cron", "every", "tz"} <= found.keys():
+            cron, every = " ".join(found["cron"].split()), found["every"]
+            found["cron"] = cron
+            if bool(cron) == (every is not None):
+                self.add_error("cron", gettext("Give either a cron expression or an interval."))
+            else:
+                try:
+                    times_of(cron, every, found["tz"], start=datetime(2000, 1, 1, tzinfo=UTC))
+                except MQError as error:
+                    self.add_error("cron" if cron else "every", str(error))
+        return found
+
+    def _encodable(self, value: Any, what: str) -> Any:
+        self._checked(lambda: encoded(value, what, get_settings()))
+        return value
+
+    def _checked(self, check: Callable[[], Any]) -> Any:
+        try:
+            return check()
+        except MQError as error:
+            raise ValidationError(str(error)) from error

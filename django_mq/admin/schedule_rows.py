@@ -1,0 +1,122 @@
+"""What the pages of schedules show of a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import TextField
+from django.db.models.functions import Cast
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.texts import badge, block, breakable, full, link, moment, pretty, span, when
+from django_mq.exceptions import InvalidOption
+from django_mq.models import QueuedMessage, Schedule
+
+
+class ScheduleRowsAdmin(ReadOnlyAdmin):
+    """The columns of the list, and the fields of a page that cannot be edited."""
+
+    @admin.display(description=_("message"))
+    def what(self, row: Schedule) -> Any:
+        return format_html(
+            '<span class="mq-type">{}<span class="mq-under">{}</span></span>',
+            breakable(row.type),
+            breakable(row.queue),
+        )
+
+    @admin.display(description=_("type"))
+    def what_full(self, row: Schedule) -> Any:
+        return breakable(row.type)
+
+    @admin.display(description=_("when"))
+    def timing(self, row: Schedule) -> Any:
+        if row.every is not None:
+            return gettext("every %(span)s") % {"span": span(row.every)}
+        return format_html('<code>{}</code><span class="mq-under">{}</span>', row.cron, row.tz)
+
+    @admin.display(description=_("state"))
+    def condition(self, row: Schedule) -> Any:
+        if not row.enabled:
+            return badge("paused", _("disabled"))
+        if row.last_error:
+            return badge("dead", _("failed"))
+        return badge("processable", _("enabled")) if row.next_at else badge("idle", _("over"))
+
+    @admin.display(description=_("state"))
+    def condition_full(self, row: Schedule) -> Any:
+        """Show the same, with the reason that a schedule is disabled."""
+        if row.enabled:
+            return self.condition(row)
+        decided = row.decision is False
+        reason = _("by an operator") if decided else _("by the code, or no process declares it")
+        return format_html("{} {}", self.condition(row), reason)
+
+    @admin.display(description=_("last"))
+    def last(self, row: Schedule) -> Any:
+        if row.last_at is None:
+            return None
+        return format_html(
+            '{}<span class="mq-under">{}</span>', _when(row, row.last_at), self._message(row)
+        )
+
+    @admin.display(description=_("last time"))
+    def last_full(self, row: Schedule) -> Any:
+        if row.last_at is None:
+            return None
+        return format_html("{} {}", full(row.last_at, _now(row)), self._message(row))
+
+    @admin.display(description=_("next"))
+    def next(self, row: Schedule) -> Any:
+        return None if row.next_at is None else _when(row, row.next_at)
+
+    @admin.display(description=_("next times"))
+    def next_full(self, row: Schedule) -> Any:
+        """Show the next three times."""
+        if not row.enabled:
+            return None
+        try:
+            found = queues.next_times(row, using=self.alias)
+        except InvalidOption as error:
+            return str(error)
+        lines = format_html_join("", "<br>{}", ((moment(at),) for at in found[1:]))
+        return format_html("{}{}", full(found[0], _now(row)), lines) if found else None
+
+    @admin.display(description=_("expires"))
+    def lifetime(self, row: Schedule) -> Any:
+        return None if row.expires is None else span(row.expires)
+
+    @admin.display(description=_("error"))
+    def error(self, row: Schedule) -> Any:
+        return block(row.last_error)
+
+    @admin.display(description=_("payload"))
+    def whole_payload(self, row: Schedule) -> Any:
+        return self._document(row, "payload")
+
+    @admin.display(description=_("metadata"))
+    def whole_metadata(self, row: Schedule) -> Any:
+        return self._document(row, "metadata")
+
+    def _document(self, row: Schedule, column: str) -> Any:
+        """Show JSON with secrets hidden."""
+        found = Schedule.objects.using(self.alias).filter(pk=row.pk)
+        text = found.values_list(Cast(column, TextField()), flat=True).first()
+        return format_html('<pre class="mq-text">{}</pre>', pretty(text or "null"))
+
+    def _message(self, row: Schedule) -> Any:
+        if row.last_message is None:
+            return ""
+        return link(self.url(QueuedMessage, "change", row.last_message), f"#{row.last_message}")
+
+
+def _now(row: Schedule) -> Any:
+    return row.now  # type: ignore[attr-defined]  # annotated
+
+
+def _when(row: Schedule, at: Any) -> Any:
+    return when(at, _now(row))

@@ -1,0 +1,208 @@
+"""Schedules: when each runs next, what became of its last time; run, enable, disable, add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages as notices
+from django.contrib.admin.models import CHANGE
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import path
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_mq import queues
+from django_mq.admin.bounds import ran_out
+from django_mq.admin.schedule_form import CONTENT, EDITABLE, TIMING, ScheduleForm
+from django_mq.admin.schedule_rows import ScheduleRowsAdmin
+from django_mq.exceptions import InvalidName, MQError
+from django_mq.models import Schedule
+from django_mq.models.json_column import Unreadable
+from django_mq.policy.routing import check_name
+from django_mq.queues.schedules import restart_schedule
+from django_mq.queues.transactions import writing
+
+#: What the page shows of a schedule, and of one that the user cannot edit.
+SHOWN = ("condition_full", "last_full", "next_full", "source")
+FIXED = ("what_full", "timing", "queue", "catch_up", "overlap", "lifetime")
+
+
+class ScheduleAdmin(ScheduleRowsAdmin):
+    """Schedules by name. Those of the code can be run, enabled and disabled; others edited, too."""
+
+    actions = None
+    change_form_template = "admin/django_mq/schedule.html"
+    exact_lookups = ("name", "type", "queue")
+    form = ScheduleForm
+    list_display: Any = ("name", "what", "timing", "condition", "last", "next")
+    list_filter = ("enabled", "source")
+    ordering = ("name",)
+    search_fields = ("pk",)
+    search_help_text = _("Exact name or type.")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows; contents, which may be long, are read on demand."""
+        found: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
+        return found.defer("payload", "metadata")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find schedules by exact name or type."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        try:
+            check_name(term, "name")
+        except InvalidName:
+            return queryset.none(), False
+        return queryset.filter(Q(name=term) | Q(type=term)), False
+
+    # ---- rights
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self.may_change(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may edit this schedule: not one of the code."""
+        return self.may_change(request) and (obj is None or obj.source == "admin")
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return obj is not None and self.has_change_permission(request, obj)
+
+    def may_change(self, request: HttpRequest) -> bool:
+        """Return whether the user may run, enable, disable and add schedules."""
+        return self._has_right(request, "change_schedule")
+
+    # ---- the page
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        if obj is None:
+            return [(None, {"fields": EDITABLE})]
+        fields: tuple[str, ...] = SHOWN
+        private = self.may_see_payloads(request)
+        if private and obj.last_error:
+            fields = ("error", *fields)
+        if not self.has_change_permission(request, obj):
+            content = ("whole_payload", "whole_metadata") if private else ()
+            return [(None, {"fields": ("name", *fields, *FIXED, *content)})]
+        hidden = CONTENT if not private or _is_unreadable(obj) else ()
+        editable = tuple(name for name in EDITABLE if name not in (*hidden, "name"))
+        return [(None, {"fields": ("name", *fields)}), (None, {"fields": editable})]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        if obj is None:
+            return ()
+        if not self.has_change_permission(request, obj):
+            return super().get_readonly_fields(request, obj)
+        return ("name", "error", *SHOWN)
+
+    def get_form(
+        self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        """Return a form that knows which queues the user may choose."""
+        form = super().get_form(request, obj, change, **kwargs)
+        return type(form.__name__, (form,), {"allowed_queues": self.get_queues(request)})
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Write what was edited, and nothing that a worker may have written meanwhile."""
+        if change:
+            changed = [name for name in form.changed_data if name != "enabled"]
+            obj.save(using=self.alias, update_fields=changed)
+            if not set(TIMING) & set(form.changed_data):
+                return
+        else:
+            obj.source = "admin"
+            obj.save(using=self.alias, force_insert=True)
+        restart_schedule(obj.name, enabled=obj.enabled, using=self.alias)
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
+        """Add the buttons that run, enable and disable."""
+        obj = kw.get("obj")
+        if obj is not None and self.may_change(request):
+            other = ("disable", _("Disable")) if obj.enabled else ("enable", _("Enable"))
+            operations = (("run", _("Run now")), other)
+            context["operations"] = [
+                (label, self.url(Schedule, name)) for name, label in operations
+            ]
+        return super().render_change_form(request, context, *args, **kw)
+
+    # ---- what the buttons post to
+
+    def get_urls(self) -> list[Any]:
+        wrap = self.admin_site.admin_view
+        return [
+            path(f"{name}/", wrap(view), name=f"django_mq_schedule_{name}")
+            for name, view in (
+                ("run", self.run_view),
+                ("enable", self.enable_view),
+                ("disable", self.disable_view),
+            )
+        ] + super().get_urls()
+
+    def run_view(self, request: HttpRequest) -> HttpResponse:
+        """Broadcast the posted schedule now."""
+
+        def run(name: str) -> tuple[str, str]:
+            receipt = queues.run_schedule(name, using=self.alias)
+            if not receipt:
+                return "", gettext("Not run: the last message of %s still waits or runs.")
+            ids = ", ".join(f"#{id}" for id in receipt.ids)
+            return f"Run: {ids}.", gettext("Schedule %s was broadcast.")
+
+        return self._change(request, run)
+
+    def enable_view(self, request: HttpRequest) -> HttpResponse:
+        """Enable the posted schedule."""
+
+        def enable(name: str) -> tuple[str, str]:
+            queues.enable_schedule(name, using=self.alias)
+            return "Enabled.", gettext("Schedule %s is enabled.")
+
+        return self._change(request, enable)
+
+    def disable_view(self, request: HttpRequest) -> HttpResponse:
+        """Disable the posted schedule."""
+
+        def disable(name: str) -> tuple[str, str]:
+            queues.disable_schedule(name, using=self.alias)
+            return "Disabled.", gettext("Schedule %s is disabled.")
+
+        return self._change(request, disable)
+
+    def _change(
+        self, request: HttpRequest, change: Callable[[str], tuple[str, str]]
+    ) -> HttpResponse:
+        """Change the posted schedule, and log the user, in one transaction."""
+        if not self.may_change(request):
+            raise PermissionDenied
+        if request.method != "POST":
+            return HttpResponseRedirect(self.url(Schedule, "changelist"))
+        name = request.POST.get("schedule", "")
+        found = self.get_object(request, name)
+        if found is None:
+            raise Http404
+        try:
+            with writing(self.alias):
+                note, text = change(name)
+                if note:
+                    self.log(request, [Schedule(name=name)], CHANGE, note)
+        except MQError as error:
+            self.message_user(request, str(error), notices.ERROR)
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            text = gettext("Another session is changing schedule %s. Try again in a moment.")
+            self.message_user(request, text % name, notices.ERROR)
+        else:
+            self.message_user(request, text % name, notices.SUCCESS if note else notices.WARNING)
+        return HttpResponseRedirect(self.url(Schedule, "change", name))
+
+
+def _is_unreadable(row: Schedule) -> bool:
+    return isinstance(row.payload, Unreadable) or isinstance(row.metadata, Unreadable)

@@ -1,0 +1,147 @@
+"""`mq_schedule [list|run|enable|disable|next] [NAME]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mq import queues
+from django_mq.exceptions import InvalidOption
+from django_mq.management.base import OperatorCommand
+from django_mq.management.output import as_json, span, table
+from django_mq.models import Schedule
+from django_mq.policy.routing import check_name
+from django_mq.queues.obstacles import shown
+
+ACTIONS = ("list", "run", "enable", "disable", "next")
+#: Times that are shown of each schedule.
+TIMES = 3
+#: Columns of a schedule in JSON; the payload and the metadata may be private.
+COLUMNS = (
+    "name",
+    "type",
+    "queue",
+    "cron",
+    "every",
+    "tz",
+    "catch_up",
+    "overlap",
+    "expires",
+    "source",
+    "enabled",
+    "last_at",
+    "last_message",
+    "last_error",
+    "next_at",
+)
+
+
+class Command(OperatorCommand):
+    help = "List schedules, run one now, enable or disable one, or show the next times."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("action", nargs="?", choices=ACTIONS, default="list")
+        parser.add_argument("name", nargs="?", metavar="NAME")
+        parser.add_argument("--json", action="store_true")
+
+    def operate(self, *, database: str | None, **options: Any) -> None:
+        action, name, json = options["action"], options["name"], options["json"]
+        if action in ("list", "next"):
+            self._show(action, _chosen(name, database), json=json, database=database)
+            return
+        if name is None:
+            raise CommandError(f"name the schedule: mq_schedule {action} NAME")
+        if action == "run":
+            self._run(name, json=json, database=database)
+        else:
+            self._switch(name, enable=action == "enable", json=json, database=database)
+
+    def _show(
+        self, action: str, found: Sequence[Schedule], *, json: bool, database: str | None
+    ) -> None:
+        if json:
+            rows = [
+                {name: getattr(each, name) for name in COLUMNS}
+                | {"next": _next_times(each, database)[0]}
+                for each in found
+            ]
+            self.stdout.write(as_json(rows))
+        elif not found:
+            self.stdout.write("No schedules: a worker stores those of periodic() when it starts.")
+        elif action == "next":
+            self.stdout.write(
+                table(
+                    ("schedule", *(f"time {number}" for number in range(1, TIMES + 1))),
+                    [(each.name, *_cells(each, database)) for each in found],
+                )
+            )
+        else:
+            headers = ("schedule", "type", "when", "state", "last", "message", "next", "error")
+            self.stdout.write(table(headers, map(_row, found)))
+
+    def _run(self, name: str, *, json: bool, database: str | None) -> None:
+        receipt = queues.run_schedule(name, using=database)
+        if json:
+            self.stdout.write(as_json({"name": name, "ids": receipt.ids}))
+        elif receipt:
+            ids = ", ".join(map(str, receipt.ids))
+            self.stdout.write(f"Schedule {name} is broadcast: message {ids}.")
+        else:
+            self.stdout.write(f"Nothing was broadcast: a message of {name} still waits or runs.")
+
+    def _switch(self, name: str, *, enable: bool, json: bool, database: str | None) -> None:
+        switch = queues.enable_schedule if enable else queues.disable_schedule
+        changed = switch(name, using=database)
+        [found] = _chosen(name, database)
+        if json:
+            answer = {"name": name, "enabled": found.enabled, "next_at": found.next_at}
+            self.stdout.write(as_json({**answer, "changed": changed}))
+        elif enable:
+            next_at = f"its next time is {shown(found.next_at)}" if found.next_at else "it is over"
+            self.stdout.write(f"Schedule {name} is enabled: {next_at}.")
+        else:
+            self.stdout.write(f"Schedule {name} is disabled.")
+
+
+def _chosen(name: str | None, database: str | None) -> list[Schedule]:
+    found = queues.schedules(using=database)
+    if name is None:
+        return found
+    check_name(name, "schedule name")
+    chosen = [each for each in found if each.name == name]
+    if not chosen:
+        raise CommandError(f"there is no schedule {name}; mq_schedule lists all")
+    return chosen
+
+
+def _next_times(schedule: Schedule, database: str | None) -> tuple[list[datetime], str]:
+    """Return the next times, or none and the reason."""
+    if not schedule.enabled:
+        return [], "disabled"
+    try:
+        return queues.next_times(schedule, TIMES, using=database), ""
+    except InvalidOption as error:
+        return [], str(error)
+
+
+def _cells(schedule: Schedule, database: str | None) -> list[str]:
+    found, problem = _next_times(schedule, database)
+    cells = [shown(at) for at in found] or [problem]
+    return cells + ["-"] * (TIMES - len(cells))
+
+
+def _row(schedule: Schedule) -> tuple[object, ...]:
+    return (
+        schedule.name,
+        schedule.type,
+        f"{schedule.cron} {schedule.tz}" if schedule.cron else f"every {span(schedule.every)}",
+        "enabled" if schedule.enabled else "disabled",
+        shown(schedule.last_at) if schedule.last_at else "-",
+        schedule.last_message or "-",
+        shown(schedule.next_at) if schedule.next_at else "-",
+        schedule.last_error or "-",
+    )

@@ -1,0 +1,129 @@
+"""Inspect, run, enable and disable schedules.
+
+Functions that take a name raise ValueError if there is no such schedule, and OperationalError when
+another session keeps its row locked for a second.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from itertools import islice
+
+from django.db import connections
+
+from django_mq.handlers.cron import times_of
+from django_mq.messages import Receipt
+from django_mq.models import Schedule
+from django_mq.policy.routing import check_name
+from django_mq.queues.arguments import whole
+from django_mq.queues.transactions import alias_of, writing
+from django_mq.schedules.firing import fire_now
+from django_mq.store import Cursor
+from django_mq.store import schedules as store
+from django_mq.store.schedules import ScheduleRow
+
+logger = logging.getLogger("django_mq")
+
+#: Most times that `next_times()` returns.
+MOST_TIMES = 1000
+
+
+def schedules(*, using: str | None = None) -> list[Schedule]:
+    """Return all schedules by name, whether enabled or not."""
+    return list(Schedule.objects.using(alias_of(using)).order_by("name"))
+
+
+def next_times(
+    schedule: str | Schedule, count: int = 3, *, using: str | None = None
+) -> list[datetime]:
+    """Return the next `count` times of a schedule in UTC, as they would be if it is enabled.
+
+    Raises InvalidOption if its cron expression or time zone cannot be read.
+    """
+    whole(count, "count", most=MOST_TIMES)
+    alias = alias_of(using)
+    if not isinstance(schedule, Schedule):
+        schedule = _get(schedule, alias)
+    with connections[alias].cursor() as cursor:
+        now = store.now(cursor)
+    start = schedule.next_at or now
+    times = times_of(schedule.cron, schedule.every, schedule.tz, start=start)
+    if schedule.next_at is None:
+        return list(islice(times.after(now), count))
+    return [schedule.next_at, *islice(times.after(schedule.next_at), count - 1)]
+
+
+def run_schedule(name: str, *, using: str | None = None) -> Receipt:
+    """Broadcast the message of a schedule now, enabled or not; its next time stays.
+
+    The receipt is false if it has `overlap="skip"` and its last message still waits or runs.
+    Raises what `broadcast()` raises.
+    """
+    alias = alias_of(using)
+    with writing(alias) as cursor:
+        receipt = fire_now(cursor, alias, _take(cursor, name))
+    outcome = "run" if receipt else "not run, since its last message still waits or runs"
+    _log(name, outcome, "schedule_run")
+    return receipt
+
+
+def enable_schedule(name: str, *, using: str | None = None) -> bool:
+    """Enable a schedule, whatever the code says; return whether it was disabled.
+
+    It goes on with its next time from now on: what it missed stays missed. One that no process
+    declares any more is disabled again after 24 hours. Raises InvalidOption if its cron expression
+    or time zone cannot be read.
+    """
+    with writing(alias_of(using)) as cursor:
+        row = _take(cursor, name)
+        was_off = row.next_at is None
+        next_at = row.next_at or _next(row)
+        store.decide(cursor, name, enabled=True, next_at=next_at)
+    _log(name, "enabled", "schedule_enabled")
+    return was_off
+
+
+def disable_schedule(name: str, *, using: str | None = None) -> bool:
+    """Disable a schedule, whatever the code says; return whether it was enabled.
+
+    Messages that it has broadcast stay.
+    """
+    with writing(alias_of(using)) as cursor:
+        row = _take(cursor, name)
+        store.decide(cursor, name, enabled=False, next_at=None)
+    _log(name, "disabled", "schedule_disabled")
+    return row.enabled
+
+
+def restart_schedule(name: str, *, enabled: bool, using: str | None = None) -> None:
+    """Enable or disable a schedule whose timing was changed: its next time is computed anew."""
+    with writing(alias_of(using)) as cursor:
+        row = _take(cursor, name)
+        store.decide(cursor, name, enabled=enabled, next_at=_next(row) if enabled else None)
+
+
+def _next(row: ScheduleRow) -> datetime | None:
+    return next(times_of(row.cron, row.every, row.tz, start=row.now).after(row.now), None)
+
+
+def _take(cursor: Cursor, name: str) -> ScheduleRow:
+    row = store.take(cursor, check_name(name, "schedule name"))
+    if row is None:
+        raise _unknown(name)
+    return row
+
+
+def _get(name: str, alias: str) -> Schedule:
+    found = Schedule.objects.using(alias).filter(name=check_name(name, "schedule name")).first()
+    if found is None:
+        raise _unknown(name)
+    return found
+
+
+def _unknown(name: str) -> ValueError:
+    return ValueError(f"there is no schedule {name}: mq_schedule lists those that workers stored")
+
+
+def _log(name: str, outcome: str, event: str) -> None:
+    logger.info("schedule %s %s", name, outcome, extra={"event": event, "schedule": name})

@@ -1,0 +1,311 @@
+"""The pages of schedules: what they show to whom, the buttons, and schedules made there."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_mq import handler, handlers
+from django_mq.models import QueuedMessage, Schedule
+from tests.admin.pages import text, told, url
+from tests.schedules.conftest import put
+
+pytestmark = pytest.mark.django_db
+
+FORM = {
+    "name": "report",
+    "type": "shop.reports.daily",
+    "payload": '{"n": 1}',
+    "metadata": "",
+    "queue": "",
+    "cron": "0 6 * * mon-fri",
+    "every": "",
+    "tz": "Europe/Berlin",
+    "catch_up": "once",
+    "overlap": "allow",
+    "expires": "",
+    "enabled": "on",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers():
+    with handlers.isolated():
+        yield
+
+
+@pytest.fixture
+def keeper(login):
+    """May view and change schedules, and sees no payloads."""
+    return login("view_schedule", "change_schedule", "view_queuedmessage", name="keeper")
+
+
+@pytest.fixture
+def looker(login):
+    return login("view_schedule", name="looker")
+
+
+def page(client, name="hourly"):
+    response = client.get(url("schedule", "change", name))
+    assert response.status_code == 200
+    return response
+
+
+def press(client, button, name="hourly"):
+    return client.post(url("schedule", button), {"schedule": name})
+
+
+def errors(response):
+    return {name: list(found) for name, found in response.context["adminform"].errors.items()}
+
+
+def test_the_list(looker):
+    put("a-hourly", due=1800, queue="mail")
+    put("b-cron", cron="0 6 * * *", tz="Europe/Berlin", due=60, last_error="full")
+    put("c-off", enabled=False, due=None)
+    shown = text(looker.get(url("schedule")))
+    for part in (
+        "a-hourly shop.ping mail every 1 h enabled - in 29 min",
+        "b-cron shop.ping 0 6 * * * Europe/Berlin failed",
+        "c-off shop.ping every 1 h disabled - -",
+    ):
+        assert part in shown, shown
+    assert "Add schedule" not in shown
+
+
+def test_many_are_a_page_of_as_many_queries(looker):
+    put("a", payload={"secret": "x"})
+    with CaptureQueriesContext(connection) as few:
+        looker.get(url("schedule"))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "insert into django_mq_schedule (name, type, every)"
+            " select 's' || n, 'shop.ping', '1 hour' from generate_series(1, 500) n"
+        )
+    with CaptureQueriesContext(connection) as many:
+        looker.get(url("schedule"))
+    assert len(many) == len(few)
+
+
+def test_a_schedule_is_found_by_its_name_or_type(looker):
+    put("one")
+    put("two", type="shop.pong")
+    for term, found in (("one", ["one"]), ("shop.pong", ["two"]), ("sho", []), ("a b", [])):
+        listed = looker.get(url("schedule"), {"q": term}).context["cl"].result_list
+        assert [each.name for each in listed] == found
+
+
+def test_the_page_of_one_shows_the_next_times_and_the_last_message(keeper):
+    made = put(due=600, source="code")
+    Schedule.objects.update(last_at=made.created_at, last_message=41)
+    shown = page(keeper)
+    assert url("queuedmessage", "change", 41) in shown.content.decode()
+    for number in range(3):
+        assert f"{made.next_at + number * timedelta(hours=1):%H:%M:%S}" in text(shown)
+
+
+def test_contents_and_errors_are_for_those_who_may_see_payloads(looker, keeper, boss):
+    for name, source in (("code", "code"), ("admin", "admin")):
+        put(
+            name,
+            source=source,
+            payload={"to": "ada@example.com", "password": "canary"},
+            metadata={"from": "eve@example.com"},
+            last_error="it was ada@example.com",
+        )
+        for client in (looker, keeper):
+            assert "example.com" not in text(page(client, name))
+        assert "example.com" in text(page(boss, name))
+    shown = text(page(boss, "code"))
+    assert "it was ada@example.com" in shown
+    assert "eve@example.com" in shown
+    assert "canary" not in shown
+
+
+def test_who_may_only_look_changes_nothing(looker):
+    put()
+    assert "Run now" not in text(page(looker))
+    for button in ("run", "enable", "disable"):
+        assert press(looker, button).status_code == 403
+    assert looker.get(url("schedule", "add")).status_code == 403
+    assert looker.post(url("schedule", "add"), FORM).status_code == 403
+    assert looker.post(url("schedule", "change", "hourly"), FORM).status_code == 403
+    assert looker.post(url("schedule", "delete", "hourly"), {"post": "yes"}).status_code == 403
+    assert Schedule.objects.get().enabled
+    assert not QueuedMessage.objects.exists()
+
+
+def test_run_now(keeper):
+    before = put(due=600, source="code")
+    response = press(keeper, "run")
+    [message] = QueuedMessage.objects.all()
+    assert told(response) == ["Schedule hourly was broadcast."]
+    now = Schedule.objects.get()
+    assert (now.last_message, now.next_at) == (message.pk, before.next_at)
+    [entry] = LogEntry.objects.all()
+    assert (entry.object_repr, entry.get_change_message()) == ("hourly", f"Run: #{message.pk}.")
+    assert "Run now" in text(page(keeper))
+
+
+def test_run_now_with_a_message_that_still_waits(keeper):
+    put(overlap="skip")
+    press(keeper, "run")
+    assert "still waits or runs" in told(press(keeper, "run"))[-1]
+    assert QueuedMessage.objects.count() == 1
+    assert LogEntry.objects.count() == 1
+
+
+def test_run_now_that_is_refused(keeper):
+    put(queue="slow")
+    handler("shop.ping", queue="mail", name="h")(lambda delivery: None)
+    assert "cannot go to queue slow" in told(press(keeper, "run"))[0]
+    assert not LogEntry.objects.exists()
+
+
+def test_disable_and_enable(keeper):
+    put(due=600, source="code")
+    assert told(press(keeper, "disable")) == ["Schedule hourly is disabled."]
+    off = Schedule.objects.get()
+    assert (off.enabled, off.decision, off.next_at) == (False, False, None)
+    assert "by an operator" in text(page(keeper))
+    assert told(press(keeper, "enable")) == ["Schedule hourly is enabled."]
+    on = Schedule.objects.get()
+    assert (on.enabled, on.decision) == (True, True)
+    assert on.next_at > on.created_at + timedelta(minutes=59)
+    assert [each.get_change_message() for each in LogEntry.objects.order_by("pk")] == [
+        "Disabled.",
+        "Enabled.",
+    ]
+
+
+def test_buttons_for_what_is_not_there(keeper):
+    assert press(keeper, "run", "nothing").status_code == 404
+    assert press(keeper, "run", "a\0b").status_code == 404
+    assert keeper.get(url("schedule", "run")).status_code == 302
+
+
+def test_a_schedule_made_in_the_admin(keeper):
+    assert keeper.post(url("schedule", "add"), FORM).status_code == 302
+    made = Schedule.objects.get()
+    assert (made.name, made.type, made.payload, made.metadata) == (
+        "report",
+        "shop.reports.daily",
+        {"n": 1},
+        {},
+    )
+    assert (made.source, made.enabled, made.cron, made.tz) == (
+        "admin",
+        True,
+        "0 6 * * mon-fri",
+        "Europe/Berlin",
+    )
+    assert made.next_at > made.created_at
+    assert LogEntry.objects.get().object_id == "report"
+
+
+def test_one_that_is_not_enabled_yet(keeper):
+    form = {**FORM, "cron": "", "every": "90"}
+    form.pop("enabled")
+    assert keeper.post(url("schedule", "add"), form).status_code == 302
+    made = Schedule.objects.get()
+    assert (made.every, made.enabled, made.next_at) == (timedelta(seconds=90), False, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"name": "a name"}, "name"),
+        ({"type": "shop.*"}, "type"),
+        ({"queue": "a b"}, "queue"),
+        ({"cron": "61 * * * *"}, "cron"),
+        ({"cron": "0 6 * * *", "every": "60"}, "cron"),
+        ({"cron": ""}, "cron"),
+        ({"cron": "", "every": "0.5"}, "every"),
+        ({"cron": "", "every": "-60"}, "every"),
+        ({"tz": "Europe/Bonn"}, "cron"),
+        ({"payload": "{"}, "payload"),
+        ({"payload": '"\\u0000"'}, "payload"),
+        ({"metadata": "[]"}, "metadata"),
+        ({"metadata": '{"mq.schedule": "x"}'}, "metadata"),
+        ({"catch_up": "twice"}, "catch_up"),
+        ({"expires": "-1"}, "expires"),
+    ],
+    ids=str,
+)
+def test_a_form_refuses_what_could_not_be_broadcast(boss, wrong, field):
+    response = boss.post(url("schedule", "add"), {**FORM, **wrong})
+    assert response.status_code == 200
+    assert field in errors(response) or "__all__" in errors(response)
+    assert not Schedule.objects.exists()
+
+
+def test_editing_writes_what_was_edited_and_nothing_else(boss):
+    boss.post(url("schedule", "add"), FORM)
+    before = Schedule.objects.get()
+    form = page(boss, "report")
+    assert "Save" in form.content.decode()
+    # Meanwhile a worker broadcasts it.
+    later = before.next_at + timedelta(days=1)
+    Schedule.objects.update(last_at=before.next_at, next_at=later, last_message=7)
+    changed = {**FORM, "payload": '{"n": 2}', "metadata": "{}"}
+    assert boss.post(url("schedule", "change", "report"), changed).status_code == 302
+    now = Schedule.objects.get()
+    assert (now.payload, now.next_at, now.last_message) == ({"n": 2}, later, 7)
+
+
+def test_editing_the_timing_computes_the_next_time_anew(boss):
+    boss.post(url("schedule", "add"), FORM)
+    edited = {**FORM, "cron": "", "every": "60", "metadata": "{}"}
+    assert boss.post(url("schedule", "change", "report"), edited).status_code == 302
+    now = Schedule.objects.get()
+    assert (now.cron, now.every) == ("", timedelta(minutes=1))
+    assert timedelta(0) < now.next_at - now.created_at < timedelta(minutes=2)
+    edited.pop("enabled")
+    assert boss.post(url("schedule", "change", "report"), edited).status_code == 302
+    now = Schedule.objects.get()
+    assert (now.enabled, now.next_at) == (False, None)
+
+
+def test_who_may_not_see_a_payload_edits_the_rest(keeper):
+    keeper.post(url("schedule", "add"), FORM)
+    edited = {**FORM, "payload": '{"n": 9}', "catch_up": "all"}
+    assert keeper.post(url("schedule", "change", "report"), edited).status_code == 302
+    now = Schedule.objects.get()
+    assert (now.payload, now.catch_up) == ({"n": 1}, "all")
+
+
+def test_a_schedule_of_the_code_is_not_edited(boss):
+    put("report", source="code")
+    assert "Save" not in text(page(boss, "report"))
+    assert boss.post(url("schedule", "change", "report"), FORM).status_code == 403
+    assert boss.post(url("schedule", "delete", "report"), {"post": "yes"}).status_code == 403
+    assert Schedule.objects.get().type == "shop.ping"
+
+
+def test_deleting_one_that_was_made_here(keeper):
+    put("report")
+    assert keeper.post(url("schedule", "delete", "report"), {"post": "yes"}).status_code == 302
+    assert not Schedule.objects.exists()
+
+
+def test_scope(monkeypatch, keeper):
+    """Who is kept to some queues sees, runs and makes schedules of those queues alone."""
+    from django_mq.admin import ScheduleAdmin
+
+    monkeypatch.setattr(ScheduleAdmin, "get_queues", lambda self, request: {"mail"})
+    put("mine", queue="mail")
+    put("another", queue="money")
+    put("any")
+    shown = text(keeper.get(url("schedule")))
+    assert "mine" in shown
+    assert "another" not in shown
+    assert "any " not in shown.replace("many", "")
+    assert press(keeper, "run", "another").status_code == 404
+    for queue in ("", "money"):
+        response = keeper.post(url("schedule", "add"), {**FORM, "queue": queue})
+        assert "queue" in errors(response)
+    assert keeper.post(url("schedule", "add"), {**FORM, "queue": "mail"}).status_code == 302
