@@ -12,12 +12,13 @@ from itertools import islice
 
 from django.db import connections
 
+from django_mq.conf import alias_of
 from django_mq.handlers.cron import times_of
 from django_mq.messages import Receipt
 from django_mq.models import Schedule
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import whole
-from django_mq.queues.transactions import alias_of, writing
+from django_mq.queues.transactions import writing
 from django_mq.schedules.firing import fire_now
 from django_mq.store import Cursor
 from django_mq.store import schedules as store

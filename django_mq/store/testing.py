@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ with later as materialized (
      where m.processable_after > statement_timestamp()
        and m.leased_until is null and m.dead_at is null
        and (%(queue)s::text is null or m.queue = %(queue)s)
+       and (%(until)s::timestamptz is null or m.processable_after <= %(until)s::timestamptz)
 )
 update django_mq_queuedmessage m
    set processable_after = statement_timestamp() - later.place * interval '1 microsecond'
@@ -24,7 +26,10 @@ returning m.id
 """
 
 
-def make_due(cursor: Cursor, *, queue: str | None) -> int:
-    """Make delayed, retrying and held messages due now; return how many."""
-    cursor.execute(MAKE_DUE, {"queue": queue})
+def make_due(cursor: Cursor, *, queue: str | None, until: datetime | None = None) -> int:
+    """Make delayed, retrying and held messages due now; return how many.
+
+    With `until`, only those that are due by then.
+    """
+    cursor.execute(MAKE_DUE, {"queue": queue, "until": until})
     return len(cursor.fetchall())

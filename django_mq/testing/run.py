@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Literal, overload
 
+from django.db import transaction
+
+from django_mq.conf import get_settings
+from django_mq.exceptions import When, moment
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.routing import check_name
 from django_mq.requests.pending import test_runners
+from django_mq.schedules.declaring import declare_all
+from django_mq.schedules.firing import fire_until
+from django_mq.store import Cursor, schedules
 from django_mq.store import testing as store
 from django_mq.worker.drain import Drain, DrainFailure, add_note
 
@@ -116,7 +124,31 @@ def _raise_first(failed: Sequence[DrainFailure], all_of_them: str) -> None:
     raise failed[0].error
 
 
-def due(queue: str | None = None, *, using: str | None = None) -> int:
-    """Make delayed, retrying and held messages due now, as if time had passed; return how many."""
-    with queue_connection(using).cursor() as cursor:
-        return store.make_due(cursor, queue=queue)
+def due(queue: str | None = None, *, until: When | None = None, using: str | None = None) -> int:
+    """Make delayed, retrying and held messages due now, as if time had passed; return how many.
+
+    With `until` (seconds or a timedelta from now, or an aware datetime), only what is due by then.
+    Schedules move too: what `periodic()` declares is stored as a worker would, and each time up to
+    `until` is broadcast, whatever `queue` says; those messages count. Then call `drain()`. Raises
+    what such a broadcast raises, and ValueError for a bad `until`.
+
+        due(until=timedelta(days=1))
+    """
+    settings = get_settings()
+    connection = queue_connection(using)
+    if until is None:
+        with connection.cursor() as cursor:
+            return store.make_due(cursor, queue=queue)
+    when = moment(until)
+
+    @contextmanager
+    def block() -> Iterator[Cursor]:
+        with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+            yield cursor
+
+    declare_all(block, settings)
+    with block() as own:
+        if not isinstance(when, datetime):
+            when = schedules.now(own) + timedelta(seconds=when)
+        broadcast = fire_until(own, connection.alias, when)
+        return broadcast + store.make_due(own, queue=queue, until=when)

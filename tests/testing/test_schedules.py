@@ -1,0 +1,93 @@
+"""`due(until=...)`: a test moves the clock, and schedules with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import TestCase
+
+from django_mq import Delivery, RoutingError, broadcast, handler, periodic
+from django_mq.handlers import isolated
+from django_mq.models import QueuedMessage, Schedule
+from django_mq.testing import assert_broadcast, capture_broadcasts, drain, due
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(autouse=True)
+def _own_handlers() -> Iterator[None]:
+    with isolated():
+        yield
+
+
+class DueUntilTest(TestCase):
+    def setUp(self) -> None:
+        self.ran: list[tuple[str, Any]] = []
+
+        @handler("shop.#", queue="mail", name="h")
+        def h(delivery: Delivery) -> None:
+            self.ran.append((delivery.type, delivery.metadata.get("mq.scheduled_for")))
+
+    def test_a_schedule_falls_due(self) -> None:
+        periodic("daily", "shop.reports.daily", {"n": 1}, every=DAY)
+        assert due(until=timedelta(hours=23)) == 0
+        assert due(until=DAY) == 1
+        assert_broadcast("shop.reports.daily", {"n": 1}, times=1)
+        assert drain() == 1
+        assert due(until=DAY) == 0, "a time comes once"
+        assert due(until=3 * DAY) == 2
+
+    def test_each_time_until_then_in_order(self) -> None:
+        periodic("morning", "shop.morning", cron="0 6 * * *")
+        periodic("evening", "shop.evening", cron="0 18 * * *")
+        now = datetime.now(UTC)
+        assert due(until=now + 2 * DAY) == 4
+        drain()
+        types = [type for type, _ in self.ran]
+        assert types[:2] == types[2:]
+        assert set(types) == {"shop.morning", "shop.evening"}
+        times = [datetime.fromisoformat(at) for _, at in self.ran]
+        assert times == sorted(times)
+
+    def test_only_what_is_due_by_then(self) -> None:
+        with transaction.atomic():
+            broadcast("shop.soon", after=60)
+            broadcast("shop.later", after=3 * DAY)
+        assert due(until=3600) == 1
+        drain()
+        assert self.ran == [("shop.soon", None)]
+        assert due() == 1
+
+    def test_without_until_schedules_stay(self) -> None:
+        periodic("often", "shop.often", every=1)
+        assert due() == 0
+        assert not Schedule.objects.exists()
+
+    def test_a_disabled_schedule_stays(self) -> None:
+        periodic("off", "shop.off", every=60, enabled=False)
+        assert due(until=DAY) == 0
+
+    def test_overlap_skips(self) -> None:
+        periodic("hourly", "shop.hourly", every=3600, overlap="skip")
+        assert due(until=DAY) == 1
+
+    def test_a_broadcast_that_fails_fails_the_test(self) -> None:
+        periodic("bad", "shop.bad", every=60, queue="nowhere")
+        with pytest.raises(RoutingError):
+            due(until=DAY)
+        assert not QueuedMessage.objects.exists()
+
+    def test_what_is_broadcast_is_captured(self) -> None:
+        periodic("hourly", "shop.hourly", every=3600)
+        with capture_broadcasts() as broadcasts:
+            due(until=3700)
+        assert [each.metadata["mq.schedule"] for each in broadcasts] == ["hourly"]
+
+    def test_a_time_that_cannot_be(self) -> None:
+        for wrong in (-1, datetime(2026, 1, 1), "tomorrow"):
+            with pytest.raises(ValueError):
+                due(until=wrong)  # type: ignore[arg-type]
