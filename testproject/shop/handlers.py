@@ -3,13 +3,16 @@
 shop.orders.placed ────┬─> write_invoice ──> shop.invoices.issued ──> notify_warehouse
                        ├─> send_confirmation
 shop.orders.cancelled ─┴─> count_sales
+
+Once a day, by the clock: shop.statistics.prune ──> forget_old_sales
 """
 
 import asyncio
 from collections import Counter
-from datetime import date
+from datetime import date, timedelta
 
 from django.db.models import F
+from django.utils import timezone
 
 from django_mq import Delivery, Reject, RetryPolicy, broadcast, handler, intervals
 
@@ -74,6 +77,12 @@ def count_sales(deliveries: list[Delivery]) -> None:
             defaults={name: F(name) + units for name, units in more.items()},
             create_defaults=more,
         )
+
+
+@handler("shop.statistics.prune", queue="statistics", every=timedelta(days=1))
+def forget_old_sales(delivery: Delivery) -> None:
+    """By the clock, once a day over all workers. The admin lists it under Schedules."""
+    Statistic.objects.filter(day__lt=timezone.localdate() - timedelta(days=365)).delete()
 
 
 @handler("shop.invoices.issued", queue="warehouse")

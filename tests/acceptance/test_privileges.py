@@ -6,15 +6,20 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
-from django_mq import cancel, request
-from django_mq.models import QueuedMessage
+from django_mq import cancel, periodic, request
+from django_mq.conf import get_settings
+from django_mq.handlers import isolated
+from django_mq.models import QueuedMessage, Schedule
+from django_mq.schedules.declaring import declare_all, keep_declared
 from django_mq.store import results
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
@@ -83,7 +88,9 @@ def test_a_worker(
     queue: Queue,
     witness: Witness,
 ) -> None:
-    """It does all that a worker does: run, fail, retry, hold, expire, recover, broadcast, drain."""
+    """It does all that a worker does: run, fail, retry, hold, expire, recover, broadcast, drain;
+    and it does so by the clock.
+    """
     name = role("mq_worker")
     with connection.cursor() as cursor:
         cursor.execute(HANDLERS.format(role=name))
@@ -100,13 +107,20 @@ def test_a_worker(
     with connection.cursor() as cursor:
         cursor.execute("select mq_broadcast('work', 'acceptance.unknown', '{\"name\": \"held\"}')")
         cursor.execute("select mq_broadcast('work', 'acceptance.twin', '{\"name\": \"twin\"}')")
+    Schedule.objects.create(
+        name="due",
+        type="acceptance.write",
+        payload={"name": "clock"},
+        every=timedelta(days=1),
+        next_at=Now(),
+    )
     worker = start("--threads", 2, url=database_url(user=name, password="secret"))
     worker.until(lambda: witness.started("running"), "one runs")
     worker.kill_child(0)
     worker.until(lambda: len(witness.started("running")) == 2, "it runs again")
     witness.open("later")
     worker.until(
-        lambda: QueuedMessage.objects.count() == 2 and queue.done().total() >= 58, "all are done"
+        lambda: QueuedMessage.objects.count() == 2 and queue.done().total() >= 59, "all are done"
     )
     assert set(queue.done().values()) == {1, 2}
     assert [name for name, count in queue.done().items() if count == 2] == ["twin"]
@@ -119,3 +133,21 @@ def test_a_worker(
     assert "permission" not in worker.said()
     assert "Traceback" not in worker.said()
     assert cancel(type="acceptance.unknown").ids
+
+
+def test_a_worker_stores_the_schedules_of_its_code(role: Callable[[str], str]) -> None:
+    name = role("mq_worker")
+
+    @contextmanager
+    def block() -> Iterator[Any]:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"set local role {name}")
+            yield cursor
+
+    with isolated():
+        for every in (60, 61):
+            periodic(f"every-{every}", "a.b", every=every)
+            declare_all(block, get_settings())
+        Schedule.objects.update(declared_at=Now() - timedelta(days=2))
+        keep_declared(block, get_settings())
+    assert Schedule.objects.filter(enabled=True).count() == 2

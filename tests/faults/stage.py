@@ -30,7 +30,15 @@ WORKER = "faults-worker"
 ARGUMENTS = ("--batch-size", "3", "--processes", "1", "--threads", "1")
 #: A factor for the time that anything may take.
 PATIENCE = float(os.environ.get("FAULTS_PATIENCE", "1"))
-TABLES = ("queuedmessage", "failedattempt", "queuestate", "result", "workerheartbeat", "uniquekey")
+TABLES = (
+    "queuedmessage",
+    "failedattempt",
+    "queuestate",
+    "result",
+    "schedule",
+    "workerheartbeat",
+    "uniquekey",
+)
 
 # In one statement, so that all of it is seen at one moment.
 DONE = """

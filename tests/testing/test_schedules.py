@@ -89,5 +89,5 @@ class DueUntilTest(TestCase):
 
     def test_a_time_that_cannot_be(self) -> None:
         for wrong in (-1, datetime(2026, 1, 1), "tomorrow"):
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match="seconds"):
                 due(until=wrong)  # type: ignore[arg-type]

@@ -1,12 +1,14 @@
 """The shop: what its views commit, and what its handlers make of it."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import IntegrityError
 from django.test import Client
+from django.utils import timezone
 
 from django_mq.models import QueuedMessage
 from django_mq.testing import deliver, drain, due
@@ -122,6 +124,15 @@ def test_all_that_an_order_sets_off(tea: Product, letters: Path) -> None:
     assert letter == letters / "spring-sale" / f"order-{order.pk}.eml"
     assert "To: ada@example.com" in letter.read_text()
     assert not QueuedMessage.objects.exists()
+
+
+def test_old_sales_are_forgotten_once_a_day(tea: Product) -> None:
+    today = timezone.localdate()
+    for age in (364, 366):
+        Statistic.objects.create(product=tea, day=today - timedelta(days=age))
+    assert due(until=timedelta(days=1)) == 1
+    drain()
+    assert Statistic.objects.get().day == today - timedelta(days=364)
 
 
 def test_a_letter_that_is_refused_at_first_is_sent_again(tea: Product, letters: Path) -> None:

@@ -1,0 +1,33 @@
+"""The snippets of docs/schedules.md run, in order."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+import pytest
+
+from django_mq.checks import check_schedules
+from django_mq.handlers import all_schedules
+from tests.test_docs import ROOT, snippets
+
+pytestmark = pytest.mark.django_db
+
+
+def test_the_snippets_of_the_page(capsys: Any) -> None:
+    names: dict[str, Any] = {"__name__": "schedules"}
+    for code in snippets(ROOT / "docs/schedules.md", "python"):
+        exec(compile(code, "schedules.md", "exec"), names)  # noqa: S102
+    assert [each.name for each in all_schedules()] == [
+        "daily-report",
+        "stock",
+        "schedules.expire_carts",
+    ]
+    assert not check_schedules(None)
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(names["ReportTest"]).run(result)
+    assert result.testsRun == 1
+    assert not result.failures, result.failures
+    assert not result.errors, result.errors
+    # Five, unless the week of the test begins or ends with an hour that is repeated or skipped.
+    assert capsys.readouterr().out.count("daily-report 2") in (4, 5, 6)
