@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path
-from django.utils.translation import gettext
+from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
@@ -24,12 +24,14 @@ from django_mq.exceptions import InvalidName, MQError
 from django_mq.models import Schedule
 from django_mq.models.json_column import Unreadable
 from django_mq.policy.routing import check_name
-from django_mq.queues.schedules import restart_schedule
+from django_mq.queues.scheduling import restart_schedule
 from django_mq.queues.transactions import writing
 
 #: What the page shows of a schedule, and of one that the user cannot edit.
 SHOWN = ("condition_full", "last_full", "next_full", "source")
 FIXED = ("what_full", "timing", "queue", "catch_up", "overlap", "lifetime")
+
+LOCKED = gettext_noop("Another session is changing this schedule. Try again in a moment.")
 
 
 class ScheduleAdmin(ScheduleRowsAdmin):
@@ -111,6 +113,10 @@ class ScheduleAdmin(ScheduleRowsAdmin):
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Write what was edited, and nothing that a worker may have written meanwhile."""
+        with writing(self.alias):
+            self._write(obj, form, change)
+
+    def _write(self, obj: Any, form: Any, change: bool) -> None:
         if change:
             changed = [name for name in form.changed_data if name != "enabled"]
             obj.save(using=self.alias, update_fields=changed)
@@ -120,6 +126,30 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             obj.source = "admin"
             obj.save(using=self.alias, force_insert=True)
         restart_schedule(obj.name, enabled=obj.enabled, using=self.alias)
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        """Delete the schedule; the messages that it has broadcast stay."""
+        with writing(self.alias):
+            obj.delete(using=self.alias)
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Show or save a schedule; a row that another session has locked ends in a notice."""
+        return self._unless_locked(request, super().changeform_view, *args, **kwargs)
+
+    def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Delete a schedule; a row that another session has locked ends in a notice."""
+        return self._unless_locked(request, super().delete_view, *args, **kwargs)
+
+    def _unless_locked(
+        self, request: HttpRequest, view: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        try:
+            return view(request, *args, **kwargs)
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            self.message_user(request, gettext(LOCKED), notices.ERROR)
+            return HttpResponseRedirect(self.url(Schedule, "changelist"))
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
         """Add the buttons that run, enable and disable."""
@@ -197,8 +227,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         except OperationalError as error:
             if not ran_out(error):
                 raise
-            text = gettext("Another session is changing schedule %s. Try again in a moment.")
-            self.message_user(request, text % name, notices.ERROR)
+            self.message_user(request, gettext(LOCKED), notices.ERROR)
         else:
             self.message_user(request, text % name, notices.SUCCESS if note else notices.WARNING)
         return HttpResponseRedirect(self.url(Schedule, "change", name))

@@ -11,7 +11,7 @@ from django_mq.queues.decisions import end_backoff, limit, pause, resume
 from django_mq.queues.fleet import WorkerProcess, horizon, timings, workers
 from django_mq.queues.reasons import Why, why
 from django_mq.queues.redaction import redacted
-from django_mq.queues.schedules import (
+from django_mq.queues.scheduling import (
     disable_schedule,
     enable_schedule,
     next_times,

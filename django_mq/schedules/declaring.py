@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-from django.db import DatabaseError
+from django.db import DatabaseError, OperationalError
+from psycopg.errors import LockNotAvailable
 
 from django_mq.conf import Settings
 from django_mq.exceptions import MQError
-from django_mq.executor.connections import LOST
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import times_of
 from django_mq.handlers.periodic import Declaration, encoded
@@ -31,22 +31,14 @@ Block = Callable[[], AbstractContextManager[Cursor]]
 def declare_all(block: Block, settings: Settings) -> None:
     """Store what this process declares, each schedule in a transaction of its own.
 
-    Logs those that cannot run. Raises one of LOST if the database is lost or, once the others are
-    stored, if somebody has the row of a schedule locked.
+    Logs those that cannot run. Raises OperationalError if the database is lost or, once the others
+    are stored, if somebody has the row of a schedule locked.
     """
     _declare_each(block, _declared().values(), settings)
 
 
-def keep_declared(block: Block, settings: Settings) -> None:
-    """Say again what this process declares, and disable what none has declared for a day.
-
-    It does not overwrite what another process has declared meanwhile: of two versions of the code,
-    the one that started last decides. Raises as `declare_all()`.
-    """
-    declared = _declared()
-    with block() as cursor:
-        known = store.keep(cursor, sorted(declared), fresh=FRESH, forgotten=FORGOTTEN)
-    _declare_each(block, [declared[name] for name in declared.keys() - known], settings)
+def retire(block: Block) -> None:
+    """Disable the schedules of code that no process has declared for a day."""
     with block() as cursor:
         retired = store.retire(cursor, forgotten=FORGOTTEN)
     for name in retired:
@@ -56,6 +48,18 @@ def keep_declared(block: Block, settings: Settings) -> None:
             FORGOTTEN // 3600,
             extra={"event": "schedule_retired", "schedule": name},
         )
+
+
+def keep_declared(block: Block, settings: Settings) -> None:
+    """Say again what this process declares.
+
+    It does not overwrite what another process has declared meanwhile: of two versions of the code,
+    the one that started last decides. Raises as `declare_all()`.
+    """
+    declared = _declared()
+    with block() as cursor:
+        known = store.keep(cursor, sorted(declared), fresh=FRESH, forgotten=FORGOTTEN)
+    _declare_each(block, [declared[name] for name in declared.keys() - known], settings)
 
 
 def _declared() -> dict[str, Declaration]:
@@ -71,8 +75,8 @@ def _declare_each(block: Block, declared: Iterable[Declaration], settings: Setti
         try:
             with block() as cursor:
                 declare(cursor, each, settings)
-        except LOST as error:
-            if cursor.connection is None or cursor.connection.closed:
+        except OperationalError as error:
+            if not isinstance(error.__cause__, LockNotAvailable):
                 raise
             locked = error
         except (MQError, DatabaseError) as error:

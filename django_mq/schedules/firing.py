@@ -52,23 +52,25 @@ def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST)
     queue is full stays due.
     """
     rows = store.take_due(cursor, limit=MOST, after=after, cron=can_read_cron())
-    count = 0
+    tried = broadcasts = 0
     for row in rows:
-        count += _fire(cursor, alias, row, most=MOST - count)
+        outcome = _fire(cursor, alias, row, most=MOST - tried)
+        tried += outcome.tried
+        broadcasts += outcome.broadcasts
         after = (row.due_at, row.name)
-        if count >= MOST:
-            return Fired(count, after)
-    return Fired(count, after if len(rows) == MOST else None)
+        if tried >= MOST:
+            return Fired(broadcasts, after)
+    return Fired(broadcasts, after if len(rows) == MOST else None)
 
 
-def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, most: int) -> int:
-    """Broadcast at most `most` times of a schedule that is due; return how many were stored."""
+def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, most: int) -> _Outcome:
+    """Broadcast at most `most` times of a schedule that is due, and move it on."""
     try:
         times = times_of(row.cron, row.every, row.tz, start=row.due_at)
     except InvalidOption as error:  # written by others, or the zone is no longer known
         _report(row, error)
         store.move(cursor, row.name, next_at=None, last_error=_text(error))
-        return 0
+        return _Outcome(None)
     late = PUNCTUAL + timedelta(seconds=get_settings().poll_interval)
     only_one = row.overlap == "skip" and row.catch_up == "all"
     catch_up = "once" if only_one else row.catch_up
@@ -83,7 +85,7 @@ def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, most: int) -> int:
         last_message=outcome.last_message,
         last_error=outcome.last_error,
     )
-    return outcome.count
+    return outcome
 
 
 @dataclass(slots=True)
@@ -94,7 +96,8 @@ class _Outcome:
     last_at: datetime | None = None
     last_message: int | None = None
     last_error: str = ""
-    count: int = 0
+    tried: int = 0
+    broadcasts: int = 0
 
 
 def _broadcast_each(
@@ -103,6 +106,7 @@ def _broadcast_each(
     """Broadcast these times in order; one for which the queue has no room stays the next."""
     outcome = _Outcome(next_at)
     for at in times:
+        outcome.tried += 1
         try:
             receipt = broadcast_at(row, at, alias=alias)
         except Exception as error:
@@ -118,7 +122,7 @@ def _broadcast_each(
         outcome.last_error = ""
         if receipt:
             outcome.last_at, outcome.last_message = at, first_id(receipt)
-            outcome.count += 1
+            outcome.broadcasts += 1
             _log(logging.DEBUG, row, f"broadcast {at.isoformat()}", "schedule_fired")
         else:
             text = f"skipped {at.isoformat()}: its last message still waits or runs"

@@ -14,19 +14,22 @@ if TYPE_CHECKING:
     from django_mq.policy.due_times import CatchUp, Overlap
     from django_mq.store import Cursor
 
-# Two probes of the index, however many schedules there are.
+# One probe of the index, however many schedules there are.
 NEXT_DUE = """
 select extract(epoch from s.next_at - statement_timestamp())::float8
   from django_mq_schedule s
- where s.next_at is not null
+ where s.next_at is not null and (%(cron)s or s.cron = '')
  order by s.next_at
  limit 1
 """
 
 
-def next_due(cursor: Cursor) -> float | None:
-    """Return the seconds until a schedule is due, below zero if one is; None if all are off."""
-    cursor.execute(NEXT_DUE)
+def next_due(cursor: Cursor, *, cron: bool = True) -> float | None:
+    """Return the seconds until a schedule is due, below zero if one is; None if all are off.
+
+    `cron=False` leaves out cron expressions, for a process that cannot read them.
+    """
+    cursor.execute(NEXT_DUE, {"cron": cron})
     row = cursor.fetchone()
     return None if row is None else row[0]
 

@@ -33,7 +33,7 @@ from django_mq.worker.queue_options import ClaimOptionsCache
 from django_mq.worker.quota import Quota
 from django_mq.worker.recovery import Recovery
 from django_mq.worker.resolver import Resolver, line_of
-from django_mq.worker.schedules import Schedules
+from django_mq.worker.scheduler import Scheduler
 from django_mq.worker.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Parts:
         alias = self._worker.alias
         # No drain cuts its link: the statement would go on in the server. It is cancelled.
         self.maintenance = Maintenance(alias, self._settings, link=self._link(drains=False))
-        self.schedules = Schedules(
+        self.scheduler = Scheduler(
             alias,
             self._settings,
             on_fired=self._on_freed,

@@ -2,7 +2,7 @@
 
 The loop fetches, then sleeps on the wakeup. Executors and the async runner take from the local
 queue what the fetcher put there. The lease keeper renews the leases of what this process holds,
-maintenance does the chores, and schedules broadcasts by the clock: each on a thread and a
+maintenance does the chores, and the scheduler broadcasts by the clock: each on a thread and a
 connection of its own.
 """
 
@@ -130,7 +130,7 @@ class Run:
         """Return whether a part of this process still runs, settles or broadcasts messages."""
         parts = self.parts
         idle = parts.local_queue.idle() and not parts.recovery.recovering()
-        return not idle or parts.schedules.busy()
+        return not idle or parts.scheduler.busy()
 
     def _wait_out(self, error: Exception) -> None:
         lost = isinstance(error, LOST)
@@ -155,7 +155,7 @@ class Run:
         if self._in_doubt or parts.backoffs.noted() or not claims_first:
             self._tend_local_queue(cursor)
         sleep = parts.fetcher.fetch(cursor)
-        sleep = min(sleep, parts.schedules.tend(cursor))
+        sleep = min(sleep, parts.scheduler.tend(cursor))
         self._worked = True
         if parts.statements.link.answers > answers:
             parts.outage.over()
@@ -225,7 +225,7 @@ class Run:
         parts = self.parts
         parts.lease_keeper.start()
         parts.maintenance.start()
-        parts.schedules.start()
+        parts.scheduler.start()
         self.take_recoveries()
         if parts.listener:
             parts.listener.start()
@@ -272,7 +272,7 @@ class Run:
         self._leave_queues()
         self._ring()
         parts.maintenance.end()
-        parts.schedules.end()
+        parts.scheduler.end()
         parts.lease_keeper.end()
         parts.lease_keeper.join(5.0)
         parts.lease_keeper.report()

@@ -19,7 +19,7 @@ from django_mq import cancel, periodic, request
 from django_mq.conf import get_settings
 from django_mq.handlers import isolated
 from django_mq.models import QueuedMessage, Schedule
-from django_mq.schedules.declaring import declare_all, keep_declared
+from django_mq.schedules.declaring import declare_all, keep_declared, retire
 from django_mq.store import results
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
@@ -150,4 +150,5 @@ def test_a_worker_stores_the_schedules_of_its_code(role: Callable[[str], str]) -
             declare_all(block, get_settings())
         Schedule.objects.update(declared_at=Now() - timedelta(days=2))
         keep_declared(block, get_settings())
+        retire(block)
     assert Schedule.objects.filter(enabled=True).count() == 2

@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mq import handler, handlers
 from django_mq.models import QueuedMessage, Schedule
 from tests.admin.pages import text, told, url
+from tests.database import second_connection
 from tests.schedules.conftest import put
 
 pytestmark = pytest.mark.django_db
@@ -309,3 +310,21 @@ def test_scope(monkeypatch, keeper):
         response = keeper.post(url("schedule", "add"), {**FORM, "queue": queue})
         assert "queue" in errors(response)
     assert keeper.post(url("schedule", "add"), {**FORM, "queue": "mail"}).status_code == 302
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_locked_row_ends_in_a_notice(boss):
+    """S11: after a second, and nothing is changed."""
+    boss.post(url("schedule", "add"), FORM)
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_schedule for update")
+        edited = {**FORM, "metadata": "{}", "type": "shop.other"}
+        for response in (
+            press(boss, "disable", "report"),
+            boss.post(url("schedule", "change", "report"), edited),
+            boss.post(url("schedule", "delete", "report"), {"post": "yes"}),
+        ):
+            assert response.status_code == 302
+            assert "Another session" in told(response)[-1]
+    assert Schedule.objects.get().type == "shop.reports.daily"
+    assert LogEntry.objects.count() == 1

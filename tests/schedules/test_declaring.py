@@ -14,7 +14,7 @@ from django_mq import periodic
 from django_mq.conf import get_settings
 from django_mq.handlers import isolated
 from django_mq.models import Schedule
-from django_mq.schedules.declaring import declare_all, keep_declared
+from django_mq.schedules.declaring import declare_all, keep_declared, retire
 from django_mq.store import schedules as store
 from tests.database import second_connection
 from tests.schedules.conftest import block, put, turn
@@ -36,6 +36,7 @@ def keep(*declare):
         for each in declare:
             periodic(**{"name": "daily", "type": "shop.ping", "every": 3600, **each})
         keep_declared(block, get_settings())
+        retire(block)
 
 
 @contextmanager

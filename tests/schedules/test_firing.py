@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection, connections, transaction
+from django.db.models import F
 from django.test import override_settings
 
 from django_mq import broadcast, handler
@@ -147,6 +148,17 @@ def test_a_broadcast_that_fails_moves_on_and_harms_no_other(caplog):
     Schedule.objects.filter(name="a-bad").update(queue="", next_at=good.last_at)
     assert turn() == 1
     assert Schedule.objects.get(name="a-bad").last_error == ""
+
+
+def test_times_that_fail_count_against_the_size_of_a_transaction_too():
+    handler("shop.ping", queue="mail", name="h")(lambda delivery: None)
+    put(queue="no", due=-3 * MOST, every=timedelta(seconds=1), catch_up="all")
+    with block() as cursor:
+        fired = fire_due(cursor, "default")
+    assert fired.broadcasts == 0
+    assert fired.after is not None
+    assert turn() == 0
+    assert Schedule.objects.filter(next_at__gt=F("created_at")).exists()
 
 
 def test_an_error_of_the_database_stays_in_its_savepoint():

@@ -19,7 +19,8 @@ from psycopg import IsolationLevel
 
 from django_mq.executor.connections import LOST, plain_connection_as
 from django_mq.handlers import all_schedules
-from django_mq.schedules.declaring import FRESH, declare_all, keep_declared
+from django_mq.handlers.cron import can_read_cron
+from django_mq.schedules.declaring import FRESH, declare_all, keep_declared, retire
 from django_mq.schedules.firing import fire_due
 from django_mq.store import schedules as store
 from django_mq.store.limits import Limits, set_local
@@ -42,7 +43,7 @@ LIMITS = Limits(lock=1.0)
 LAST = 1.0
 
 
-class Schedules(threading.Thread):
+class Scheduler(threading.Thread):
     """Stores the schedules of this process's code, and broadcasts those of all that are due.
 
     `on_fired()` is called when messages were broadcast, `on_turn()` after every turn: both on this
@@ -58,7 +59,7 @@ class Schedules(threading.Thread):
         on_turn: Callable[[], None],
         link: Link | None = None,
     ) -> None:
-        super().__init__(name="mq-schedules", daemon=True)
+        super().__init__(name="mq-scheduler", daemon=True)
         self._alias = alias
         self._link = link
         self._settings = settings
@@ -69,6 +70,7 @@ class Schedules(threading.Thread):
         self._looked_at = float("-inf")
         self._due_at = float("inf")
         self._rests_until = float("-inf")
+        self._reads_cron = can_read_cron()
         self._declare_at = 0.0 if all_schedules() else monotonic() + FRESH
         self._stored = not all_schedules()
         self._wake = threading.Event()
@@ -85,7 +87,7 @@ class Schedules(threading.Thread):
         now = monotonic()
         if now >= self._due_at or now >= self._looked_at + self._poll / 2:
             self._looked_at = now
-            wait = store.next_due(cursor)
+            wait = store.next_due(cursor, cron=self._reads_cron)
             if wait is None:
                 self._due_at = float("inf")
             elif wait > 0:
@@ -130,15 +132,18 @@ class Schedules(threading.Thread):
             self._declare_at = max(self._declare_at, self._rests_until)
 
     def _declare(self) -> None:
-        """Store what this code declares; say so again later, or soon if a row was locked."""
+        """Store what this code declares, and retire what none does; again later, or soon if a row
+        was locked."""
         try:
             if self._stored:
                 keep_declared(self._block, self._settings)
             else:
                 declare_all(self._block, self._settings)
                 self._stored = True
+            retire(self._block)
         except LOST as error:
-            if connections[self._alias].connection.closed:
+            driver = connections[self._alias].connection
+            if driver is None or driver.closed:
                 raise
             logger.debug("schedules not declared: %s", error)
             self._declare_at = monotonic() + AGAIN

@@ -19,7 +19,7 @@ from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.store import schedules as store
 from django_mq.worker import Worker
-from django_mq.worker.schedules import Schedules
+from django_mq.worker.scheduler import Scheduler
 from tests.database import second_connection
 from tests.rows import add
 from tests.schedules.conftest import HOUR, put, times
@@ -169,7 +169,7 @@ def clock(transactional_db: None) -> Any:
     from django_mq.conf import get_settings
 
     fired: list[bool] = []
-    made = Schedules(
+    made = Scheduler(
         "default", get_settings(), on_fired=lambda: fired.append(True), on_turn=lambda: None
     )
     made.fired = fired  # type: ignore[attr-defined]
@@ -238,7 +238,7 @@ def test_an_unexpected_error_is_said_and_rested_upon(
     def broken(*args: Any, **options: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("django_mq.worker.schedules.fire_due", broken)
+    monkeypatch.setattr("django_mq.worker.scheduler.fire_due", broken)
     clock.take_turn()
     assert [each.event for each in caplog.records] == ["schedules_failed"]
     statements = Statements("default")
@@ -254,7 +254,7 @@ def test_an_idle_fleet_without_schedules_asks_one_question_per_poll(clock: Any) 
         asked = 0
 
         def execute(self, statement: str, params: Any = None) -> None:
-            assert statement == store.NEXT_DUE
+            assert (statement, params) == (store.NEXT_DUE, {"cron": True})
             self.asked += 1
 
         def fetchone(self) -> None:
