@@ -54,6 +54,8 @@ class Run:
         # Whether a claim may have been committed whose answer was lost.
         self._in_doubt = False
         self._worked = False
+        # Whether the tables have proved usable: before that, a recovery could only fail.
+        self._usable = False
 
     def run(self, until_empty: bool) -> bool:
         """Work, then drain; return whether everything that had started was finished."""
@@ -226,6 +228,7 @@ class Run:
         parts.lease_keeper.start()
         parts.maintenance.start()
         parts.scheduler.start()
+        self._usable = True
         self.take_recoveries()
         if parts.listener:
             parts.listener.start()
@@ -242,7 +245,9 @@ class Run:
         )
 
     def take_recoveries(self) -> None:
-        """Begin to settle what dead siblings held: from any thread."""
+        """Begin to settle what dead siblings held, once this run has started; from any thread."""
+        if not self._usable:
+            return
         with contextlib.suppress(IndexError):
             while True:
                 self.parts.recovery.recover(*self.worker._to_recover.pop())

@@ -7,12 +7,14 @@ import threading
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery, Fence
 from django_mq.models import FailedAttempt
 from django_mq.worker import DeadWorker
+from tests.database import second_connection
 from tests.rows import add, stored
 from tests.worker.conftest import (
     PATIENCE,
@@ -131,3 +133,31 @@ def test_recovers_what_a_dead_sibling_held(start: Start, said: Said) -> None:
     assert attempts_of(ran) == ["django_mq.policy.outcomes.WorkerLost"]
     assert attempts_of(overran) == ["django_mq.policy.outcomes.TimedOut"]
     assert attempts_of(waited) == []
+
+
+def test_a_recovery_waits_until_the_tables_have_proved_usable(
+    start: Start,
+) -> None:
+    """Guarantee 16: where they cannot be used, the worker has one error, and another recovers."""
+    settled = threading.Event()
+    with second_connection() as admin:
+        admin.execute("begin; alter table django_mq_queuedmessage rename to mq_away")
+        try:
+            running = start()
+            until(lambda: is_locked_out(admin))
+            running.worker.recover(DeadWorker("gone", "it died"), settled.set)
+            assert "mq-recovery" not in [thread.name for thread in threading.enumerate()]
+            admin.execute("commit")
+            with pytest.raises(psycopg.errors.UndefinedTable):
+                running.join()
+        finally:
+            admin.execute(
+                "rollback; alter table if exists mq_away rename to django_mq_queuedmessage"
+            )
+    assert not settled.is_set()
+
+
+def is_locked_out(admin: psycopg.Connection[Any]) -> bool:
+    """Say whether a session waits for the table that `admin` has locked."""
+    waits = "select from pg_locks where relation = 'mq_away'::regclass and not granted"
+    return bool(admin.execute(waits).fetchall())
