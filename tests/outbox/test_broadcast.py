@@ -202,7 +202,7 @@ def test_one_broadcast_is_one_statement_and_one_ring(django_assert_num_queries: 
     begin, store, commit, ring = (each["sql"].lower() for each in captured.captured_queries)
     assert (begin, commit) == ("begin", "commit")
     assert "insert into django_mq_queuedmessage" in store
-    assert "pg_notify" in ring
+    assert "notify django_mq" in ring
 
 
 @pytest.mark.django_db
