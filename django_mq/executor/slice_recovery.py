@@ -67,9 +67,14 @@ class SliceRecovery:
             users.clear()
 
     def _transaction_ended(self, state: SliceState) -> None:
-        """A handler ended the transaction, or its connection was lost."""
+        """A handler ended the transaction, or its connection was lost.
+
+        Of a lost session's transaction nothing is asked: a server that crashed gives ids that it
+        had not written down to others, and one of theirs may be committed.
+        """
+        ended_by_hand = state.driver is not None and not state.driver.closed
         self._session.close()
-        if state.users.ended and self._settlement.was_committed(state.xid):
+        if ended_by_hand and state.users.ended and self._settlement.was_committed(state.xid):
             self._settle(state.users)
         else:
             state.left[:0] = state.users.tasks

@@ -26,6 +26,7 @@ from tests.executor.breaking import (
     raw,
     set_rollback,
     swallow_error,
+    terminate_and_use,
 )
 from tests.rows import add, stored
 from tests.worker.conftest import (
@@ -156,6 +157,27 @@ def test_neighbours_that_a_raw_commit_kept_do_not_run_again(
     assert waiting() == {messages[1].pk, messages[2].pk}
     assert attempts_of(messages[1]) == ["ValueError"]
     assert attempts_of(messages[2]) == [BROKE]
+
+
+def test_the_id_of_a_lost_transaction_may_be_another_ones(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guarantee 1: a server that crashed gives ids that never reached its disk out again.
+
+    Asked for such an id, it tells what became of somebody else's transaction.
+    """
+    monkeypatch.setattr(bench.settlement, "was_committed", lambda xid: True)
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(60)))
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        if delivery.payload == "last":
+            terminate_and_use(delivery)
+
+    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "last"])]
+    bench.run_all(bench.claim())
+    assert effects() == {messages[0].pk}
+    assert waiting() == {messages[1].pk}
 
 
 def test_a_raw_rollback_runs_neighbours_again_uncharged(bench: Bench) -> None:
