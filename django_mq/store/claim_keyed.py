@@ -8,6 +8,7 @@ of its own takes that lock, so that the claim's snapshot follows it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ _WINDOW = f"""
         select row_.*
           from ({OPEN_LANES}) lane
          cross join lateral (
-            select m.id, m.queue, m.handler, m.key
+            select m.id, m.queue, m.handler, m.key, m.priority, m.processable_after as at
               from django_mq_queuedmessage m
              where m.queue = lane.queue and m.priority = lane.priority
                and m.leased_until is null and m.blocked_by is null and m.dead_at is null
@@ -213,10 +214,22 @@ with seen as materialized ({_WINDOW}), line as materialized (
      where m.id = any(array[taken.id])
     returning {claimed_columns(payload="taken.payload")},
               taken.turn
+), passed as (
+    select distinct on (queue, priority) queue, priority, at, id
+      from (
+        select seen.*,
+               bool_and(id in (select id from taken union all select id from parked))
+                   over (order by n) as is_passed
+          from seen
+      ) seen
+     where is_passed
+     order by queue, priority, n desc
 )
-select claimed.*, further.found
+select claimed.*, further.found, case when row_number() over () = 1 then further.marks end
   from (
-    select exists (select from parked) and (select count(*) from seen) >= %(window)s as found
+    select exists (select from parked) and (select count(*) from seen) >= %(window)s as found,
+           (select json_agg(json_build_array(queue, priority, date_part('epoch', at), id))::text
+              from passed) as marks
   ) further
   left join claimed on true
 """  # noqa: S608
@@ -237,8 +250,8 @@ def claim(
 
     From each key it takes the first messages, without a gap. A head that is dead (unless
     `skip_dead`), delayed, retrying or claimed blocks those behind it; they are parked, with
-    `blocked_by` set to the head. The caller opens a transaction and commits it at once. There are
-    no marks: messages that are freed later may lie before them.
+    `blocked_by` set to the head. The caller opens a transaction and commits it at once. The marks
+    pass only messages that were taken or parked; those that are freed later lie before them.
     """
     given = {
         **lane_columns(lanes),
@@ -254,7 +267,9 @@ def claim(
     )
     rows = cursor.fetchall()
     found = sorted((row for row in rows if row[0] is not None), key=_turn)
-    return Claim([ClaimedRow._make(row[:WIDTH]) for row in found], {}, further=rows[0][-1])
+    passed = json.loads(rows[0][-1] or "[]")
+    marks = {(queue, priority): (float(at), id) for queue, priority, at, id in passed}
+    return Claim([ClaimedRow._make(row[:WIDTH]) for row in found], marks, further=rows[0][-2])
 
 
 def _line_columns(lines: Sequence[Sequence[object]]) -> dict[str, object]:
@@ -263,4 +278,4 @@ def _line_columns(lines: Sequence[Sequence[object]]) -> dict[str, object]:
 
 
 def _turn(row: Sequence[int]) -> int:
-    return row[-2]
+    return row[-3]

@@ -63,6 +63,7 @@ class Fetcher:
         self._ordered_queues = ordered_queues
         self._poll = poll
         self._watermarks: Watermarks[LaneName] = Watermarks(full_every=1.0)
+        self._keyed_marks: Watermarks[LaneName] = Watermarks(full_every=1.0)
         self._lapsed_marks: Watermarks[str] = Watermarks(full_every=1.0)
         self._lanes = Lanes(patterns)
         self._leased: list[str] = []
@@ -88,14 +89,14 @@ class Fetcher:
 
     def on_freed(self) -> None:
         """This process released rows, or rows became due: they may lie before the watermarks."""
-        self.empty = False
-        self._watermarks.want_full()
-        self._must_look = self._may_be_due = True
+        self.on_next_in_line()
+        self._must_look = True
 
     def on_next_in_line(self) -> None:
         """A message of a key, an ordered or a limited queue ended: the next may be claimed."""
         self.empty = False
         self._watermarks.want_full()
+        self._keyed_marks.want_full()
         self._may_be_due = True
 
     @property
@@ -195,13 +196,16 @@ class Fetcher:
         full: bool,
     ) -> ClaimResult:
         asked_at, began = lease_clock(), perf_counter()
-        # Watermarks serve the plain claim only: elsewhere, freed rows lie before them.
-        plain = not self._claims.way(lanes[0][0], options)
-        full_here = full or not plain
-        marked = [Lane(*lane, *self._watermarks.mark(lane, full=full_here)) for lane in lanes]
+        # Other ways have no marks: what is freed would lie before them.
+        way = self._claims.way(lanes[0][0], options)
+        own = {"": self._watermarks, "keyed": self._keyed_marks}.get(way, Watermarks(full_every=0))
+        full = own.full_is_due() if way else full
+        marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
         result = self._claims.claim(cursor, marked, options, limit=room)
-        if plain:
-            self._watermarks.scanned(result.claim.marks, perf_counter() - began, full=full)
+        own.scanned(result.claim.marks, perf_counter() - began, full=full)
+        if way and not full and len(result.claim.rows) < room // 2:
+            own.found_little()
+            result = result._replace(claim=result.claim._replace(further=True))
         if result.claim.rows:
             self._intake.take(cursor, result.claim.rows, lapsed=False, asked_at=asked_at)
         return result
@@ -249,6 +253,7 @@ class Fetcher:
         self.due_queues = {each.queue for each in mine if each.due}
         self._lanes.update(lanes, now)
         self._watermarks.keep(self._lanes.known)
+        self._keyed_marks.keep(self._lanes.known)
         self._lapsed_marks.keep(self._leased)
         waits = [each.next_in for each in mine if each.next_in and each.next_in > 0]
         self._due_at = now + min(waits, default=float("inf"))

@@ -10,6 +10,8 @@ from django_mq.store.claim import BEGINNING
 
 #: Seconds without full scans per second of full scan: they take at most a tenth of the time.
 REST_AFTER_FULL_SCAN = 9.0
+#: Seconds of full scans after a scan that found little behind the marks.
+FEW = 1.0
 
 LaneName = tuple[str, int]
 Name = TypeVar("Name", bound=Hashable)
@@ -30,6 +32,7 @@ class Watermarks(Generic[Name]):
         self._allowed_at = 0.0
         self._last_full = float("-inf")
         self._usual = float("inf")
+        self._few_until = float("-inf")
 
     def want_full(self) -> None:
         """Note that a row may be due before the marks, after a ring, a release or a retry."""
@@ -39,7 +42,15 @@ class Watermarks(Generic[Name]):
         """Say whether the next scans start from the front."""
         now = monotonic()
         wanted = self._wanted or now - self._last_full >= self._full_every
-        return wanted and now >= self._allowed_at
+        return now < self._few_until or (wanted and now >= self._allowed_at)
+
+    def found_little(self) -> None:
+        """Note that there is little behind the marks: the scans of the next FEW seconds are full.
+
+        With order keys, a message that is freed by the end of the one before it lies before the
+        marks; where keys are few, that is nearly all of them.
+        """
+        self._few_until = monotonic() + FEW
 
     def full_in(self) -> float:
         """Return the seconds until a full scan is allowed."""

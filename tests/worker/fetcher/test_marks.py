@@ -45,6 +45,19 @@ def test_a_full_scan_is_due_each_second(marks: tuple[Watermarks[LaneName], Clock
     assert own.full_is_due()
 
 
+def test_scans_that_find_little_behind_the_marks_are_full_whatever_they_take(
+    marks: tuple[Watermarks[LaneName], Clock],
+) -> None:
+    own, clock = marks
+    own.scanned({}, 50.0, full=True)
+    assert not own.full_is_due()
+    own.found_little()
+    own.scanned({}, 50.0, full=True)
+    assert own.full_is_due()
+    clock.now += 1.1
+    assert not own.full_is_due()
+
+
 def test_marks_move_and_are_forgotten(marks: tuple[Watermarks[LaneName], Clock]) -> None:
     own, _ = marks
     at = stored(add()).processable_after

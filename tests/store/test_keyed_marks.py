@@ -1,0 +1,111 @@
+"""Keyed claims resume behind a mark, so that a held snapshot costs them no more.
+
+Pages are counted, which are the same on a busy machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from django_mq.store.claim import Lane
+from django_mq.store.claim_keyed import LOCK_LINES
+from tests.committing import quick_flush  # noqa: F401  (a fixture)
+from tests.database import second_connection
+from tests.rows import add
+from tests.store.conftest import lock
+from tests.store.keyed import Cursor, ack, ids, keyed, pks, take
+from tests.store.test_bounds import pages
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LIMIT, CLAIMS = 50, 40
+
+FILL = """
+insert into django_mq_queuedmessage (queue, type, handler, key, payload, processable_after)
+select 'mail', 'a', 'h', 'k' || n, to_jsonb(repeat(md5(n::text), 30)), now() - interval '1 h' + n * interval '1 ms'
+  from generate_series(1, 4000) n
+"""
+
+
+def lane(marks: dict[tuple[str, int], tuple[float, int]]) -> Lane:
+    return Lane("mail", 0, *marks["mail", 0])
+
+
+def touched(lane: Lane) -> int:
+    """How many pages the first statement of a claim touches: both scan the lane in the same way."""
+    return pages(
+        LOCK_LINES,
+        {
+            "queues": [lane.queue],
+            "priorities": [lane.priority],
+            "ats": [lane.at],
+            "ids": [lane.id],
+            "limit": LIMIT,
+            "window": LIMIT,
+            "skip_dead": False,
+            "admitted": False,
+        },
+    )
+
+
+def test_a_held_snapshot_costs_keyed_claims_no_more(cursor: Cursor) -> None:
+    """Where each message has a key of its own; what one key had is walked over all the same."""
+    cursor.execute(FILL)
+    cursor.execute("vacuum analyze django_mq_queuedmessage")
+    mark = Lane("mail", 0)
+    before = touched(mark)
+    with second_connection() as holder:
+        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with holder.transaction():
+            holder.execute("select 1 from django_mq_queuedmessage limit 1")
+            for _ in range(CLAIMS):
+                claimed = take(cursor, mark, limit=LIMIT)
+                assert len(claimed.rows) == LIMIT
+                cursor.execute(
+                    "delete from django_mq_queuedmessage where id = any(%s)", [ids(claimed)]
+                )
+                mark = lane(claimed.marks)
+            after, full = touched(mark), touched(Lane("mail", 0))
+    assert after <= 1.5 * before
+    assert full > 1.5 * after  # there was something to pass
+
+
+def test_a_mark_passes_what_was_taken_or_parked_and_nothing_else(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    first = keyed("a", after=-90)
+    keyed("later", after=3600)
+    parked = keyed("later", after=-80)
+    locked = keyed("b", after=-70)
+    last = keyed("c", after=-60)
+    lock(other, locked.pk)
+    claimed = take(cursor)
+    assert ids(claimed) == pks(first, last)
+    assert claimed.marks["mail", 0][1] == parked.pk
+    other.rollback()
+    assert ids(take(cursor, lane(claimed.marks))) == [locked.pk]
+
+
+def test_a_mark_does_not_pass_a_line_in_flight(cursor: Cursor) -> None:
+    """Its next message is due as soon as the one before it ends."""
+    head, behind = keyed("a", after=-90), keyed("a", after=-80)
+    in_flight = take(cursor, limit=1)
+    assert ids(in_flight) == [head.pk]
+    other = keyed("b", after=-70)
+    claimed = take(cursor)
+    assert (ids(claimed), claimed.marks) == ([other.pk], {})
+    ack(cursor, in_flight)
+    assert ids(take(cursor)) == [behind.pk]
+
+
+def test_each_lane_has_its_mark(cursor: Cursor) -> None:
+    high, low = keyed("a", priority=5), add(priority=0)
+    claimed = take(cursor, Lane("mail", 5), Lane("mail", 0))
+    assert {name: id for name, (_, id) in claimed.marks.items()} == {
+        ("mail", 5): high.pk,
+        ("mail", 0): low.pk,
+    }
+    assert take(cursor, *(Lane(*n, *m) for n, m in claimed.marks.items())).rows == []
