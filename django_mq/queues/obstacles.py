@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -15,6 +14,8 @@ from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.stalled import MOST, shown_count
+from django_mq.queues.transactions import reading
+from django_mq.store.ahead import ahead
 from django_mq.store.results import UNANSWERED
 
 
@@ -123,27 +124,8 @@ def _owned(
 def _count_ahead(message: QueuedMessage, alias: str) -> int:
     if message.leased_until is not None:  # lapsed leases are claimed before waiting messages
         return 0
-    ahead = (
-        QueuedMessage.objects.using(alias)
-        .filter(
-            queue=message.queue,
-            leased_until__isnull=True,
-            blocked_by__isnull=True,
-            dead_at__isnull=True,
-            processable_after__lte=Now(),
-        )
-        .filter(
-            Q(priority__gt=message.priority)
-            | Q(priority=message.priority, processable_after__lt=message.processable_after)
-            | Q(
-                priority=message.priority,
-                processable_after=message.processable_after,
-                pk__lt=message.pk,
-            )
-        )
-        .order_by(F("priority").desc(), "processable_after", "pk")
-    )
-    return len(ahead.values_list("pk")[:MOST])
+    with reading(alias) as cursor:
+        return ahead(cursor, id=message.pk, most=MOST)
 
 
 def _metadata(message: QueuedMessage) -> dict[str, object]:

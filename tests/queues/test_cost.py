@@ -10,13 +10,15 @@ from django.db import connection
 from django_mq import cancel, queues
 from django_mq.queues import totals
 from tests.pages_read import pages_read
+from tests.rows import beat
 
 pytestmark = pytest.mark.django_db
 
 FEW, MANY = 2_000, 60_000
 
 #: A queue whose key is stuck behind a leased head, one of plain messages with unique ids, three in
-#: which all messages are expired, held or dead, and a small one at the end.
+#: which all messages are expired, held or dead, one whose first message has many delayed ones of a
+#: higher priority beside it, and a small one at the end.
 FILL = """
 insert into django_mq_queuedmessage
        (queue, type, handler, key, payload, attempts, claimed_by, leased_until)
@@ -42,6 +44,16 @@ select 'held', 't', 'h', '{}', now(), now() - interval '1 hour'
   from generate_series(%(first)s, %(last)s) n;
 insert into django_mq_queuedmessage (queue, type, handler, payload, dead_at)
 select 'dead', 't', 'h', '{}', now() - n * interval '1 s'
+  from generate_series(%(first)s, %(last)s) n;
+insert into django_mq_queuedmessage (id, queue, type, payload)
+select -1, 'lanes', 't', '{}'
+ where not exists (select from django_mq_queuedmessage where queue = 'lanes');
+insert into django_mq_queuedmessage (queue, type, payload, priority, processable_after)
+select 'lanes', 't', '{}', 0, m.processable_after
+  from generate_series(%(first)s, %(last)s) n, django_mq_queuedmessage m
+ where m.id = -1;
+insert into django_mq_queuedmessage (queue, type, payload, priority, processable_after)
+select 'lanes', 't', '{}', 5, now() + interval '1 day'
   from generate_series(%(first)s, %(last)s) n;
 delete from django_mq_queuedmessage where queue = 'small';
 insert into django_mq_queuedmessage
@@ -82,6 +94,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "purge a small queue": lambda: queues.purge("small", waiting=True),
     "purge ids": lambda: queues.purge(ids=[1, 2, 3], dry_run=True),
     "why": lambda: queues.why(2),
+    "why, behind those of a higher priority": lambda: queues.why(-1),
     "heads": queues.heads,
 }
 
@@ -105,6 +118,7 @@ def cost() -> dict[str, int]:
 
 def test_no_call_costs_more_among_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(totals, "MOST", 1000)
+    beat()
     fill(1, FEW)
     few = cost()
     fill(FEW + 1, MANY)
