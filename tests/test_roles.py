@@ -226,7 +226,16 @@ def test_every_role_of_the_page_is_tried() -> None:
 
 def test_every_public_function_is_tried() -> None:
     """Those that send no statement are left out, and those that send the same from async code."""
-    silent = {"handler", "message", "upcast", "periodic", "exponential", "fixed", "intervals", "redacted"}
+    silent = {
+        "handler",
+        "message",
+        "upcast",
+        "periodic",
+        "exponential",
+        "fixed",
+        "intervals",
+        "redacted",
+    }
     waits = {"ask", "gather", "aask", "agather", "arequest", "abroadcast"}
     called = {name.split()[0] for calls in CALLS.values() for name in calls}
     for module, prefix in ((django_mq, ""), (queues, "queues.")):

@@ -15,7 +15,6 @@ from django_mq import handlers
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.schedules.firing import fire_due
 from django_mq.store import schedules as store
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 
 HOUR = timedelta(hours=1)
 

@@ -12,7 +12,6 @@ import pytest
 
 from django_mq.store.claim import Lane
 from django_mq.store.claim_keyed import LOCK_LINES
-from tests.committing import quick_flush  # noqa: F401  (a fixture)
 from tests.database import second_connection
 from tests.rows import add
 from tests.store.conftest import lock
@@ -25,7 +24,8 @@ LIMIT, CLAIMS = 50, 40
 
 FILL = """
 insert into django_mq_queuedmessage (queue, type, handler, key, payload, processable_after)
-select 'mail', 'a', 'h', 'k' || n, to_jsonb(repeat(md5(n::text), 30)), now() - interval '1 h' + n * interval '1 ms'
+select 'mail', 'a', 'h', 'k' || n, to_jsonb(repeat(md5(n::text), 30)),
+       now() - interval '1 h' + n * interval '1 ms'
   from generate_series(1, 4000) n
 """
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from django_mq.executor.connections import ONE_PLAN
+from django_mq.executor.statements import ONE_PLAN
 from django_mq.models import Schedule
 from django_mq.store import schedules as store
 from tests.store.plans import generic_plan, plan

@@ -14,7 +14,7 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_mq import handler, periodic
-from django_mq.executor.connections import Statements
+from django_mq.executor.statements import Statements
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.store import schedules as store
