@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 from django.apps import AppConfig
-from django.utils.module_loading import autodiscover_modules
+from django.conf import settings
+from django.utils.module_loading import autodiscover_modules, import_string
 from django.utils.translation import gettext_lazy as _
 
 
@@ -15,7 +19,24 @@ class DjangoMQConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks and import every app's `handlers.py`; a broken one raises."""
+        """Register the checks; import `handlers.py` and the tasks of every app, or raise."""
         from django_mq import checks  # noqa: F401  (importing it registers the checks)
 
         autodiscover_modules("handlers")
+        for backend in _task_backends():
+            backend.load_tasks()
+
+
+def _task_backends() -> set[Any]:
+    """Return the classes in TASKS that store tasks as messages.
+
+    TASKS names them, and no import does: the backend is a guest. Those of others are left alone,
+    and one that cannot be imported is Django's to report.
+    """
+    paths = [params.get("BACKEND", "") for params in getattr(settings, "TASKS", {}).values()]
+    found = set()
+    for path in paths:
+        if not path.startswith(("django.", "django_tasks.")):
+            with suppress(ImportError):
+                found.add(import_string(path))
+    return {each for each in found if hasattr(each, "load_tasks")}

@@ -193,6 +193,8 @@ def check_handlers(settings: Settings, databases: Collection[str]) -> Found:
     """W003: atomic and non-atomic handlers share a queue."""
     names: dict[str, dict[bool, list[str]]] = defaultdict(lambda: {True: [], False: []})
     for handler in all_handlers():
+        if not handler.patterns:
+            continue  # a task: whoever enqueues it chooses the queue
         for queue in allowed_queues(handler, settings):
             names[queue][handler.atomic].append(handler.name)
     for queue, by_mode in sorted(names.items()):

@@ -115,14 +115,15 @@ def good() -> list[int]:
 
 def store(model: type[models.Model], row: dict[str, str], column: str, way: str = "") -> list[Row]:
     """Insert the row with every odd value of `column`; return what the table let in."""
-    field = next(each for each in model._meta.concrete_fields if each.column == column)
+    names = [each.column for each in model._meta.concrete_fields]
+    field = model._meta.concrete_fields[names.index(column)]
     found = []
     for number, value in enumerate(odd_values.values(field)):
         columns = {name: text.format(f"{number}.{column}.{way}"[:32].replace(" ", "-"))
                    if text == "{}" and name in ("id", "queue", "name", "unique_id") else text
                    for name, text in row.items()}  # fmt: skip
         if model is Result:
-            columns["message_id"] = str(number + 1000 * len(column))
+            columns["message_id"] = str(number + 1000 * (1 + names.index(column)))
         key = odd_values.insert(model, {**columns, column: value})
         if key is None:
             continue

@@ -24,11 +24,15 @@ class ResultAdmin(ReadOnlyAdmin):
     search_help_text = _("Exact id of a message.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).defer("value")
+        return super().get_queryset(request).defer("value", "payload", "metadata", "attempts")
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ["message_id", "handler", "outcome", "created_full"]
+        is_task = obj is not None and obj.enqueued_at is not None
+        if is_task:
+            fields += ["queue", "priority", "enqueued_full", "kept"]
         if self.may_see_payloads(request):
+            fields += ["arguments"] if is_task else []
             fields += ["whole_error"] if obj is not None and obj.error_class else ["whole_value"]
         return [(None, {"fields": fields})]
 
@@ -45,6 +49,22 @@ class ResultAdmin(ReadOnlyAdmin):
     @admin.display(description=_("created"))
     def created_full(self, result: Result) -> Any:
         return full(result.created_at, result.now)  # type: ignore[attr-defined]
+
+    @admin.display(description=_("enqueued"))
+    def enqueued_full(self, result: Result) -> Any:
+        at = result.enqueued_at
+        return "" if at is None else full(at, result.now)  # type: ignore[attr-defined]
+
+    @admin.display(description=_("kept until"))
+    def kept(self, result: Result) -> Any:
+        if result.keep_until is None:
+            return _("RESULT_RETENTION is over")
+        return full(result.keep_until, result.now)  # type: ignore[attr-defined]
+
+    @admin.display(description=_("arguments"))
+    def arguments(self, result: Result) -> Any:
+        """Show the arguments with secrets hidden."""
+        return block(pretty(self.stored_json(result, "payload")))
 
     @admin.display(description=_("value"))
     def whole_value(self, result: Result) -> Any:

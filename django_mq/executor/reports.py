@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_mq")
 
+#: Called with each end of a Django task's delivery, after the commit that settled it.
+task_observers: list[Callable[[Ended], None]] = []
+
 
 def started(delivery: Delivery) -> None:
     """Report that the handler of `delivery` is about to start."""
@@ -31,6 +34,11 @@ def all_ended(ended: Sequence[Ended]) -> None:
     """Report deliveries after the commit that settled them; lost ones are reported elsewhere."""
     ended = [each for each in ended if each.settled is not Settled.LOST]
     timings.count(ended)
+    if task_observers:
+        for each in ended:
+            if each.delivery._row.wants_result and each.delivery._row.is_task:
+                for tell in task_observers:
+                    tell(each)
     told = ended
     if not signals.wanted(signals.message_acked):
         told = [each for each in ended if each.settled is not ACKED]

@@ -19,8 +19,9 @@ from django_mq.executor.replies import Encoded
 from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import named, traced
 from django_mq.store import free_unique_ids as freeing
-from django_mq.store import keys, results
+from django_mq.store import kept_results, keys, results
 from django_mq.store.free_unique_ids import Done
+from django_mq.store.kept_results import KeptResult
 from django_mq.store.results import Reply
 from django_mq.store.unique_ids import UniqueId
 
@@ -104,11 +105,21 @@ def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
 
 def _answer(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Store the replies that were asked for: the value, or the error of the last attempt."""
-    found = [
-        answer for each in ended if each.delivery._row.wants_result and (answer := _answer_of(each))
-    ]
-    if found:
-        answers.store(cursor, found)
+    replies: list[Reply] = []
+    kept: list[KeptResult] = []
+    for each in ended:
+        row = each.delivery._row
+        if not row.wants_result or (answer := _answer_of(each)) is None:
+            continue
+        if row.is_task:
+            seconds = each.seconds if each.settled in DONE else None
+            kept.append(KeptResult(answer, row, seconds))
+        else:
+            replies.append(answer)
+    if replies:
+        answers.store(cursor, replies)
+    if kept:
+        kept_results.keep(cursor, kept)
 
 
 def _answer_of(ended: Ended) -> Reply | None:

@@ -48,6 +48,7 @@ __all__ = [
     "Handler",
     "Match",
     "Registry",
+    "add",
     "all_handlers",
     "all_schedules",
     "allowed_queues",

@@ -12,7 +12,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django_mq.exceptions import InvalidHandler, InvalidName
 from django_mq.handlers.callables import shown
 from django_mq.policy.backoff import RetryPolicy, as_seconds
-from django_mq.policy.routing import check_name, check_pattern
+from django_mq.policy.routing import TASKS, check_name, check_pattern
 
 
 def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -25,9 +25,16 @@ def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
             ' @handler("shop.orders.placed")'
         )
     try:
-        return tuple(dict.fromkeys(check_pattern(each) for each in patterns))
+        checked = tuple(dict.fromkeys(check_pattern(each) for each in patterns))
     except InvalidName as error:
         raise InvalidHandler(str(error)) from error
+    for each in checked:
+        if each.startswith(TASKS):
+            raise InvalidHandler(
+                f"the pattern {each} would match nothing: types that begin with {TASKS} are those"
+                " of Django tasks, which no handler subscribes to"
+            )
+    return checked
 
 
 def scheduled_type(patterns: tuple[str, ...], where: object) -> str:

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from django_mq.exceptions import InvalidHandler
 from django_mq.handlers.callables import layers_of, shown, source_of
 from django_mq.policy.backoff import RetryPolicy
-from django_mq.policy.routing import RoutingTable
+from django_mq.policy.routing import TASKS, RoutingTable
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
     from django_mq.handlers.periodic import Declaration
+    from django_mq.messages import ClaimedRow
 
 Match = Literal["all", "any"]
-#: The reserved prefix of the types of tasks.
-TASKS = "tasks."
 #: In the metadata of a replay: the id of the message that it repeats. It may go to any handler.
 REPLAY = "mq.replay_of"
 #: How many patterns a text names.
@@ -32,7 +31,9 @@ NAMED = 5
 class Handler:
     """One subscription. If `queue`, `retry` or `timeout` (seconds) is None, the settings apply.
 
-    `call` is `function`, or what converts its argument as the annotation says.
+    `call` is `function`, or what converts its argument as the annotation says. Without patterns it
+    gets only the messages whose rows name it. `any_queue`: its messages may be in every queue.
+    `of_row` returns the handler of one row, where rows carry options of their own.
     """
 
     function: Callable[..., Any]
@@ -50,6 +51,17 @@ class Handler:
     batch: bool
     timeout: float | None
     is_async: bool
+    any_queue: bool = False
+    of_row: Callable[[ClaimedRow], Handler] | None = None
+
+
+class AnyQueue(tuple[str, ...]):
+    """The queues of a handler that takes messages from all; iterating gives those it names."""
+
+    __slots__ = ()
+
+    def __contains__(self, queue: object) -> bool:
+        return True
 
 
 class Registry:
@@ -163,7 +175,8 @@ def queue_of(handler: Handler, settings: Settings) -> str:
 
 def allowed_queues(handler: Handler, settings: Settings) -> tuple[str, ...]:
     """Return the queues that may hold this handler's messages: its own first, then `queues=`."""
-    return tuple(dict.fromkeys((queue_of(handler, settings), *handler.queues)))
+    names = dict.fromkeys((queue_of(handler, settings), *handler.queues))
+    return AnyQueue(names) if handler.any_queue else tuple(names)
 
 
 def retry_of(handler: Handler | None, queue: str, settings: Settings) -> RetryPolicy:

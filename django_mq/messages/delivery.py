@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from django_mq.exceptions import UnreadablePayload
+from django_mq.policy.routing import TASKS
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,6 +54,11 @@ class ClaimedRow(NamedTuple):
     ordered: bool = False
     waited: float = 0.0
     expires_in: float | None = None
+
+    @property
+    def is_task(self) -> bool:
+        """Whether this is a Django task: its result is kept, but nobody waits for it."""
+        return self.type.startswith(TASKS)
 
     @property
     def created_at(self) -> datetime:

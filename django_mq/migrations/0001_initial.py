@@ -633,21 +633,61 @@ class Migration(migrations.Migration):
                         verbose_name="created at",
                     ),
                 ),
+                (
+                    "queue",
+                    models.CharField(
+                        blank=True,
+                        db_collation="C",
+                        db_default="",
+                        max_length=128,
+                        verbose_name="queue",
+                    ),
+                ),
+                (
+                    "priority",
+                    models.SmallIntegerField(blank=True, null=True, verbose_name="priority"),
+                ),
+                ("payload", models.JSONField(blank=True, null=True, verbose_name="payload")),
+                ("metadata", models.JSONField(blank=True, null=True, verbose_name="metadata")),
+                (
+                    "enqueued_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="enqueued at"),
+                ),
+                ("attempts", models.JSONField(blank=True, null=True, verbose_name="attempts")),
+                (
+                    "keep_until",
+                    models.DateTimeField(blank=True, null=True, verbose_name="keep until"),
+                ),
             ],
             options={
                 "verbose_name": "result",
                 "verbose_name_plural": "results",
                 "db_table_comment": "What a handler returned, where somebody asked (django_mq)",
                 "default_permissions": ("view",),
-                "indexes": [models.Index(fields=["created_at"], name="mq_result_created")],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("keep_until__isnull", True)),
+                        fields=["created_at"],
+                        name="mq_result_created",
+                    ),
+                    models.Index(
+                        condition=models.Q(("keep_until__isnull", False)),
+                        fields=["keep_until"],
+                        name="mq_result_keep",
+                    ),
+                ],
                 "constraints": [
+                    times_are_times("mq_result_times", "created_at", "enqueued_at", "keep_until"),
                     models.CheckConstraint(
-                        condition=models.Q(("handler__regex", "^[A-Za-z0-9_.:/-]*$")),
-                        name="mq_result_handler",
+                        condition=models.Q(
+                            ("handler__regex", "^[A-Za-z0-9_.:/-]*$"),
+                            ("queue__regex", "^[A-Za-z0-9_.:/-]*$"),
+                        ),
+                        name="mq_result_names",
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("created_at__range", (FIRST_TIME, LAST_TIME))),
-                        name="mq_result_times",
+                        condition=models.Q(has_json_type("attempts", "array")),
+                        name="mq_result_attempts",
                     ),
                 ],
             },

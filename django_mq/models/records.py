@@ -55,7 +55,11 @@ class FailedAttempt(models.Model):
 
 
 class Result(models.Model):
-    """A handler's return value, or its final error, if the producer requested the result."""
+    """A handler's return value, or its final error, if the producer requested the result.
+
+    The result of a Django task also has its message's columns, and its attempts: workers, times
+    and errors. `keep_until` is null where RESULT_RETENTION applies.
+    """
 
     message_id = models.BigIntegerField(_("message"), primary_key=True)
     handler = models.CharField(_("handler"), max_length=NAME_LENGTH, db_collation="C", blank=True)
@@ -63,6 +67,15 @@ class Result(models.Model):
     error_class = models.TextField(_("error class"), blank=True, db_default="")
     error_text = models.TextField(_("error text"), blank=True, db_default="")
     created_at = models.DateTimeField(_("created at"), db_default=Now())
+    queue = models.CharField(
+        _("queue"), max_length=NAME_LENGTH, db_collation="C", blank=True, db_default=""
+    )
+    priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
+    payload = JSONColumn(_("payload"), null=True, blank=True)
+    metadata = JSONColumn(_("metadata"), null=True, blank=True)
+    enqueued_at = models.DateTimeField(_("enqueued at"), null=True, blank=True)
+    attempts = JSONColumn(_("attempts"), null=True, blank=True)
+    keep_until = models.DateTimeField(_("keep until"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("result")
@@ -71,11 +84,22 @@ class Result(models.Model):
         default_permissions = ("view",)
         constraints = (
             models.CheckConstraint(
-                name="mq_result_handler", condition=Q(handler__regex=NAME_OR_EMPTY)
+                name="mq_result_names",
+                condition=Q(handler__regex=NAME_OR_EMPTY, queue__regex=NAME_OR_EMPTY),
             ),
-            times_are_times("mq_result_times", "created_at"),
+            times_are_times("mq_result_times", "created_at", "enqueued_at", "keep_until"),
+            has_json_type("mq_result_attempts", attempts="array"),
         )
-        indexes = (models.Index(fields=("created_at",), name="mq_result_created"),)
+        indexes = (
+            models.Index(
+                fields=("created_at",),
+                name="mq_result_created",
+                condition=Q(keep_until__isnull=True),
+            ),
+            models.Index(
+                fields=("keep_until",), name="mq_result_keep", condition=Q(keep_until__isnull=False)
+            ),
+        )
 
     def __str__(self) -> str:
         return f"result of message {self.message_id}"

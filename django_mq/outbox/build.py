@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq import handlers
-from django_mq.exceptions import InvalidOption, RoutingError
+from django_mq.exceptions import InvalidName, InvalidOption, RoutingError
 from django_mq.messages import Message
 from django_mq.outbox.options import check_retry, check_unique, check_whole, moments
 from django_mq.outbox.origin import joined, origin_metadata
 from django_mq.policy.encoding import encode
-from django_mq.policy.routing import MAX_NAME, check_key, check_name
+from django_mq.policy.routing import MAX_NAME, TASKS, check_key, check_name
 from django_mq.store.rows import Kind, NewRow, Rows
 
 if TYPE_CHECKING:
@@ -55,25 +55,29 @@ def _cache_for(settings: Settings, table: object) -> _Cache:
 
 
 class RowBuilder:
-    """Build the rows of one call; settings, routes and the current delivery are looked up once."""
+    """Build the rows of one call; settings, routes and the current delivery are looked up once.
+
+    The rows go to `recipient`, if one is given, and carry `reserved`: metadata of the package
+    itself, as JSON text.
+    """
 
     def __init__(
         self,
         settings: Settings,
         *,
         wants_result: bool = False,
-        reserved: Mapping[str, str] | None = None,
+        recipient: handlers.Handler | None = None,
+        reserved: str = "{}",
     ) -> None:
         self.settings = settings
         self._table = handlers.table()
         cache = _cache_for(settings, self._table)
         self._encoder = cache.encoder
-        self._origin = origin_metadata(settings.max_hops)
-        if reserved:
-            self._origin = joined(json.dumps(dict(reserved)), self._origin)
+        self._origin = joined(reserved, origin_metadata(settings.max_hops))
         self._wants_result = wants_result
+        self._recipient = recipient
         # Rows that depend on this call stay out of the cache that calls share.
-        private = wants_result or self._origin != "{}"
+        private = wants_result or recipient is not None or self._origin != "{}"
         self._cached_kinds = {} if private else cache.kinds
         #: `max_backlog` of the queues met so far that have one.
         self.limits: dict[str, int] = {}
@@ -119,7 +123,10 @@ class RowBuilder:
         policy = check_retry(message.retry)
         payload = self._encode_payload(message.payload)
         metadata = self._encode_metadata(message.metadata)
-        subscribers = self._subscribers(type, metadata)
+        if self._recipient is None:
+            subscribers = self._subscribers(type, metadata)
+        else:
+            subscribers = (self._recipient,)
         shared = {
             "type": type,
             "payload": payload,
@@ -140,6 +147,11 @@ class RowBuilder:
         ]
 
     def _subscribers(self, type: str, metadata: str) -> tuple[handlers.Handler, ...]:
+        if type.startswith(TASKS):
+            raise InvalidName(
+                f"the type {type} cannot be broadcast: types that begin with {TASKS} are those of"
+                " Django tasks, so call the task's enqueue()"
+            )
         # `where` matches the metadata that a worker will read, not the objects it was made from.
         found = self._table.match(type, {} if metadata == "{}" else json.loads(metadata))
         if self._wants_result and len(found) > 1:
@@ -230,6 +242,8 @@ def _queue_for(
         return settings.default_queue if queue is None else queue
     if queue is None:
         return handlers.queue_of(handler, settings)
+    if not handler.patterns:
+        return queue  # whoever names the handler has checked the queue
     allowed = handlers.allowed_queues(handler, settings)
     if queue not in allowed:
         raise RoutingError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.exceptions import NotInTransaction
+from django_mq.handlers import Handler
 from django_mq.messages import BulkReceipt, Message, Receipt
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.chunk import Chunk
@@ -43,7 +45,10 @@ def send(
     `reserved` is `mq.` metadata that the package itself adds.
     """
     connection = connection_in_transaction(using)
-    return _checked(connection, [message], wants_result, reserved)()[0]
+    builder = RowBuilder(
+        get_settings(), wants_result=wants_result, reserved=json.dumps(dict(reserved or {}))
+    )
+    return _checked(connection, [message], builder)()[0]
 
 
 def send_durably(
@@ -56,7 +61,24 @@ def send_durably(
             "this call writes in a transaction of its own, but an atomic() block is open:"
             " call broadcast() in that block"
         )
-    store = _checked(connection, [message], wants_result)
+    store = _checked(connection, [message], _builder(wants_result))
+    with transaction.atomic(using=connection.alias):
+        return store()[0]
+
+
+def send_to(
+    recipient: Handler, message: Message, *, using: str | None = None, options: str = "{}"
+) -> Receipt:
+    """Store one message for one handler, which keeps its result; no pattern is matched.
+
+    In the open transaction, if there is one, else in one of its own. `options` is JSON text that
+    `recipient` reads from the metadata.
+    """
+    connection = queue_connection(using)
+    builder = RowBuilder(get_settings(), wants_result=True, recipient=recipient, reserved=options)
+    store = _checked(connection, [message], builder)
+    if connection.in_atomic_block or not connection.get_autocommit():
+        return store()[0]
     with transaction.atomic(using=connection.alias):
         return store()[0]
 
@@ -64,7 +86,7 @@ def send_durably(
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
     """Store messages, all or none; check all of them before any SQL."""
     connection = connection_in_transaction(using)
-    return _checked(connection, messages)()
+    return _checked(connection, messages, _builder())()
 
 
 def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
@@ -92,14 +114,14 @@ def _chunks(builder: RowBuilder, messages: Iterable[Message]) -> Iterator[Chunk]
         yield chunk
 
 
+def _builder(wants_result: bool = False) -> RowBuilder:
+    return RowBuilder(get_settings(), wants_result=wants_result)
+
+
 def _checked(
-    connection: BaseDatabaseWrapper,
-    messages: Sequence[Message],
-    wants_result: bool = False,
-    reserved: Mapping[str, str] | None = None,
+    connection: BaseDatabaseWrapper, messages: Sequence[Message], builder: RowBuilder
 ) -> Callable[[], list[Receipt]]:
     """Check the messages, without any SQL; return the function that stores them."""
-    builder = RowBuilder(get_settings(), wants_result=wants_result, reserved=reserved)
     chunk = Chunk(builder)
     for message in messages:
         chunk.add(message)

@@ -23,6 +23,9 @@ _NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_NAME}}}")
 _KEY = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME}}}")
 _WORD = re.compile(r"[A-Za-z0-9_:/-]*|[*#]")
 
+#: The types of Django tasks begin with this. No pattern matches them: each names its own task.
+TASKS = "tasks."
+
 #: Types come from rows, which other programs may write: an unbounded cache would be a leak.
 REMEMBERED_TYPES = 1024
 
@@ -179,6 +182,8 @@ class RoutingTable(Generic[S]):
         )
 
     def _match_patterns(self, type: str) -> tuple[tuple[S, ...], bool]:
+        if type.startswith(TASKS):
+            return (), False
         found = tuple(
             each
             for each, patterns in self._entries
@@ -216,7 +221,13 @@ def _explain(
     type: str,
     metadata: Mapping[str, Any],
 ) -> tuple[bool, str]:
+    if type.startswith(TASKS):
+        if not patterns and type == TASKS + subscription.name:
+            return True, "the type names this task"
+        return False, f"types that begin with {TASKS} name a task, and no pattern matches them"
     hit = next((pattern.text for pattern in patterns if pattern.matches(type)), None)
+    if not patterns:
+        return False, "it is a task, which subscribes to nothing"
     if hit is None:
         return False, f"no pattern matches: {', '.join(pattern.text for pattern in patterns)}"
     if not subscription.where:

@@ -136,7 +136,8 @@ def _metadata(message: QueuedMessage) -> dict[str, object]:
 def last_known(id: int, alias: str) -> tuple[str, str]:
     """Return what is known of message `id`, and separately its error text, which may be private."""
     text = f"Message {id} is not stored: it was acked, cancelled or purged, or never existed."
-    reply = Result.objects.using(alias).defer("value").filter(pk=id).first()
+    columns = "handler", "error_class", "error_text", "created_at"
+    reply = Result.objects.using(alias).only(*columns).filter(pk=id).first()
     if reply is not None:
         text += f" Its reply was stored at {shown(reply.created_at)}: {_outcome(reply)}."
     last = (

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django_mq.store import Cursor
+from django_mq.store.kept_results import REMOVED, unanswered
 from django_mq.store.operators import Removed
 
 #: Messages of any type that one statement looks at where only a type is given.
 WINDOW = 10_000
 
+
 # A locked row is being claimed or settled: it is skipped, and counts as in flight.
-_CANCEL = """
+def _cancel(ids: str) -> str:
+    """Return the statement that cancels those messages whose ids the query `ids` returns."""
+    return f"""
 with matching as materialized (
     select m.id
       from ({ids}) asked (id)
@@ -35,21 +39,20 @@ with matching as materialized (
 ), gone as (
     delete from django_mq_queuedmessage
      where id = any(array(select id from waiting))
-    returning id, queue, handler, key, type, unique_id, wants_result
-), unanswered as (
-    insert into django_mq_result (message_id, handler, error_class, error_text)
-    select id, handler, 'Unanswered', 'cancelled' from gone where wants_result
-        on conflict (message_id) do nothing
+    returning id, queue, handler, key, type, unique_id, {REMOVED}
+), unanswered as ({unanswered("'cancelled'")}
 )
 select matched.count, gone.id, gone.queue, gone.handler, gone.key, gone.type, gone.unique_id
   from (select count(*) from matching) matched
   left join gone on true
  order by gone.id
-"""
-CANCEL = _CANCEL.format(ids="select unnest(%(ids)s::bigint[])")
+"""  # noqa: S608  (built from constants)
+
+
+CANCEL = _cancel("select unnest(%(ids)s::bigint[])")
 # A living message with a unique id is named by the row of that id.
-CANCEL_UNIQUE = _CANCEL.format(
-    ids="""
+CANCEL_UNIQUE = _cancel(
+    """
         select u.message_id
           from django_mq_uniquekey u
          where u.unique_id = %(unique_id)s and u.put_aside is null

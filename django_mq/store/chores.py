@@ -168,6 +168,7 @@ delete from django_mq_result
  where message_id = any(array(
     select message_id from django_mq_result
      where created_at < statement_timestamp() - make_interval(secs => %(older_than)s)
+       and keep_until is null
      order by created_at
      limit %(limit)s
        for update skip locked))
@@ -176,7 +177,7 @@ returning message_id
 
 
 def forget_results(cursor: Cursor, *, older_than: float, limit: int) -> int:
-    """Delete results older than `older_than` seconds; return how many."""
+    """Delete results older than `older_than` seconds, without a time of their own; count them."""
     cursor.execute(FORGET_RESULTS, {"older_than": older_than, "limit": limit})
     return len(cursor.fetchall())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_mq.store.kept_results import REMOVED, unanswered
 from django_mq.store.keys import KeyLine, free_next
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ def restore_waits(cursor: Cursor, before: str) -> None:
     cursor.execute(RESTORE_WAITS, {"before": before})
 
 
-# A dead letter has its answer already; it is not replaced.
-REMOVE = """
+REMOVE = f"""
 with gone as (
     delete from django_mq_queuedmessage
      where id = any(array(
@@ -51,14 +51,11 @@ with gone as (
          where m.id = any(%(ids)s::bigint[]) and m.leased_until is null
            and case when m.dead_at is null then %(waiting)s else %(dead)s end
            for update skip locked))
-    returning id, queue, handler, key, type, unique_id, wants_result
-), unanswered as (
-    insert into django_mq_result (message_id, handler, error_class, error_text)
-    select id, handler, 'Unanswered', %(reason)s from gone where wants_result
-        on conflict (message_id) do nothing
+    returning id, queue, handler, key, type, unique_id, {REMOVED}
+), unanswered as ({unanswered("%(reason)s")}
 )
 select id, queue, handler, key, type, unique_id from gone
-"""
+"""  # noqa: S608  (built from constants)
 
 
 class Removed(NamedTuple):

@@ -21,7 +21,7 @@ from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
 from django_mq.signals import announce_queue, named, queue_deep, traced
 from django_mq.states import GONE_AFTER
-from django_mq.store import Cursor, chores, expiry, keys, notify, operators
+from django_mq.store import Cursor, chores, expiry, kept_results, keys, notify, operators
 from django_mq.store import free_unique_ids as freeing
 from django_mq.store import put_aside as aside
 from django_mq.store.limits import Limits
@@ -144,6 +144,11 @@ def _forget_results(cursor: Cursor, settings: Settings, at: Position) -> Positio
         return None
     with within_transaction(cursor):
         return _again(chores.forget_results(cursor, older_than=oldest, limit=PIECE))
+
+
+def _forget_kept(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    with within_transaction(cursor):
+        return _again(kept_results.forget_kept(cursor, limit=PIECE))
 
 
 def _forget_quiet(cursor: Cursor, settings: Settings, at: Position) -> Position:
@@ -279,6 +284,7 @@ CHORES = {
     "aside": Chore(_bring_forward, 20),
     "attempts": Chore(_forget_attempts, 100),
     "results": Chore(_forget_results, 100),
+    "kept": Chore(_forget_kept, 100),
     "quiet": Chore(_forget_quiet, 100),
     "dead": Chore(_forget_dead, 100),
     "workers": Chore(_forget_workers, 1),

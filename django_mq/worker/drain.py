@@ -104,7 +104,7 @@ class Drain:
                     self._run_slices(task)
                 else:
                     self._run_unbound(task)
-                if self.failed and isinstance(self.failed[-1].error, KeyboardInterrupt):
+                if self.failed and _interrupts(self.failed[-1].error):
                     raise self.failed[-1].error
         return delivered
 
@@ -150,7 +150,7 @@ class Drain:
             if each.settled is Settled.LOST:
                 error = LeaseLost("the message was removed, or taken over, while it ran")
                 error.__cause__ = each.error
-            elif error is None or was_asked_for(each):
+            elif error is None or (was_asked_for(each) and not _interrupts(error)):
                 continue
             delivery = each.delivery
             add_note(
@@ -246,6 +246,10 @@ class _NoClock:
 
     def extend(self, seconds: float) -> None:
         """Do nothing: a drain has no timeouts."""
+
+
+def _interrupts(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt)
 
 
 def was_asked_for(ended: Ended) -> bool:

@@ -55,6 +55,9 @@ class Resolver:
                 break
             if (len(row.payload) > short or len(row.metadata) > short) and self._excess(row):
                 break
+            if handler.of_row is not None:
+                handler, last = handler.of_row(row), None
+                timeout = self._timeout(handler)
             line = None if row.key is None and not row.ordered else line_of(row)
             tasks.append(Task(delivery, handler, timeout, line))
         for _ in tasks:
@@ -68,7 +71,7 @@ class Resolver:
             return self._hold(cursor, row, excess)
         handler = self._ready_handler(row)
         if handler is not None:
-            return self._task(delivery, handler)
+            return self._task(delivery, handler if handler.of_row is None else handler.of_row(row))
         handler = handlers.get(row.handler) if row.handler else None
         if handler is None or row.queue not in self._queues(handler):
             return self._route(cursor, row, handler)

@@ -104,6 +104,8 @@ def test_defaults() -> None:
         "batch": False,
         "timeout": None,
         "is_async": False,
+        "any_queue": False,
+        "of_row": None,
     }
     settings = get_settings()
     assert handlers.queue_of(found, settings) == "default"

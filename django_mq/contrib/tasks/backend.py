@@ -1,0 +1,213 @@
+"""The task backend: `enqueue()` stores a message, `get_result()` reads it or its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.utils.module_loading import autodiscover_modules
+
+from django_mq import handlers
+from django_mq.contrib.tasks import finishing, results
+from django_mq.contrib.tasks.compat import (
+    BaseTaskBackend,
+    InvalidTask,
+    Task,
+    TaskResult,
+    TaskResultDoesNotExist,
+    normalize_json,
+    task_backends,
+    task_enqueued,
+)
+from django_mq.contrib.tasks.message_task import MessageTask
+from django_mq.contrib.tasks.options import (
+    NEVER,
+    Carried,
+    aware,
+    backend_options,
+    check_options,
+    named,
+    option,
+    policy_of,
+)
+from django_mq.contrib.tasks.registration import atomic_of, register, task_of, timeout_of
+from django_mq.exceptions import DuplicateMessage, MQError
+from django_mq.executor import reports
+from django_mq.messages import Message
+from django_mq.outbox.send import queue_connection, send_to
+from django_mq.policy.routing import TASKS
+from django_mq.store import kept_results
+
+_LARGEST = 2**63 - 1
+
+
+class MessageQueueBackend(BaseTaskBackend):
+    """Stores tasks as messages: in the caller's transaction, if one is open on their database."""
+
+    task_class = MessageTask
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self._options, self._errors = backend_options(alias, self.options)
+
+    @property
+    def database(self) -> str | None:
+        """The alias of the database that has the tasks; None: that of the settings."""
+        return self._options.database
+
+    def validate_task(self, task: Task[..., Any]) -> None:
+        """Raise InvalidTask if the task cannot be enqueued; else register it, so that it can run.
+
+        Raises InvalidHandler if a handler has the task's path as its name.
+        """
+        super().validate_task(task)
+        try:
+            check_options(task)
+        except (MQError, ValueError) as error:
+            raise InvalidTask(f"{task.module_path}: {error}") from error
+        register(task, timeout=self._options.timeout)
+
+    def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
+        """Store the task in the open transaction, if there is one, else in one of its own.
+
+        A duplicate of a task with a `unique_id` returns the result of the stored one, and sends no
+        signal. Raises TypeError for arguments that are not JSON, DuplicateMessage for a duplicate
+        where nothing waits or runs (in the quiet time of the id), or with `on_duplicate="raise"`,
+        and the other errors of `broadcast()`.
+        """
+        self.validate_task(task)
+        args, kwargs = normalize_json(args), normalize_json(kwargs)
+        handler = register(task, timeout=self._options.timeout)
+        message = self._message(task, args, kwargs)
+        options = self._carried(task, handler).encode()
+        receipt = send_to(handler, message, using=self.database, options=options)
+        [copy] = receipt.copies
+        if copy.outcome == "duplicate":
+            return self._existing(task, message, copy.id)
+        assert copy.id is not None  # noqa: S101  (only what is put aside has none)
+        result = results.enqueued(task, copy.id, args, kwargs)
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> TaskResult[..., Any]:
+        """Return the result of a task of this backend; raises TaskResultDoesNotExist."""
+        result = self._stored(result_id)
+        if result.backend != self.alias:
+            raise TaskResultDoesNotExist(
+                f"{result_id} is the result of a task of backend {result.backend!r}"
+            )
+        return result
+
+    def _stored(self, result_id: str) -> TaskResult[..., Any]:
+        """Return the result of a task of any backend of this database."""
+        id = _id_of(result_id)
+        connection = queue_connection(self.database)
+        with connection.cursor() as cursor:
+            found = None if id is None else kept_results.look(cursor, id)
+        if id is None or found is None:
+            raise TaskResultDoesNotExist(result_id)
+        task = task_of(handlers.get(found.handler))
+        if task is None:
+            raise TaskResultDoesNotExist(
+                f"{result_id} is the result of {found.handler}, which is not registered here: it"
+                " was renamed or removed, or its module is not imported (OPTIONS['modules'])"
+            )
+        result = results.stored(task, id, found)
+        if result is None:
+            raise TaskResultDoesNotExist(f"{result_id} has no arguments: no enqueue() wrote it")
+        return result
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """E020: OPTIONS are wrong, the app is not installed, or the database is not PostgreSQL."""
+        return list(self._problems())
+
+    @classmethod
+    def load_tasks(cls) -> None:
+        """Import the modules that declare tasks; the app calls it at start."""
+        if finishing.tell not in reports.task_observers:
+            reports.task_observers.append(finishing.tell)
+        autodiscover_modules("tasks")
+        for alias in task_backends:
+            with suppress(ImproperlyConfigured):  # Django reports it, and others may be fine
+                backend = task_backends[alias]
+                if isinstance(backend, cls):
+                    for module in backend._options.modules:
+                        import_module(module)
+
+    def _message(self, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Message:
+        policy = policy_of(task, self._options.retry)
+        return Message(
+            TASKS + task.module_path,
+            {"args": args, "kwargs": kwargs},
+            queue=task.queue_name,
+            after=None if task.run_after is None else aware(task.run_after),
+            expires=option(task, "expires"),
+            priority=int(task.priority),
+            key=named(option(task, "key"), args, kwargs),
+            unique_id=(unique_id := named(option(task, "unique_id"), args, kwargs)),
+            on_duplicate=option(task, "on_duplicate") if unique_id is not None else None,
+            unique_for=option(task, "unique_for") if unique_id is not None else None,
+            retry=None if policy == NEVER else policy,
+        )
+
+    def _carried(self, task: Task[..., Any], handler: handlers.Handler) -> Carried:
+        timeout, atomic = timeout_of(task, self._options.timeout), atomic_of(task)
+        return Carried(
+            backend=self.alias,
+            run_after=None if task.run_after is None else aware(task.run_after),
+            retention=self._options.result_retention,
+            timeout=None if timeout == handler.timeout else timeout,
+            atomic=None if atomic == handler.atomic else atomic,
+        )
+
+    def _existing(
+        self, task: Task[..., Any], message: Message, id: int | None
+    ) -> TaskResult[..., Any]:
+        """Return the result of the task that holds the unique id."""
+        if id is None:
+            raise DuplicateMessage(
+                f"unique id {message.unique_id} of {message.type} in queue {message.queue} stays"
+                " taken after a success, and no task waits or runs whose result could be returned"
+            )
+        return self._stored(str(id))
+
+    def _problems(self) -> Iterable[checks.CheckMessage]:
+        for error in self._errors:
+            yield checks.Error(
+                f"{error.where} {error.problem}", hint=error.hint, id="django_mq.E020"
+            )
+        database = self.database
+        if database is not None and database not in connections:
+            yield checks.Error(
+                f"TASKS[{self.alias!r}]['OPTIONS']['database'] is {database!r}, which is not in"
+                " DATABASES.",
+                id="django_mq.E020",
+            )
+            return
+        try:
+            queue_connection(database)
+        except ImproperlyConfigured as error:
+            yield checks.Error(f"TASKS[{self.alias!r}]: {error}", id="django_mq.E020")
+
+
+def _id_of(result_id: object) -> int | None:
+    """Return the id of a message; None unless `result_id` is spelled as `enqueue()` does.
+
+    >>> _id_of("12"), _id_of("012"), _id_of(" 12"), _id_of("99999999999999999999"), _id_of(12)
+    (12, None, None, None, None)
+    """
+    if not isinstance(result_id, str) or not (result_id.isascii() and result_id.isdecimal()):
+        return None
+    if len(result_id) > len(str(_LARGEST)) or result_id[0] == "0":
+        return None
+    found = int(result_id)
+    return found if found <= _LARGEST else None

@@ -1,0 +1,79 @@
+"""Tell that a task has finished: once, after the commit that settled it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from time import time
+from typing import TYPE_CHECKING
+
+from django_mq import handlers
+from django_mq.contrib.tasks import errors, results
+from django_mq.contrib.tasks.compat import task_finished
+from django_mq.contrib.tasks.registration import task_of
+from django_mq.contrib.tasks.results import Attempts
+from django_mq.executor.ended import DONE, Settled
+from django_mq.executor.replies import Encoded
+from django_mq.policy.outcomes import DeadLettered
+
+if TYPE_CHECKING:
+    from django_mq.executor.ended import Ended
+
+logger = logging.getLogger("django_mq")
+
+
+def tell(ended: Ended) -> None:
+    """Send `task_finished` if the task will not run again; never raises."""
+    dead = ended.settled is Settled.BURIED or isinstance(ended.outcome, DeadLettered)
+    if not dead and ended.settled not in DONE:
+        return
+    try:
+        _send(ended)
+    except Exception:
+        logger.exception(
+            "could not tell that task %s has finished",
+            ended.delivery.id,
+            extra={"event": "receiver_failed", "message_id": ended.delivery.id},
+        )
+
+
+def _send(ended: Ended) -> None:
+    task = task_of(handlers.get(ended.delivery.handler))
+    if task is None:
+        return
+    succeeded = ended.settled in DONE
+    value = None
+    if succeeded and isinstance(ended.result, Encoded):
+        value = json.loads(ended.result[ended.delivery.id])
+    found = results.ended(task, ended.delivery, _attempts(ended), succeeded=succeeded, value=value)
+    if found is None:
+        return
+    if ended.error is None:
+        task_finished.send_robust(results.sender_of(found), task_result=found)
+        return
+    traceback = ended.error.__traceback__
+    try:
+        raise ended.error  # the receiver that logs reads sys.exc_info()
+    except BaseException:
+        ended.error.__traceback__ = traceback
+        task_finished.send_robust(results.sender_of(found), task_result=found)
+
+
+def _attempts(ended: Ended) -> Attempts:
+    """Return the attempts of a task; only one that was retried has to read them."""
+    delivery, outcome = ended.delivery, ended.outcome
+    if ended.settled is Settled.BURIED:
+        attempts = results.failed_attempts(delivery, None)
+        attempts.errors.append(errors.unanswered(ended.reason))
+        return attempts
+    if isinstance(outcome, DeadLettered):
+        if delivery.attempt > 1:
+            return results.failed_attempts(delivery, delivery.attempt)
+        attempts, failure = Attempts(), outcome.failure
+        attempts.errors.append(
+            errors.failed(failure.error_class, failure.traceback or failure.text)
+        )
+    else:
+        attempts = results.failed_attempts(delivery, delivery.attempt - 1)
+    attempts.add(results.worker_of(delivery), time() - ended.seconds)
+    return attempts

@@ -1,0 +1,186 @@
+"""The OPTIONS of a backend and of a task, checked; and what a task's message carries of them."""
+# ruff: noqa: RUF009  (`_option` is `dataclasses.field`)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from inspect import iscoroutinefunction
+from typing import Any
+
+from django.utils import timezone
+
+from django_mq.conf import get_settings
+from django_mq.conf.readers import (
+    SettingError,
+    duration,
+    optional,
+    read_fields,
+    retry_policy,
+    text,
+)
+from django_mq.contrib.tasks.compat import DEFAULT_TASK_BACKEND_ALIAS, Task
+from django_mq.contrib.tasks.message_task import Named
+from django_mq.exceptions import MQError
+from django_mq.policy.backoff import RetryPolicy, as_seconds
+from django_mq.policy.routing import TASKS, check_name
+from django_mq.store.kept_results import OPTIONS
+
+NEVER = RetryPolicy.never()
+
+
+def _modules(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise ValueError("must be a list of dotted module paths")
+    return tuple(value)
+
+
+def _stored_policy(value: object) -> RetryPolicy:
+    policy = retry_policy(value)
+    try:
+        policy.to_data()
+    except MQError as error:
+        raise ValueError(str(error)) from None
+    return policy
+
+
+def _option(read: Any, default: Any) -> Any:
+    return field(default=default, metadata={"read": read})
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """The OPTIONS of a backend; `timeout` and `result_retention` are seconds."""
+
+    database: str | None = _option(optional(text), None)
+    retry: RetryPolicy = _option(_stored_policy, NEVER)
+    timeout: float | None = _option(optional(duration()), None)
+    result_retention: float | None = _option(optional(duration()), None)
+    modules: tuple[str, ...] = _option(_modules, ())
+
+
+def backend_options(
+    alias: str, raw: Mapping[str, Any]
+) -> tuple[BackendOptions, list[SettingError]]:
+    """Return the OPTIONS of backend `alias`, with defaults for bad ones, and their errors."""
+    errors: list[SettingError] = []
+    values = read_fields(BackendOptions, raw, str, f"TASKS[{alias!r}]['OPTIONS']", errors)
+    return BackendOptions(**values), errors
+
+
+def option(task: Task[..., Any], name: str) -> Any:
+    """Return an option of a MessageTask; None for a task that another backend's class made."""
+    return getattr(task, name, None)
+
+
+def check_options(task: Task[..., Any]) -> None:
+    """Raise ValueError, or an MQError, if the task cannot be stored as its options say."""
+    check_name(TASKS + task.module_path, "the task's path, as a type,")
+    check_name(task.queue_name, "queue")
+    policy_of(task, NEVER)
+    atomic, timeout = option(task, "atomic"), option(task, "timeout")
+    if atomic is not None and type(atomic) is not bool:
+        raise ValueError(f"atomic= must be True or False, not {atomic!r}")
+    if atomic and iscoroutinefunction(task.func):
+        raise ValueError("a coroutine cannot be atomic: Django has no async transactions")
+    if timeout is not None and not as_seconds(timeout):
+        raise ValueError(f"timeout= must be seconds above zero or a timedelta, not {timeout!r}")
+    if option(task, "on_duplicate") in ("requeue", "rerun"):
+        raise ValueError(
+            f"on_duplicate={option(task, 'on_duplicate')!r} stores a message that has no id yet,"
+            " so there would be no result to return"
+        )
+    for name in ("on_duplicate", "unique_for"):
+        if option(task, name) is not None and option(task, "unique_id") is None:
+            raise ValueError(f"{name}= does nothing without unique_id=")
+    if task.run_after is not None:
+        most = get_settings().max_delay
+        if aware(task.run_after) - datetime.now(UTC) > timedelta(seconds=most):
+            raise ValueError(
+                f"run_after ({task.run_after}) is more than {most:,.0f} s ahead (MAX_DELAY)"
+            )
+
+
+def policy_of(task: Task[..., Any], default: RetryPolicy) -> RetryPolicy:
+    """Return the retry policy of `task`: `default`, with its own attempts and backoff."""
+    attempts, backoff = option(task, "max_attempts"), option(task, "backoff")
+    if attempts is None and backoff is None:
+        return default
+    if attempts is None and default.max_attempts == 1:
+        raise ValueError("backoff= does nothing without max_attempts=")
+    policy = RetryPolicy(
+        default.max_attempts if attempts is None else attempts,
+        default.backoff if backoff is None else backoff,
+    )
+    policy.to_data()
+    return policy
+
+
+def named(value: Named | None, args: list[Any], kwargs: dict[str, Any]) -> str | None:
+    """Return a key or unique id: the text itself, or the function's for these arguments."""
+    return value(*args, **kwargs) if callable(value) else value
+
+
+def aware(at: datetime) -> datetime:
+    """Return a `run_after` as an aware datetime: it is naive where USE_TZ is off."""
+    return at if timezone.is_aware(at) else timezone.make_aware(at)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a message carries of its task's options, in its metadata.
+
+    `timeout` and `atomic` are None where the task's own apply, `retention` where the setting does.
+    """
+
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS
+    run_after: datetime | None = None
+    retention: float | None = None
+    timeout: float | None = None
+    atomic: bool | None = None
+
+    def encode(self) -> str:
+        """Return the metadata as JSON text; most tasks have none.
+
+        >>> Carried().encode(), Carried(timeout=5.0).encode()
+        ('{}', '{"mq.task": {"timeout": 5.0}}')
+        """
+        found: dict[str, Any] = {
+            "retention": self.retention,
+            "timeout": self.timeout,
+            "atomic": self.atomic,
+        }
+        if self.backend != DEFAULT_TASK_BACKEND_ALIAS:
+            found["backend"] = self.backend
+        if self.run_after is not None:
+            found["run_after"] = self.run_after.timestamp()
+        found = {name: value for name, value in found.items() if value is not None}
+        return json.dumps({OPTIONS: found}) if found else "{}"
+
+
+def carried(metadata: object) -> Carried:
+    """Return what the metadata of a message carries; values of a wrong type are left out.
+
+    >>> carried({"mq.task": {"timeout": 5, "atomic": "no"}}).timeout
+    5.0
+    >>> carried({"mq.task": {"atomic": "no"}}) == carried([]) == Carried()
+    True
+    """
+    found = metadata.get(OPTIONS) if isinstance(metadata, dict) else None
+    if not isinstance(found, dict):
+        return Carried()
+    backend, atomic = found.get("backend"), found.get("atomic")
+    timeout, after = as_seconds(found.get("timeout")), as_seconds(found.get("run_after"))
+    try:
+        run_after = None if after is None else datetime.fromtimestamp(after, UTC)
+    except (ValueError, OverflowError, OSError):
+        run_after = None
+    return Carried(
+        backend=backend if isinstance(backend, str) else DEFAULT_TASK_BACKEND_ALIAS,
+        run_after=run_after,
+        retention=as_seconds(found.get("retention")),
+        timeout=timeout or None,
+        atomic=atomic if isinstance(atomic, bool) else None,
+    )

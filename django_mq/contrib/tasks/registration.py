@@ -1,0 +1,109 @@
+"""Each task is a handler without patterns: a row names a registered task, never code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from django_mq import handlers
+from django_mq.contrib.tasks.compat import DEFAULT_TASK_QUEUE_NAME, Task
+from django_mq.contrib.tasks.options import NEVER, carried, option
+from django_mq.contrib.tasks.running import TaskRunner
+from django_mq.handlers import Handler
+from django_mq.policy.backoff import as_seconds
+
+if TYPE_CHECKING:
+    from django_mq.messages import ClaimedRow
+
+
+def register(task: Task[..., Any], *, timeout: float | None) -> Handler:
+    """Return the handler of the task's function; register it if it is not.
+
+    The options of the first task of a function are those of the handler; a message of another
+    one carries its own. `timeout` is the backend's, in seconds.
+    """
+    known = handlers.get(task.module_path)
+    if known is not None and (registered := task_of(known)) and registered.func is task.func:
+        return known
+    runner = TaskRunner(task)
+    is_async = iscoroutinefunction(task.func)
+    queues = _queues()
+    run = runner.arun if is_async else runner.run
+    handler = Handler(
+        function=run,
+        call=run,
+        name=task.module_path,
+        patterns=(),
+        queue=task.queue_name,
+        queues=tuple(queues),
+        where=None,
+        match="all",
+        aliases=(),
+        schema_version=1,
+        retry=NEVER,
+        atomic=atomic_of(task),
+        batch=False,
+        timeout=timeout_of(task, timeout),
+        is_async=is_async,
+        any_queue=not all(queues.values()),
+        of_row=_of_row,
+    )
+    handlers.add(handler)
+    return handler
+
+
+def task_of(handler: Handler | None) -> Task[..., Any] | None:
+    """Return the registered task of a handler; None if it is not a task's."""
+    runner = getattr(handler.function, "__self__", None) if handler is not None else None
+    return runner.task if isinstance(runner, TaskRunner) else None
+
+
+def atomic_of(task: Task[..., Any]) -> bool:
+    """Return whether the task runs in the transaction that settles it."""
+    atomic = option(task, "atomic")
+    return not iscoroutinefunction(task.func) and atomic is not False
+
+
+def timeout_of(task: Task[..., Any], default: float | None) -> float | None:
+    """Return the seconds that an attempt may take; None is the TIMEOUT setting."""
+    timeout = option(task, "timeout")
+    return default if timeout is None else as_seconds(timeout)
+
+
+def _queues() -> dict[str, bool]:
+    """Return the queues of all backends; a false value if one of them takes any queue."""
+    found: dict[str, bool] = {}
+    for params in getattr(settings, "TASKS", {}).values():
+        queues = params.get("QUEUES", [DEFAULT_TASK_QUEUE_NAME])
+        found.update(dict.fromkeys(queues or [DEFAULT_TASK_QUEUE_NAME], bool(queues)))
+    return found
+
+
+def _of_row(row: ClaimedRow) -> Handler:
+    """Return the handler of one row, with the options that the row carries."""
+    handler = handlers.get(row.handler)
+    assert handler is not None  # noqa: S101  (the resolver has just found it)
+    if row.metadata == "{}":
+        return handler
+    try:
+        found = carried(json.loads(row.metadata))
+    except (ValueError, RecursionError):
+        return handler
+    if found.timeout is None and found.atomic is None:
+        return handler
+    return _variant(handler, found.timeout, found.atomic)
+
+
+@lru_cache(maxsize=1024)
+def _variant(handler: Handler, timeout: float | None, atomic: bool | None) -> Handler:
+    return replace(
+        handler,
+        timeout=handler.timeout if timeout is None else timeout,
+        atomic=handler.atomic if atomic is None else atomic and not handler.is_async,
+        of_row=None,
+    )

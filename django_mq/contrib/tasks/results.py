@@ -1,0 +1,252 @@
+"""Task results: of a task that was enqueued, that runs here, or that the tables have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils import timezone
+
+from django_mq.conf import get_settings
+from django_mq.contrib.tasks import errors
+from django_mq.contrib.tasks.compat import (
+    Task,
+    TaskError,
+    TaskResult,
+    TaskResultStatus,
+    task_backends,
+)
+from django_mq.contrib.tasks.options import Carried, carried
+from django_mq.exceptions import UnreadablePayload
+from django_mq.messages import Delivery
+from django_mq.outbox.send import queue_connection
+from django_mq.store import kept_results
+from django_mq.store.kept_results import StoredTask
+from django_mq.store.results import UNANSWERED
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The attempts of a task so far, in order: who ran them, and how those that failed ended."""
+
+    worker_ids: list[str] = field(default_factory=list)
+    errors: list[TaskError] = field(default_factory=list)
+    started_at: datetime | None = None
+    last_attempted_at: datetime | None = None
+
+    def add(self, worker: str, started: float | None) -> None:
+        """Add an attempt of `worker`; `started` is in seconds since 1970."""
+        self.worker_ids.append(worker)
+        self.last_attempted_at = None if started is None else moment(started)
+        self.started_at = self.started_at or self.last_attempted_at
+
+
+def enqueued(
+    task: Task[..., Any], id: int, args: list[Any], kwargs: dict[str, Any]
+) -> TaskResult[..., Any]:
+    """Return the result of a task that was stored just now."""
+    return _result(
+        task,
+        id,
+        TaskResultStatus.READY,
+        arguments=(args, kwargs),
+        enqueued_at=timezone.now(),
+        attempts=Attempts(),
+    )
+
+
+def running(task: Task[..., Any], delivery: Delivery) -> TaskResult[..., Any] | None:
+    """Return the result of a task whose attempt starts here; None if it has no arguments."""
+    arguments = arguments_of(delivery.payload)
+    if arguments is None:
+        return None
+    attempts = failed_attempts(delivery, delivery.attempt - 1)
+    attempts.add(worker_of(delivery), delivery._row.claimed)
+    return _result(
+        _as_enqueued(task, delivery.queue, delivery.priority, carried(delivery.metadata)),
+        delivery.id,
+        TaskResultStatus.RUNNING,
+        arguments=arguments,
+        enqueued_at=moment(delivery._row.created),
+        attempts=attempts,
+    )
+
+
+def ended(
+    task: Task[..., Any], delivery: Delivery, attempts: Attempts, *, succeeded: bool, value: Any
+) -> TaskResult[..., Any] | None:
+    """Return the result of a task that has just ended; None if its payload has no arguments."""
+    try:
+        arguments, options = arguments_of(delivery.payload), carried(delivery.metadata)
+    except UnreadablePayload:
+        return None
+    if arguments is None:
+        return None
+    result = _result(
+        _as_enqueued(task, delivery.queue, delivery.priority, options),
+        delivery.id,
+        TaskResultStatus.SUCCESSFUL if succeeded else TaskResultStatus.FAILED,
+        arguments=arguments,
+        enqueued_at=moment(delivery._row.created),
+        attempts=attempts,
+        finished_at=timezone.now(),
+    )
+    object.__setattr__(result, "_return_value", value)
+    return result
+
+
+def stored(task: Task[..., Any], id: int, found: StoredTask) -> TaskResult[..., Any] | None:
+    """Return the result of a task as the tables have it; None if it has no arguments."""
+    arguments = arguments_of(_read(found.payload))
+    if arguments is None:
+        return None
+    attempts = _attempts_of(found.attempts, found.used - (found.leased_until is not None))
+    if found.leased_until is None:
+        status = TaskResultStatus.READY
+    else:
+        status = TaskResultStatus.RUNNING
+        lease = get_settings().queue(found.queue).lease
+        attempts.add(found.worker or "", found.leased_until - lease)
+    if found.error_class == UNANSWERED:
+        attempts.errors.append(errors.unanswered(found.error_text))
+    if found.ended is not None:
+        failed = found.stored or found.error_class
+        status = TaskResultStatus.FAILED if failed else TaskResultStatus.SUCCESSFUL
+    result = _result(
+        _as_enqueued(task, found.queue, found.priority, carried(_read(found.metadata))),
+        id,
+        status,
+        arguments=arguments,
+        enqueued_at=moment(found.enqueued),
+        attempts=attempts,
+        finished_at=None if found.ended is None else moment(found.ended),
+    )
+    if status == TaskResultStatus.SUCCESSFUL:
+        object.__setattr__(result, "_return_value", _read(found.value or "null"))
+    return result
+
+
+def sender_of(result: TaskResult[..., Any]) -> type:
+    """Return the sender of the signals about a result: the class of its backend."""
+    try:
+        return type(task_backends[result.backend])
+    except ImproperlyConfigured:  # enqueued under an alias that is not in TASKS here
+        return type(result.task.get_backend())
+
+
+def moment(seconds: float) -> datetime:
+    """Return seconds since 1970 as a datetime, naive in local time where USE_TZ is off."""
+    at = datetime.fromtimestamp(seconds, UTC)
+    return at if settings.USE_TZ else timezone.make_naive(at, timezone.get_default_timezone())
+
+
+def arguments_of(payload: object) -> tuple[list[Any], dict[str, Any]] | None:
+    """Return args and kwargs of a payload; None if it has none.
+
+    >>> arguments_of({"args": [1], "kwargs": {}}), arguments_of([])
+    (([1], {}), None)
+    """
+    if not isinstance(payload, Mapping):
+        return None
+    args, kwargs = payload.get("args"), payload.get("kwargs")
+    return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else None
+
+
+def _result(
+    task: Task[..., Any],
+    id: int,
+    status: TaskResultStatus,
+    *,
+    arguments: tuple[list[Any], dict[str, Any]],
+    enqueued_at: datetime,
+    attempts: Attempts,
+    finished_at: datetime | None = None,
+) -> TaskResult[..., Any]:
+    return TaskResult(
+        task=task,
+        id=str(id),
+        status=status,
+        enqueued_at=enqueued_at,
+        started_at=attempts.started_at,
+        finished_at=finished_at,
+        last_attempted_at=attempts.last_attempted_at,
+        args=arguments[0],
+        kwargs=arguments[1],
+        backend=task.backend,
+        errors=attempts.errors,
+        worker_ids=attempts.worker_ids,
+    )
+
+
+def _as_enqueued(
+    task: Task[..., Any], queue: str, priority: int, options: Carried
+) -> Task[..., Any]:
+    """Return the registered task as it was enqueued, not validated again: settings change."""
+    changes = {
+        "queue_name": queue,
+        "priority": priority,
+        "backend": options.backend,
+        "run_after": options.run_after and moment(options.run_after.timestamp()),
+    }
+    if all(getattr(task, name) == value for name, value in changes.items()):
+        return task
+    made = object.__new__(type(task))
+    for each in fields(task):
+        object.__setattr__(made, each.name, changes.get(each.name, getattr(task, each.name)))
+    return made
+
+
+def worker_of(delivery: Delivery) -> str:
+    """Return the id of the worker that claimed a delivery."""
+    return delivery._row.claimed_by.partition(":")[0]
+
+
+def failed_attempts(delivery: Delivery, count: int | None) -> Attempts:
+    """Return the recorded failed attempts of a delivery's message: the last `count`, or all."""
+    if count == 0:
+        return Attempts()
+    connection = _connection(delivery)
+    was_open = connection.connection is not None
+    try:
+        with connection.cursor() as cursor:
+            return _attempts_of(kept_results.failed_attempts(cursor, delivery.id), count)
+    finally:
+        if not was_open:  # a thread that has no use for a connection of its own
+            connection.close()
+
+
+def _connection(delivery: Delivery) -> BaseDatabaseWrapper:
+    try:
+        backend = task_backends[carried(delivery.metadata).backend]
+    except (ImproperlyConfigured, UnreadablePayload):
+        backend = None
+    return queue_connection(getattr(backend, "database", None))
+
+
+def _attempts_of(text: str, count: int | None) -> Attempts:
+    """Read the last `count` attempts, or all; one whose record is gone has no worker."""
+    attempts = Attempts()
+    records = [each for each in _read(text) if isinstance(each, dict)]
+    if count is not None:
+        attempts.worker_ids += [""] * (count - len(records))
+        records = records[max(len(records) - count, 0) :]
+    for each in records:
+        attempts.add(str(each.get("worker", "")), each.get("started"))
+        if error_class := each.get("error_class"):
+            attempts.errors.append(errors.failed(error_class, each.get("traceback", "")))
+    return attempts
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,221 @@
+"""The results of Django tasks: kept with all that a task's result shows, for as long as asked for.
+
+A request's reply is its value or its error. The result of a task also shows its arguments, times,
+workers and errors, when its message is long gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.policy.routing import TASKS
+
+if TYPE_CHECKING:
+    from django_mq.messages import ClaimedRow
+    from django_mq.store import Cursor
+    from django_mq.store.results import Reply
+
+#: The metadata in which a task carries its options.
+OPTIONS = "mq.task"
+#: The most failed attempts that are kept with a result: the last ones.
+MOST_ATTEMPTS = 100
+#: The most seconds for which a result is kept, a hundred years: other clients may write any number.
+MOST_SECONDS = 3155760000
+
+
+def _failed(id: str) -> str:
+    """Return the failed attempts of message `id`, oldest first, as a JSON array."""
+    return f"""coalesce((
+        select jsonb_agg(jsonb_build_object(
+                   'worker', f.worker,
+                   'started', extract(epoch from coalesce(f.started_at, f.ended_at)),
+                   'error_class', f.error_class,
+                   'traceback', coalesce(nullif(f.traceback, ''), f.error_text))
+               order by f.attempt, f.id)
+          from (select *
+                  from django_mq_failedattempt f
+                 where f.message_id = {id}
+                 order by f.attempt desc, f.id desc
+                 limit {MOST_ATTEMPTS}) f), '[]')"""  # noqa: S608  (built from constants)
+
+
+def _keep_until(metadata: str) -> str:
+    """Return until when a result is kept; null: as long as the setting says."""
+    number = f"({metadata} #> '{{{OPTIONS},retention}}')"
+    return f"""case jsonb_typeof({number}) when 'number' then
+               statement_timestamp() + make_interval(secs =>
+                   least(greatest({number}::numeric, 0), {MOST_SECONDS})::float8) end"""
+
+
+_COLUMNS = "queue, priority, payload, metadata, enqueued_at, attempts, keep_until"
+_REPLACE = (
+    "on conflict (message_id) do update set created_at = statement_timestamp(), "
+    + ", ".join(
+        f"{name} = excluded.{name}"
+        for name in ("handler", "value", "error_class", "error_text", *_COLUMNS.split(", "))
+    )
+)
+
+
+class KeptResult(NamedTuple):
+    """A task's reply, the row that it answers, and how long its attempt ran if it succeeded."""
+
+    reply: Reply
+    row: ClaimedRow
+    seconds: float | None
+
+
+KEEP = f"""
+insert into django_mq_result (message_id, handler, value, error_class, error_text, {_COLUMNS})
+select k.id, k.handler, k.value::jsonb, k.error_class, k.error_text,
+       k.queue, k.priority, k.payload::jsonb, k.metadata::jsonb, to_timestamp(k.created),
+       {_failed("k.id")} || case when k.seconds is null then '[]' else
+           jsonb_build_array(jsonb_build_object(
+               'worker', split_part(k.claimer, ':', 1),
+               'started', extract(epoch from statement_timestamp()) - k.seconds)) end,
+       {_keep_until("k.metadata::jsonb")}
+  from unnest(%(ids)s::bigint[], %(handlers)s::text[], %(values)s::text[],
+              %(error_classes)s::text[], %(error_texts)s::text[],
+              %(queues)s::text[], %(priorities)s::int[], %(payloads)s::text[],
+              %(metadatas)s::text[], %(created)s::float8[], %(claimers)s::text[],
+              %(seconds)s::float8[])
+       as k (id, handler, value, error_class, error_text, queue, priority, payload, metadata,
+             created, claimer, seconds)
+{_REPLACE}
+"""  # noqa: S608
+
+
+def keep(cursor: Cursor, results: Sequence[KeptResult]) -> None:
+    """Store the results of tasks; their failed attempts are already recorded."""
+    replies = [each.reply for each in results]
+    rows = [each.row for each in results]
+    cursor.execute(
+        KEEP,
+        {
+            "ids": [reply.id for reply in replies],
+            "handlers": [reply.handler for reply in replies],
+            "values": [reply.value for reply in replies],
+            "error_classes": [reply.error_class for reply in replies],
+            "error_texts": [reply.error_text for reply in replies],
+            "queues": [row.queue for row in rows],
+            "priorities": [row.priority for row in rows],
+            "payloads": [row.payload for row in rows],
+            "metadatas": [row.metadata for row in rows],
+            "created": [row.created for row in rows],
+            "claimers": [row.claimed_by for row in rows],
+            "seconds": [each.seconds for each in results],
+        },
+    )
+
+
+#: What a statement returns from the messages that it removes, for `unanswered()`.
+REMOVED = """wants_result, priority, created_at,
+              case when wants_result then payload end as payload,
+              case when wants_result then metadata end as metadata"""
+
+
+def unanswered(reason: str) -> str:
+    """Return an INSERT that answers the removed messages `gone` with the SQL value `reason`.
+
+    A request keeps the answer that it has, if it died before; a task's result says how it ended.
+    """
+    return f"""
+    insert into django_mq_result (message_id, handler, error_class, error_text, {_COLUMNS})
+    select g.id, g.handler, 'Unanswered', {reason}, coalesce(kept.queue, ''), kept.priority,
+           kept.payload, kept.metadata, kept.created_at, kept.attempts, kept.keep_until
+      from gone g
+      left join lateral (
+        select g.queue, g.priority, g.payload, g.metadata, g.created_at,
+               {_failed("g.id")} as attempts, {_keep_until("g.metadata")} as keep_until
+         where starts_with(g.type, '{TASKS}')
+     ) kept on true
+     where g.wants_result
+    {_REPLACE}
+     where excluded.payload is not null"""  # noqa: S608
+
+
+LOOK = f"""
+select 0 as place, m.handler, m.queue, m.priority, m.payload::text, m.metadata::text,
+       extract(epoch from m.created_at)::float8, {_failed("m.id")}::text, m.attempts,
+       extract(epoch from m.dead_at)::float8, null,
+       case when m.dead_at is null then ''
+            else coalesce(r.error_class,
+                          case when m.dead_reason = 'expired'
+                                 or starts_with(m.dead_reason, 'held for too long')
+                               then 'Unanswered' else '' end) end,
+       m.dead_reason, split_part(m.claimed_by, ':', 1),
+       extract(epoch from m.leased_until)::float8
+  from django_mq_queuedmessage m
+  left join django_mq_result r on r.message_id = m.id
+ where m.id = %(id)s and starts_with(m.type, '{TASKS}') and m.wants_result
+union all
+select 1, r.handler, r.queue, r.priority, r.payload::text, r.metadata::text,
+       extract(epoch from r.enqueued_at)::float8, r.attempts::text, jsonb_array_length(r.attempts),
+       extract(epoch from r.created_at)::float8, r.value::text, r.error_class, r.error_text,
+       null, null
+  from django_mq_result r
+ where r.message_id = %(id)s and r.payload is not null
+ order by place
+ limit 1
+"""  # noqa: S608
+
+
+class StoredTask(NamedTuple):
+    """A task as the tables have it; `payload`, `metadata`, `attempts` and `value` are JSON text.
+
+    Times are seconds since 1970. `stored`: its message is still in its queue. `ended` is None while
+    it waits or runs; `worker` and `leased_until` are those of a claimed message, else None.
+    `error_class` is empty, unless its result says that it failed: then it is the class of the last
+    error, or UNANSWERED with `error_text` as the reason.
+    """
+
+    stored: bool
+    handler: str
+    queue: str
+    priority: int
+    payload: str
+    metadata: str
+    enqueued: float
+    attempts: str
+    used: int
+    ended: float | None
+    value: str | None
+    error_class: str
+    error_text: str
+    worker: str | None
+    leased_until: float | None
+
+
+def look(cursor: Cursor, id: int) -> StoredTask | None:
+    """Return task `id`, as its message has it, else as its result does; None if neither exists."""
+    cursor.execute(LOOK, {"id": id})
+    row = cursor.fetchone()
+    return None if row is None else StoredTask(row[0] == 0, *row[1:])
+
+
+ATTEMPTS = f"select {_failed('%(id)s')}::text"
+
+
+def failed_attempts(cursor: Cursor, id: int) -> str:
+    """Return the failed attempts of message `id`, oldest first, as a JSON array."""
+    cursor.execute(ATTEMPTS, {"id": id})
+    return str(cursor.fetchone()[0])
+
+
+FORGET_KEPT = """
+delete from django_mq_result
+ where message_id = any(array(
+    select message_id from django_mq_result
+     where keep_until < statement_timestamp()
+     order by keep_until
+     limit %(limit)s
+       for update skip locked))
+returning message_id
+"""
+
+
+def forget_kept(cursor: Cursor, *, limit: int) -> int:
+    """Delete results that were kept for a time of their own, which is over; return how many."""
+    cursor.execute(FORGET_KEPT, {"limit": limit})
+    return len(cursor.fetchall())

@@ -1,0 +1,1 @@
+"""An app whose tasks a worker finds by itself."""

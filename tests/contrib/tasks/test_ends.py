@@ -1,0 +1,244 @@
+"""How tasks end other than by returning or raising, and how long their results are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from django_mq import cancel, fixed, handlers, queues
+from django_mq.conf import get_settings
+from django_mq.contrib.tasks import TaskCancelled, TaskDiscarded, TaskExpired
+from django_mq.contrib.tasks.compat import TaskResultDoesNotExist, TaskResultStatus, task_finished
+from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
+from django_mq.policy.outcomes import WorkerLost
+from django_mq.testing import drain, due
+from django_mq.worker import Worker, chores
+from tests.contrib.tasks import jobs
+from tests.contrib.tasks.conftest import BACKEND, TASKS
+from tests.database import second_connection
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+READY, RUNNING = TaskResultStatus.READY, TaskResultStatus.RUNNING
+FAILED, SUCCESSFUL = TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL
+
+
+def run_chores() -> None:
+    QueueState.objects.filter(pk=":").delete()  # whoever had the turn
+    with second_connection() as other:
+        assert chores.run(other.cursor(), get_settings())
+
+
+def errors_of(result: Any) -> list[type[BaseException]]:
+    result.refresh()
+    assert result.status == FAILED
+    assert result.finished_at is not None
+    return [each.exception_class for each in result.errors]
+
+
+# ---- removed by hand
+
+
+def test_a_cancelled_task() -> None:
+    one, two = jobs.note.enqueue(1), jobs.note.enqueue(2)
+    assert queues.cancel(int(one.id))
+    assert cancel(id=int(two.id))
+    for result in (one, two):
+        assert errors_of(result) == [TaskCancelled]
+        assert (result.attempts, result.worker_ids) == (0, [])
+        assert result.args in ([1], [2])
+        assert result.started_at is None
+
+
+def test_a_purged_task() -> None:
+    result = jobs.note.enqueue()
+    assert queues.purge("default", waiting=True)
+    assert errors_of(result) == [TaskDiscarded]
+
+
+def test_a_discarded_task_keeps_the_errors_of_its_attempts() -> None:
+    result = jobs.fail.using(max_attempts=2, backoff=fixed(0)).enqueue()
+    drain(errors="keep")
+    assert errors_of(result) == [ValueError, ValueError]
+    workers = result.worker_ids
+    assert queues.discard(int(result.id))
+    FailedAttempt.objects.all().delete()
+    assert errors_of(result) == [ValueError, ValueError, TaskDiscarded]
+    assert result.worker_ids == workers
+    assert len(workers) == 2
+
+
+def test_a_task_that_is_requeued_is_ready_and_can_be_cancelled() -> None:
+    """Of its death nothing is left to be seen but the attempt."""
+    result = jobs.fail.enqueue()
+    drain(errors="keep")
+    assert queues.requeue(int(result.id))
+    result.refresh()
+    assert (result.status, result.finished_at, result.attempts) == (READY, None, 1)
+    assert queues.cancel(int(result.id))
+    assert errors_of(result) == [ValueError, TaskCancelled]
+
+
+# ---- not run in time
+
+
+def test_an_expired_task() -> None:
+    """By whoever meets it: the claim, or the chore while it waits."""
+    finished: list[str] = []
+
+    def hear(sender: Any, task_result: Any, **kwargs: Any) -> None:
+        finished.append(task_result.id)
+        assert task_result.status == FAILED
+        assert [each.exception_class for each in task_result.errors] == [TaskExpired]
+
+    met = jobs.note.using(expires=60).enqueue()
+    waiting = jobs.note.using(
+        expires=timedelta(minutes=2), run_after=met.enqueued_at + timedelta(minutes=1)
+    ).enqueue()
+    expired = Now() - timedelta(seconds=1)
+    task_finished.connect(hear)
+    try:
+        QueuedMessage.objects.filter(pk=met.id).update(expires_at=expired)
+        drain()
+        QueuedMessage.objects.filter(pk=waiting.id).update(expires_at=expired)
+        run_chores()
+    finally:
+        task_finished.disconnect(hear)
+    assert finished == [met.id, waiting.id]
+    for result in (met, waiting):
+        assert errors_of(result) == [TaskExpired]
+        assert result.attempts == 0
+        queues.discard(int(result.id))
+        assert result.status == FAILED
+
+
+def test_a_task_that_no_worker_knows_is_held_and_then_dead() -> None:
+    result = jobs.note.enqueue()
+    with handlers.isolated():
+        assert drain() == 0
+        why = queues.why(int(result.id))
+        assert "no handler named tests.contrib.tasks.jobs.note is registered here" in why.text
+        with pytest.raises(TaskResultDoesNotExist, match="not registered here"):
+            jobs.note.get_backend().get_result(result.id)
+        QueuedMessage.objects.update(held_since=Now() - timedelta(days=2))
+        due()
+        QueuedMessage.objects.update(held_since=Now() - timedelta(days=2))
+        drain()
+    result.refresh()
+    [error] = result.errors
+    assert error.exception_class_path == "django_mq.exceptions.Unanswered"
+    assert "held for too long" in error.traceback
+
+
+# ---- attempts without an end
+
+
+def test_a_worker_that_vanished() -> None:
+    result = jobs.note.enqueue()
+    QueuedMessage.objects.update(
+        attempts=1, claimed_by="gone:1", leased_until=Now() - timedelta(seconds=1)
+    )
+    assert Worker(max_seconds=60).run(until_empty=True)
+    assert errors_of(result) == [WorkerLost]
+    assert result.worker_ids == ["gone"]
+    assert jobs.ran == []
+
+
+def test_a_claimed_task_is_running() -> None:
+    result = jobs.note.enqueue()
+    QueuedMessage.objects.update(
+        attempts=1, claimed_by="worker:1", leased_until=Now() + timedelta(seconds=30)
+    )
+    result.refresh()
+    assert (result.status, result.attempts, result.worker_ids) == (RUNNING, 1, ["worker"])
+    assert result.enqueued_at <= result.started_at == result.last_attempted_at
+    assert result.finished_at is None
+
+
+def test_an_interrupt_is_no_failure_and_no_attempt() -> None:
+    result = jobs.interrupt.enqueue()
+    with pytest.raises(KeyboardInterrupt):
+        drain()
+    result.refresh()
+    assert (result.status, result.attempts, result.errors) == (READY, 0, [])
+    assert not FailedAttempt.objects.exists()
+
+
+def test_a_worker_runs_what_was_interrupted_again() -> None:
+    result = jobs.interrupt.enqueue()
+    Worker(max_messages=2).run()
+    assert jobs.ran == ["interrupted", "interrupted"]
+    result.refresh()
+    assert (result.status, result.attempts, result.errors) == (READY, 0, [])
+
+
+# ---- retention
+
+
+def test_results_are_kept_as_long_as_their_backend_says(settings: Any) -> None:
+    settings.TASKS = {
+        **TASKS,
+        "default": {"BACKEND": BACKEND, "OPTIONS": {"result_retention": timedelta(days=7)}},
+    }
+    week = jobs.note.enqueue()
+    day = jobs.note.using(backend="second", queue_name="own").enqueue()
+    cancelled = jobs.note.enqueue()
+    queues.cancel(int(cancelled.id))
+    drain()
+    two_days_ago = Now() - timedelta(days=2)
+    Result.objects.update(created_at=two_days_ago)
+    run_chores()
+    assert set(Result.objects.values_list("pk", flat=True)) == {int(week.id), int(cancelled.id)}
+    with pytest.raises(TaskResultDoesNotExist):
+        day.refresh()
+    Result.objects.update(keep_until=two_days_ago)
+    run_chores()
+    assert not Result.objects.exists()
+
+
+def test_a_result_has_all_that_it_shows() -> None:
+    """When its message and the records of its attempts are gone."""
+    task = jobs.second_time_lucky.using(
+        max_attempts=2, backoff=fixed(0), priority=9, queue_name="second", run_after=later(-60)
+    )
+    result = task.enqueue()
+    drain(errors="keep")
+    result.refresh()
+    assert (result.status, result.attempts) == (SUCCESSFUL, 2)
+    FailedAttempt.objects.all().delete()
+    assert not QueuedMessage.objects.exists()
+    found = task.get_result(result.id)
+    assert replace(found, task=task) == replace(result, task=task)
+    assert (found.task.priority, found.task.queue_name) == (9, "second")
+    assert found.task.run_after == task.run_after
+    assert found.enqueued_at == result.enqueued_at
+
+
+def test_what_others_wrote_badly_has_no_result() -> None:
+    results = [jobs.note.enqueue() for _ in range(4)]
+    payloads = ("[]", '{"args": 1, "kwargs": {}}', '{"args": []}', '"text"')
+    with connection.cursor() as cursor:
+        for result, payload in zip(results, payloads, strict=True):
+            cursor.execute(
+                "update django_mq_queuedmessage set payload = %s, metadata = %s where id = %s",
+                [payload, '{"mq.task": {"retention": "long", "timeout": -1}}', result.id],
+            )
+    backend = jobs.note.get_backend()
+    for result in results[:2]:
+        with pytest.raises(TaskResultDoesNotExist, match="no arguments"):
+            backend.get_result(result.id)
+    drain()
+    assert list(QueuedMessage.objects.values_list("dead_reason", flat=True).distinct()) == [
+        "the payload has no args and kwargs, so no enqueue() wrote it"
+    ]
+    assert queues.discard([int(each.id) for each in results]).skipped == 0
+    assert jobs.ran == []
+
+
+def later(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)

@@ -1,0 +1,159 @@
+"""What works on messages works on tasks: the admin, the commands, pauses, limits, tests."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.db import transaction
+from django.test import Client
+
+from django_mq import fixed, queues
+from django_mq.contrib.tasks.compat import TaskResultStatus
+from django_mq.models import QueuedMessage, Result
+from django_mq.testing import assert_broadcast, capture_broadcasts, drain, due
+from django_mq.worker import Worker
+from tests.admin.pages import text, url
+from tests.contrib.tasks import jobs
+from tests.worker.conftest import Bench, bench, make_bench  # noqa: F401  (fixtures)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOTE = "tests.contrib.tasks.jobs.note"
+
+
+def said(command: str, *arguments: object, **options: Any) -> str:
+    out = StringIO()
+    call_command(command, *map(str, arguments), stdout=out, **options)
+    return out.getvalue()
+
+
+@pytest.fixture
+def boss(settings: Any) -> Client:
+    static = {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}
+    settings.STORAGES = {**settings.STORAGES, "staticfiles": static}
+    client = Client()
+    client.force_login(User.objects.create(username="ada", is_staff=True, is_superuser=True))
+    return client
+
+
+# ---- the admin
+
+
+def test_the_page_of_a_waiting_task(boss: Client) -> None:
+    result = jobs.note.enqueue("visible", token="secret")
+    listing = text(boss.get(url("queuedmessage")))
+    assert f"tasks.{NOTE}" in listing
+    page = text(boss.get(url("queuedmessage", "change", result.id)))
+    assert NOTE in page
+    assert "visible" in page
+    assert "secret" not in page
+
+
+def test_the_page_of_a_result(boss: Client) -> None:
+    result = jobs.note.using(priority=7).enqueue("visible", token="secret")
+    drain()
+    assert NOTE in text(boss.get(url("result")))
+    page = text(boss.get(url("result", "change", result.id)))
+    for shown in (NOTE, "returned", "visible", "Priority", "7", "default", "RESULT_RETENTION"):
+        assert shown in page
+    assert "secret" not in page
+
+
+def test_arguments_are_private(boss: Client) -> None:
+    result = jobs.note.enqueue("visible")
+    drain()
+    viewer = User.objects.create(username="viewer", is_staff=True)
+    viewer.user_permissions.set(Permission.objects.filter(codename="view_result"))
+    client = Client()
+    client.force_login(viewer)
+    page = text(client.get(url("result", "change", result.id)))
+    assert NOTE in page
+    assert "visible" not in page
+
+
+# ---- commands and operations
+
+
+def test_why_and_routes_and_peek() -> None:
+    result = jobs.note.enqueue()
+    assert f"Message {result.id} (tasks.{NOTE}, queue default)" in said("mq_why", result.id)
+    assert NOTE in said("mq_routes", f"tasks.{NOTE}")
+    assert NOTE in said("mq_peek", "default")
+    drain()
+    assert f"handler {NOTE} returned a value" in said("mq_why", result.id)
+
+
+def test_requeue() -> None:
+    result = jobs.fail.enqueue()
+    drain(errors="keep")
+    said("mq_requeue", "--queue", "default", "--yes")
+    result.refresh()
+    assert result.status == TaskResultStatus.READY
+    drain(errors="keep")
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 2)
+
+
+def test_pause_and_limit() -> None:
+    jobs.note.enqueue()
+    queues.pause("default")
+    assert drain() == 0
+    queues.resume("default")
+    queues.limit("default", 0)
+    assert drain() == 0
+    queues.limit("default", None)
+    assert drain() == 1
+
+
+def test_queue_backoff(settings: Any) -> None:
+    settings.DJANGO_MQ = {"QUEUES": {"default": {"backoff": {"multiplier": 60}}}}
+    jobs.fail.using(max_attempts=9, backoff=fixed(0)).enqueue()
+    Worker(max_messages=1).run()
+    assert queues.state("default").backoff_level == 1
+
+
+# ---- tests of users
+
+
+def test_drain_and_due_and_captures() -> None:
+    with capture_broadcasts() as captured, transaction.atomic():
+        jobs.note.enqueue(1)
+    [broadcast] = captured
+    assert (broadcast.type, broadcast.handlers) == (f"tasks.{NOTE}", (NOTE,))
+    assert_broadcast(f"tasks.{NOTE}", payload={"args": [1], "kwargs": {}}, times=1)
+    later = jobs.note.using(run_after=jobs.in_an_hour()).enqueue(2)
+    assert drain() == 1
+    due()
+    assert drain() == 1
+    later.refresh()
+    assert later.status == TaskResultStatus.SUCCESSFUL
+
+
+def test_an_error_is_raised_by_drain() -> None:
+    jobs.fail.enqueue()
+    with pytest.raises(ValueError, match="this task failed"):
+        drain()
+
+
+# ---- the executor
+
+
+def test_many_tasks_share_a_transaction(bench: Bench) -> None:  # noqa: F811
+    """Nobody waits for their results, so none ends its slice."""
+    results = [jobs.write.enqueue(f"product {n}") for n in range(5)]
+    remainder = bench.run(bench.claim("default"))
+    assert not remainder.left
+    assert not QueuedMessage.objects.exists()
+    assert Result.objects.count() == len(results)
+
+
+def test_a_task_broadcasts_and_enqueues_in_its_own_transaction() -> None:
+    """What a failing task enqueued is gone with it."""
+    jobs.enqueue_and_fail.enqueue()
+    assert len(drain(errors="keep")) == 1
+    assert drain() == 0
+    assert jobs.ran == []

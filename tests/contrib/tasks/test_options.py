@@ -1,0 +1,255 @@
+"""The options of tasks: as keywords of the decorators, and of `using()` on every Django."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import django
+import pytest
+from django.db import transaction
+
+from django_mq import DuplicateMessage, InvalidPayload, PayloadTooLarge, RetryPolicy, fixed
+from django_mq.contrib.tasks import MessageTask
+from django_mq.contrib.tasks.compat import InvalidTask, Task, TaskResultStatus, task_enqueued
+from django_mq.models import QueuedMessage
+from django_mq.testing import drain, due
+from django_mq.worker import Worker
+from tests.contrib.tasks import jobs, own_jobs
+from tests.contrib.tasks.conftest import BACKEND, TASKS
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+READY, FAILED = TaskResultStatus.READY, TaskResultStatus.FAILED
+SUCCESSFUL = TaskResultStatus.SUCCESSFUL
+
+
+@pytest.fixture
+def heard() -> Iterator[list[str]]:
+    """The ids of the tasks that were said to be enqueued."""
+    heard: list[str] = []
+
+    def hear(sender: Any, task_result: Any, **kwargs: Any) -> None:
+        heard.append(task_result.id)
+
+    task_enqueued.connect(hear)
+    yield heard
+    task_enqueued.disconnect(hear)
+
+
+def with_options(settings: Any, **options: Any) -> None:
+    default = {"BACKEND": BACKEND, "OPTIONS": options}
+    settings.TASKS = {**TASKS, "default": default}
+
+
+def run() -> None:
+    assert Worker(max_seconds=60).run(until_empty=True)
+
+
+# ---- attempts
+
+
+def test_one_attempt_is_the_default() -> None:
+    result = jobs.second_time_lucky.enqueue()
+    assert QueuedMessage.objects.get().max_attempts == 1
+    drain(errors="keep")
+    due()
+    assert drain() == 0
+    result.refresh()
+    assert (result.status, result.attempts) == (FAILED, 1)
+
+
+def test_retries_are_opted_into() -> None:
+    """Each attempt knows those before it, and the result has the error of each."""
+    task = jobs.second_time_lucky.using(max_attempts=3, backoff=fixed(60))
+    result = task.enqueue()
+    drain(errors="keep")
+    result.refresh()
+    assert (result.status, result.attempts, len(result.errors)) == (READY, 1, 1)
+    assert result.last_attempted_at is not None
+    due()
+    drain()
+    result.refresh()
+    assert (result.status, result.attempts, result.return_value) == (SUCCESSFUL, 2, 2)
+    assert [each.exception_class for each in result.errors] == [ValueError]
+    assert result.started_at < result.last_attempted_at <= result.finished_at
+    first, second = jobs.ran
+    assert (first.attempts, first.errors) == (1, [])
+    assert (second.attempts, len(second.errors)) == (2, 1)
+    assert second.started_at < second.last_attempted_at
+
+
+def test_the_retries_of_a_backend(settings: Any) -> None:
+    with_options(settings, retry=RetryPolicy(max_attempts=2, backoff=fixed(9)))
+    jobs.fail.enqueue()
+    jobs.fail.using(max_attempts=5).enqueue()
+    rows = QueuedMessage.objects.order_by("id").values_list("max_attempts", "retry__seconds")
+    assert list(rows) == [(2, 9.0), (5, 9.0)]
+
+
+# ---- timeout, atomic
+
+
+def test_the_timeout_travels_with_the_message() -> None:
+    result = jobs.sleep.using(timeout=0.2).enqueue(60)
+    run()
+    result.refresh()
+    [error] = result.errors
+    assert error.exception_class.__name__ == "TimedOut"
+
+
+def test_the_timeout_of_a_backend(settings: Any) -> None:
+    with_options(settings, timeout=timedelta(milliseconds=200))
+    result = jobs.sleep.enqueue(60)
+    run()
+    result.refresh()
+    assert result.status == FAILED
+
+
+def test_whether_it_is_atomic_travels_with_the_message() -> None:
+    atomic, unbound = jobs.in_block.enqueue(), jobs.in_block.using(atomic=False).enqueue()
+    run()
+    assert jobs.in_block.get_result(atomic.id).return_value is True
+    assert jobs.in_block.get_result(unbound.id).return_value is False
+
+
+# ---- keys and unique ids
+
+
+def test_keys_are_texts_or_functions_of_the_arguments() -> None:
+    own_jobs.per_order.enqueue(7, text="a")
+    jobs.note.using(key="account/1").enqueue()
+    assert list(QueuedMessage.objects.order_by("id").values_list("key", "unique_id")) == [
+        ("order/7", "order-7"),
+        ("account/1", None),
+    ]
+
+
+def test_a_function_that_returns_none_gives_no_id() -> None:
+    task = jobs.note.using(unique_id=lambda *args: None, on_duplicate="raise", unique_for=60)
+    assert task.enqueue().id != task.enqueue().id
+
+
+def test_a_duplicate_answers_with_the_result_that_is_there(heard: list[str]) -> None:
+    first = own_jobs.per_order.enqueue(7, text="first")
+    again = own_jobs.per_order.enqueue(7, text="again")
+    other = own_jobs.per_order.enqueue(8)
+    assert again.id == first.id != other.id
+    assert again.kwargs == {"text": "first"}
+    assert heard == [first.id, other.id]
+    drain()
+    later = own_jobs.per_order.enqueue(7)
+    assert later.id != first.id
+
+
+def test_a_duplicate_of_another_backends_task() -> None:
+    """The id belongs to the function and the queue, whichever backend stored the task."""
+    first = jobs.note.using(unique_id="one").enqueue(1)
+    other = jobs.note.using(unique_id="one", backend="other", queue_name="default").enqueue(2)
+    assert (other.id, other.args, other.backend) == (first.id, [1], "default")
+
+
+def test_other_ways_with_duplicates(heard: list[str]) -> None:
+    first = own_jobs.per_order.enqueue(7, text="first")
+    with pytest.raises(DuplicateMessage):
+        own_jobs.per_order.using(on_duplicate="raise").enqueue(7)
+    updated = own_jobs.per_order.using(on_duplicate="update").enqueue(7, text="second")
+    assert (updated.id, updated.kwargs) == (first.id, {"text": "second"})
+    assert heard == [first.id, first.id]
+    drain()
+    first.refresh()
+    assert first.return_value == "second"
+
+
+def test_in_a_quiet_time_there_is_no_result_to_answer_with(heard: list[str]) -> None:
+    task = jobs.note.using(unique_id="daily", unique_for=60)
+    task.enqueue()
+    drain()
+    heard.clear()
+    with pytest.raises(DuplicateMessage, match="stays taken after a success"):
+        task.enqueue()
+    assert heard == []
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_attempts": 0}, "max_attempts must be 1"),
+        ({"max_attempts": 2, "backoff": lambda attempt: 1}, "stored as data"),
+        ({"backoff": fixed(1)}, "without max_attempts"),
+        ({"timeout": 0}, "timeout="),
+        ({"timeout": "5"}, "timeout="),
+        ({"atomic": 1}, "atomic= must be True or False"),
+        ({"on_duplicate": "raise"}, "without unique_id="),
+        ({"unique_for": 5}, "without unique_id="),
+        ({"unique_id": "a", "on_duplicate": "requeue"}, "no id yet"),
+        ({"run_after": datetime.now(UTC) + timedelta(days=400)}, "MAX_DELAY"),
+    ],
+)
+def test_bad_options_are_djangos_own_error(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidTask, match=text):
+        jobs.note.using(**options)
+
+
+def test_a_coroutine_is_never_atomic() -> None:
+    with pytest.raises(InvalidTask, match="no async transactions"):
+        jobs.coroutine.using(atomic=True)
+
+
+def test_values_that_the_database_would_refuse_leave_the_transaction_usable() -> None:
+    with transaction.atomic():
+        for args, error in (((float("nan"),), InvalidPayload), (("\0",), InvalidPayload)):
+            with pytest.raises(error):
+                jobs.note.enqueue(*args)
+        with pytest.raises(PayloadTooLarge):
+            jobs.note.enqueue("x" * 2_000_000)
+        fine = jobs.note.enqueue()
+    assert jobs.note.get_result(fine.id).status == READY
+
+
+# ---- decorators
+
+
+def test_the_packages_own_decorator() -> None:
+    assert isinstance(own_jobs.retried, MessageTask)
+    assert (own_jobs.retried.max_attempts, own_jobs.retried.queue_name) == (3, "second")
+    assert own_jobs.unbound.atomic is False
+    assert own_jobs.unbound.timeout == 7
+    assert own_jobs.bare.takes_context
+    result = own_jobs.retried.enqueue()
+    [row] = QueuedMessage.objects.all()
+    assert (row.queue, row.priority, row.max_attempts) == ("second", 7, 3)
+    assert row.metadata == {}
+    assert own_jobs.retried.get_result(result.id).task == own_jobs.retried
+
+
+def test_djangos_decorator_takes_the_options_where_it_passes_them_on() -> None:
+    if (6, 0) <= django.VERSION < (6, 1):
+        pytest.skip("Django 6.0 takes no further keywords")
+    made = jobs.task(max_attempts=4, key="k")(jobs.not_a_task)
+    assert (made.max_attempts, made.key) == (4, "k")
+
+
+def test_a_task_of_another_class_has_no_options() -> None:
+    """As it is when a task of another backend is sent here by `using(backend=...)`."""
+    plain = Task(
+        func=jobs.note.func,
+        priority=0,
+        backend="default",
+        queue_name="default",
+        run_after=None,
+        takes_context=False,
+    )
+    result = plain.enqueue(1)
+    drain()
+    assert plain.get_result(result.id).return_value == {"args": [1], "kwargs": {}}
+
+
+def test_using_keeps_what_it_is_not_given() -> None:
+    task = jobs.note.using(max_attempts=3).using(priority=2).using(timeout=5)
+    assert (task.max_attempts, task.priority, task.timeout) == (3, 2, 5)
+    assert jobs.note.max_attempts is None

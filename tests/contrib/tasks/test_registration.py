@@ -1,0 +1,174 @@
+"""Which tasks are known, what their names reserve, and what the checks say of a backend."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, transaction
+
+from django_mq import (
+    InvalidHandler,
+    InvalidName,
+    Message,
+    RetryPolicy,
+    broadcast,
+    broadcast_many,
+    handler,
+    handlers,
+)
+from django_mq.contrib.tasks import MessageQueueBackend
+from django_mq.contrib.tasks.compat import InvalidTask, task_backends
+from django_mq.models import QueuedMessage
+from django_mq.policy.routing import RoutingTable
+from django_mq.testing import drain
+from tests.contrib.tasks import jobs
+from tests.contrib.tasks.conftest import BACKEND, TASKS
+
+NOTE = "tests.contrib.tasks.jobs.note"
+
+
+def configure(settings: Any, **params: Any) -> MessageQueueBackend:
+    settings.TASKS = {"default": {"BACKEND": BACKEND, **params}}
+    found = task_backends["default"]
+    assert isinstance(found, MessageQueueBackend)
+    return found
+
+
+# ---- the registry
+
+
+def test_a_task_is_a_handler_without_patterns() -> None:
+    found = handlers.get(NOTE)
+    assert found is not None
+    assert (found.patterns, found.atomic, found.is_async) == ((), True, False)
+    coroutine = handlers.get("tests.contrib.tasks.jobs.coroutine")
+    assert coroutine is not None
+    assert (coroutine.atomic, coroutine.is_async) == (False, True)
+
+
+def test_a_task_is_registered_once(backend: handlers.Registry) -> None:
+    before = backend.all()
+    jobs.note.using(priority=3).using(queue_name="second")
+    assert backend.all() == before
+
+
+def test_a_module_that_is_reloaded_replaces_its_tasks() -> None:
+    source = "def job(): ...\n"
+    for _ in range(2):
+        module = types.ModuleType("reloaded_jobs")
+        exec(source, vars(module))  # noqa: S102
+        job = jobs.task(module.job)
+    found = handlers.get("reloaded_jobs.job")
+    assert found is not None
+    assert found.function.__self__.task is job  # type: ignore[attr-defined]
+
+
+def test_a_name_belongs_to_one() -> None:
+    with pytest.raises(InvalidHandler, match=f"the name {NOTE}"):
+        handler("a.b", name=NOTE)(lambda delivery: None)
+
+
+def test_modules_beside_tasks_py_are_imported(settings: Any) -> None:
+    configure(settings, OPTIONS={"modules": ["tests.contrib.tasks.more_jobs"]})
+    sys.modules.pop("tests.contrib.tasks.more_jobs", None)
+    MessageQueueBackend.load_tasks()
+    assert handlers.get("tests.contrib.tasks.more_jobs.extra") is not None
+
+
+@pytest.mark.parametrize("name", ["große_aufgabe", "x" * 128])
+def test_paths_that_are_no_types_are_refused(name: str) -> None:
+    def function() -> None: ...
+
+    function.__qualname__ = name
+    with pytest.raises(InvalidTask, match="is not a name"):
+        jobs.task(function)
+
+
+# ---- the reserved types
+
+
+def test_no_pattern_matches_a_task() -> None:
+    @handler("#", name="everything")
+    def everything(delivery: Any) -> None: ...
+
+    assert handlers.table().match(f"tasks.{NOTE}", {}) == ()
+    assert [each.name for each in handlers.table().match("a.b", {})] == ["everything"]
+    told = {each.subscription.name: each for each in handlers.table().explain(f"tasks.{NOTE}", {})}
+    assert told[NOTE].matches
+    assert not told["everything"].matches
+    known = [each.subscription for each in told.values()]
+    other = {each.subscription.name: each for each in RoutingTable(known).explain("a.b", {})}
+    assert other[NOTE].reason == "it is a task, which subscribes to nothing"
+
+
+def test_a_pattern_for_tasks_is_refused() -> None:
+    with pytest.raises(InvalidHandler, match="would match nothing"):
+        handler("tasks.shop.#")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_type_of_a_task_cannot_be_broadcast() -> None:
+    for send in (
+        lambda: broadcast(f"tasks.{NOTE}", {"args": [], "kwargs": {}}),
+        lambda: broadcast_many([Message(f"tasks.{NOTE}")]),
+    ):
+        with transaction.atomic(), pytest.raises(InvalidName, match="enqueue"):
+            send()
+    assert not QueuedMessage.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_of_a_task_without_its_name_is_held() -> None:
+    """As SQL may write it: no pattern matches the type, so no code is found by it."""
+    QueuedMessage.objects.create(
+        queue="default", type=f"tasks.{NOTE}", payload={"args": [], "kwargs": {}}
+    )
+    assert drain() == 0
+    assert QueuedMessage.objects.with_state().get().state == "held"
+    assert jobs.ran == []
+
+
+# ---- checks
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"databse": "default"}, "TASKS['default']['OPTIONS']['databse'] is unknown."),
+        ({"retry": 3}, "must be a django_mq.RetryPolicy"),
+        ({"timeout": 0}, "must be seconds or a timedelta"),
+        ({"result_retention": "day"}, "must be seconds or a timedelta"),
+        ({"modules": "shop.jobs"}, "must be a list of dotted module paths"),
+        ({"database": "nowhere"}, "not in DATABASES"),
+    ],
+)
+def test_bad_options_are_errors_of_the_checks(
+    settings: Any, options: dict[str, Any], text: str
+) -> None:
+    [error] = configure(settings, OPTIONS=options).check()
+    assert error.id == "django_mq.E020"
+    assert text in error.msg
+
+
+def test_a_policy_with_code_is_an_error(settings: Any) -> None:
+    policy = RetryPolicy(backoff=lambda attempt: attempt)
+    [error] = configure(settings, OPTIONS={"retry": policy}).check()
+    assert "stored as data" in error.msg
+
+
+def test_good_options_are_fine(settings: Any) -> None:
+    assert configure(settings, OPTIONS={"timeout": 5, "database": "default"}).check() == []
+    assert settings.TASKS != TASKS
+
+
+def test_a_database_that_is_not_postgresql(settings: Any, monkeypatch: Any) -> None:
+    found = configure(settings)
+    monkeypatch.setattr(connection, "vendor", "sqlite")
+    with pytest.raises(ImproperlyConfigured):
+        jobs.note.enqueue()
+    [error] = found.check()
+    assert "PostgreSQL" in error.msg
