@@ -1,0 +1,67 @@
+"""The snippets of docs/tasks.md run in order, as one story."""
+
+from __future__ import annotations
+
+import sys
+import unittest
+from types import ModuleType
+from typing import Any
+
+import django
+import pytest
+
+from django_mq import DuplicateMessage, RetryPolicy, exponential
+from django_mq.contrib.tasks.compat import task_backends
+from django_mq.models import QueuedMessage
+from tests.contrib.tasks.conftest import BACKEND
+from tests.test_docs import ROOT, snippets
+
+
+@pytest.fixture
+def story(settings: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that the snippets define, run one after another as a module `shop.tasks`."""
+    module = ModuleType("shop.tasks")
+    monkeypatch.setitem(sys.modules, "shop", sys.modules["testproject.shop"])
+    monkeypatch.setitem(sys.modules, "shop.models", sys.modules["testproject.shop.models"])
+    monkeypatch.setitem(sys.modules, "shop.tasks", module)
+    first, *others = snippets(ROOT / "docs/tasks.md", "python")
+    exec(first, vars(module))  # noqa: S102
+    settings.TASKS = module.TASKS
+    for code in others:
+        if django.VERSION < (6, 0):
+            code = code.replace("from django.tasks", "from django_tasks")
+        exec(compile(code, "tasks.md", "exec"), vars(module))  # noqa: S102
+    return vars(module)
+
+
+@pytest.mark.django_db
+def test_the_test_of_the_page_passes(story: dict[str, Any]) -> None:
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(story["PlaceOrderTest"])
+    result = unittest.TestResult()
+    suite.run(result)
+    assert result.testsRun == 1
+    assert not result.failures, result.failures
+    assert not result.errors, result.errors
+
+
+@pytest.mark.django_db
+def test_the_options_of_the_page(story: dict[str, Any]) -> None:
+    class AnOrder:
+        pk = 7
+
+    first, second = story["remind"](AnOrder), story["remind"](AnOrder)
+    assert first.id == second.id
+    story["post"].enqueue("a", 5)
+    receipt, posted = QueuedMessage.objects.order_by("id")
+    policy = RetryPolicy(max_attempts=5, backoff=exponential(base=10))
+    assert (receipt.queue, receipt.unique_id) == ("mail", "receipt-7")
+    assert RetryPolicy.from_data(receipt.retry) == policy
+    assert receipt.expires_at is not None
+    assert (posted.key, posted.max_attempts) == ("account/a", 1)
+    with pytest.raises(DuplicateMessage):
+        story["send_receipt"].using(unique_id="receipt-7", on_duplicate="raise").enqueue(7)
+
+
+def test_the_settings_of_the_page(story: dict[str, Any]) -> None:
+    assert story["TASKS"]["default"]["BACKEND"] == BACKEND
+    assert task_backends["default"].check() == []
