@@ -11,7 +11,7 @@ from django_mq.store import free_unique_ids, unique_ids
 from tests.rows import add, beat, decide
 
 #: Text that people read, or that Python or the system names.
-NO_NAMES = {"host", "version", "wakeup"}
+NO_NAMES = {"host", "version", "wakeup", "cron", "tz", "catch_up", "overlap", "source"}
 #: Keys and unique ids are any text without control characters.
 FREE = {"key", "unique_id"}
 #: A claimer is only compared.
@@ -38,6 +38,8 @@ def rows(db: None) -> None:
                    (message_id, queue, type, handler, attempt, worker, error_class, error_text,
                     traceback)
             values (1, 'q', 't', 'h', 1, 'w', '', '', '');
+            insert into django_mq_schedule (name, type, queue, every)
+            values ('s', 't', 'q', '1 hour');
             insert into django_mq_result (message_id, handler) values (1, 'h');
             insert into django_mq_uniquekey (queue, handler, type, unique_id, put_aside)
             values ('q', 'h', 't', 'u', '{}')

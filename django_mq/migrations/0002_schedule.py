@@ -18,10 +18,14 @@ class Migration(migrations.Migration):
                 (
                     "name",
                     models.CharField(
-                        max_length=128, primary_key=True, serialize=False, verbose_name="name"
+                        db_collation="C",
+                        max_length=128,
+                        primary_key=True,
+                        serialize=False,
+                        verbose_name="name",
                     ),
                 ),
-                ("type", models.CharField(max_length=128, verbose_name="type")),
+                ("type", models.CharField(db_collation="C", max_length=128, verbose_name="type")),
                 (
                     "payload",
                     models.JSONField(
@@ -75,6 +79,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         db_default="",
                         help_text="Empty: the queues of the handlers.",
+                        db_collation="C",
                         max_length=128,
                         verbose_name="queue",
                     ),

@@ -27,8 +27,8 @@ SOURCE_LABELS = (("code", _("code")), ("admin", _("admin")))
 class Schedule(models.Model):
     """A message that workers broadcast by the clock. It is off while `next_at` is null."""
 
-    name = models.CharField(_("name"), max_length=NAME_LENGTH, primary_key=True)
-    type = models.CharField(_("type"), max_length=NAME_LENGTH)
+    name = models.CharField(_("name"), max_length=NAME_LENGTH, db_collation="C", primary_key=True)
+    type = models.CharField(_("type"), max_length=NAME_LENGTH, db_collation="C")
     payload = JSONColumn(
         _("payload"), blank=True, default=dict, db_default=models.Value({}, models.JSONField())
     )
@@ -58,6 +58,7 @@ class Schedule(models.Model):
     queue = models.CharField(
         _("queue"),
         max_length=NAME_LENGTH,
+        db_collation="C",
         blank=True,
         db_default="",
         help_text=_("Empty: the queues of the handlers."),
