@@ -128,14 +128,18 @@ add = _registry.add
 def is_subscribed(handler: Handler, type: str) -> bool:
     """Return whether `handler` may run a message of this type that names it.
 
-    One of its patterns must match; its `where` decided at the broadcast. A task is not subscribed
-    to anything: its message names it.
+    One of its patterns must match; its `where` decided at the broadcast. A task has none: its
+    messages have its own type.
     """
-    return table().takes(handler, type) or type.startswith(TASKS)
+    if not handler.patterns:
+        return type == TASKS + handler.name
+    return table().takes(handler, type)
 
 
 def unsubscribed(handler: Handler, type: str) -> str:
     """Say why `handler` does not run a message of this type that names it."""
+    if not handler.patterns:
+        return f"its type {type} is not that of task {handler.name}"
     patterns = ", ".join(handler.patterns[:NAMED]) + (", ..." if handler.patterns[NAMED:] else "")
     return f"its type {type} matches no pattern of handler {handler.name} ({patterns})"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -91,11 +92,29 @@ def test_a_replay_goes_to_the_handler_that_somebody_chose(ran: list[str]) -> Non
     assert stored(other).held_since is not None
 
 
-def test_a_task_is_named_by_its_message(ran: list[str]) -> None:
-    """No pattern matches the types of tasks."""
-    add(type="tasks.shop.tasks.bill", handler="billing")
+def test_a_task_runs_messages_of_its_own_type_alone(ran: list[str]) -> None:
+    """It has no patterns, and no pattern matches the types of tasks."""
+    billing = handlers.get("billing")
+    assert billing is not None
+
+    def run(delivery: Delivery) -> None:
+        ran.append(delivery.type)
+
+    task = replace(billing, name="shop.tasks.bill", patterns=(), aliases=())
+    handlers.add(replace(task, function=run, call=run))
+    own = add(type="tasks.shop.tasks.bill", handler="shop.tasks.bill")
+    others = [
+        add(type="tasks.shop.tasks.pay", handler="shop.tasks.bill"),
+        add(type="billing.refunds", handler="shop.tasks.bill"),
+        add(type="tasks.shop.tasks.bill", handler="billing"),
+    ]
     assert drain() == 1
-    assert ran == ["tasks.shop.tasks.bill"]
+    assert ran == [own.type]
+    assert [stored(each).last_error for each in others] == [
+        "its type tasks.shop.tasks.pay is not that of task shop.tasks.bill",
+        "its type billing.refunds is not that of task shop.tasks.bill",
+        handlers.unsubscribed(billing, "tasks.shop.tasks.bill"),
+    ]
 
 
 def test_what_where_said_at_the_broadcast_stands() -> None:

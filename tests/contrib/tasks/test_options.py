@@ -162,6 +162,17 @@ def test_other_ways_with_duplicates(heard: list[str]) -> None:
     assert first.return_value == "second"
 
 
+def test_a_duplicate_may_move_the_due_time() -> None:
+    later = jobs.in_an_hour()
+    first = jobs.note.using(unique_id="one").enqueue(1)
+    for way, args in (("debounce", [1]), ("replace", [2])):
+        task = jobs.note.using(unique_id="one", on_duplicate=way, run_after=later)
+        again = task.enqueue(2)
+        assert again.id == first.id
+        assert task.get_result(first.id).args == args
+        assert drain() == 0
+
+
 def test_in_a_quiet_time_there_is_no_result_to_answer_with(heard: list[str]) -> None:
     task = jobs.note.using(unique_id="daily", unique_for=60)
     task.enqueue()
