@@ -43,16 +43,15 @@ def next_times(
     Raises InvalidOption if its cron expression or time zone cannot be read.
     """
     whole(count, "count", most=MOST_TIMES)
-    alias = alias_of(using)
-    if not isinstance(schedule, Schedule):
-        schedule = _get(schedule, alias)
-    with connections[alias].cursor() as cursor:
-        now = store.now(cursor)
-    start = schedule.next_at or now
-    times = times_of(schedule.cron, schedule.every, schedule.tz, start=start)
-    if schedule.next_at is None:
-        return list(islice(times.after(now), count))
-    return [schedule.next_at, *islice(times.after(schedule.next_at), count - 1)]
+    name = schedule.name if isinstance(schedule, Schedule) else schedule
+    with connections[alias_of(using)].cursor() as cursor:
+        row = store.read(cursor, check_name(name, "schedule name"))
+    if row is None:
+        raise _unknown(name)
+    times = times_of(row.cron, row.every, row.tz, start=row.due_at)
+    if row.next_at is None:
+        return list(islice(times.after(row.now), count))
+    return [row.next_at, *islice(times.after(row.next_at), count - 1)]
 
 
 def run_schedule(name: str, *, using: str | None = None) -> Receipt:
@@ -113,13 +112,6 @@ def _take(cursor: Cursor, name: str) -> ScheduleRow:
     if row is None:
         raise _unknown(name)
     return row
-
-
-def _get(name: str, alias: str) -> Schedule:
-    found = Schedule.objects.using(alias).filter(name=check_name(name, "schedule name")).first()
-    if found is None:
-        raise _unknown(name)
-    return found
 
 
 def _unknown(name: str) -> ValueError:

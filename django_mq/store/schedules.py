@@ -44,7 +44,7 @@ def now(cursor: Cursor) -> datetime:
 
 
 class ScheduleRow(NamedTuple):
-    """One schedule, locked; `now` is when it was read, by the database's clock."""
+    """One schedule; `now` is when it was read, by the database's clock."""
 
     name: str
     type: str
@@ -112,7 +112,17 @@ def take_due(
     return [_row(row) for row in cursor.fetchall()]
 
 
-TAKE = f"select {_COLUMNS} from django_mq_schedule s where s.name = %(name)s for no key update"  # noqa: S608
+READ = f"select {_COLUMNS} from django_mq_schedule s where s.name = %(name)s"  # noqa: S608
+
+
+def read(cursor: Cursor, name: str) -> ScheduleRow | None:
+    """Return one schedule without locking it; None if there is none."""
+    cursor.execute(READ, {"name": name})
+    row = cursor.fetchone()
+    return None if row is None else _row(row)
+
+
+TAKE = f"{READ} for no key update"
 
 
 def take(cursor: Cursor, name: str) -> ScheduleRow | None:

@@ -9,6 +9,7 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import OperationalError
+from django.test import override_settings
 
 from django_mq import InvalidName, InvalidOption, RoutingError, handler, handlers, queues
 from django_mq.models import QueuedMessage, Schedule
@@ -45,6 +46,19 @@ def test_the_next_times():
     made = put(due=60)
     assert queues.next_times("hourly") == [made.next_at + n * HOUR for n in range(3)]
     assert queues.next_times(made, 1) == [made.next_at]
+
+
+def test_without_time_zones_of_django_nothing_changes():
+    """USE_TZ: what Django reads is naive then, and what is computed from must not be."""
+    made = put(due=60)
+    with override_settings(USE_TZ=False, TIME_ZONE="Asia/Kolkata"):
+        assert queues.next_times("hourly", 2) == [made.next_at, made.next_at + HOUR]
+        assert queues.next_times(queues.schedules()[0], 1) == [made.next_at]
+        assert "hourly" in mq_schedule("next")
+        queues.disable_schedule("hourly")
+        queues.enable_schedule("hourly")
+        assert as_json("list")[0]["enabled"]
+    assert Schedule.objects.get().next_at >= made.next_at
 
 
 def test_the_next_times_of_one_that_is_off_are_those_from_now_on():

@@ -306,6 +306,15 @@ def test_where_cronsim_is_missing_only_intervals_are_broadcast(monkeypatch):
     assert cron.last_error == ""
 
 
+def test_time_zones_of_django_do_not_matter():
+    before = put()
+    with override_settings(USE_TZ=False, TIME_ZONE="Asia/Kolkata"):
+        assert turn() == 1
+    assert times() == [iso(before.next_at)]
+    now = Schedule.objects.get()
+    assert (now.last_at, now.next_at) == (before.next_at, before.next_at + HOUR)
+
+
 def test_a_schedule_by_hand_keeps_its_next_time():
     before = put(due=600)
     with block() as cursor:
