@@ -116,6 +116,7 @@ PATCHES = {
         ),
         ("writes",),
         ("tree-commit",),
+        points=100,  # all: which of the commits is one of the two depends on how fast things are
     ),
     "delete-first": Patch(
         "the message is removed before its handler runs",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from django_mq import broadcast, handler
 from django_mq.messages import Delivery
-from django_mq.models import WorkerHeartbeat
+from django_mq.models import QueuedMessage, WorkerHeartbeat
 from tests.database import second_connection
-from tests.rows import add
+from tests.rows import add, columns
 from tests.worker.conftest import Said, Start
 from tests.worker.service import until
 
@@ -69,10 +69,15 @@ def test_woken_by_the_next_due_time(start: Start, said: Said, patient: None) -> 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...
 
-    second = add(handler="h", after=0.6, priority=5)
+    second = add(handler="h", after=3600, priority=5)
     first = add(handler="h", after=0.3)
     now = add(handler="h", after=-1)
     running = start()
+    said.wait("message_acked", 2)
+    until(lambda: listeners() == 1)
+    QueuedMessage.objects.filter(pk=second.pk).update(**columns({"after": 0.3}))
+    with connection.cursor() as cursor:
+        cursor.execute("notify django_mq")  # which comes before it is due
     said.wait("message_acked", 3)
     running.stop()
     assert said.ids("message_acked") == [now.pk, first.pk, second.pk]
