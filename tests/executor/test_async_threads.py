@@ -28,7 +28,7 @@ class Blocker:
         self.gate = threading.Event()
 
         @handler(
-            "block",
+            "#",
             queue="mail",
             name="block",
             timeout=timeout,
