@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django_mq.store import literals
+from django_mq.store.limits import Limits, begin
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -17,7 +18,7 @@ _NAME = "(a.pid || ' ' || extract(epoch from a.backend_start))"
 
 # Sessions that ended are dropped. The heartbeat's row is not waited for.
 RECORD = f"""
-begin; set local lock_timeout = 200;
+{begin(Limits(lock=0.2))};
 update django_mq_workerheartbeat w
    set sessions = (
        select coalesce(jsonb_agg({_NAME}), '[]')
