@@ -95,18 +95,18 @@ class Resolver:
 
     def _excess(self, row: ClaimedRow) -> str:
         """Return which limit of a broadcast the stored row is beyond; empty for none."""
-        settings = self._settings
-        return excess(
-            row.payload,
-            what="payload",
-            max_bytes=settings.max_payload_bytes,
-            max_depth=settings.max_depth,
-        ) or excess(
-            row.metadata,
-            what="metadata",
-            max_bytes=settings.max_metadata_bytes + ADDED_METADATA,
-            max_depth=settings.max_depth,
-        )
+        settings, found = self._settings, ""
+        if len(row.payload) > self._short:
+            most = settings.max_payload_bytes
+            found = excess(
+                row.payload, what="payload", max_bytes=most, max_depth=settings.max_depth
+            )
+        if not found and len(row.metadata) > self._short:
+            most = settings.max_metadata_bytes + ADDED_METADATA
+            found = excess(
+                row.metadata, what="metadata", max_bytes=most, max_depth=settings.max_depth
+            )
+        return found
 
     def _task(self, delivery: Delivery, handler: Handler) -> Task:
         return Task(delivery, handler, self._timeout(handler), line_of(delivery._row))

@@ -135,9 +135,9 @@ def test_a_place_is_taken_as_soon_as_it_is_free(
     """Also while another message of the limited queue takes long."""
     settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": 2}}}
     service.gate.clear()
-    handler("slow", queue="mail", name="slow")(lambda delivery: service(delivery))
+    handler("#", queue="mail", name="slow")(lambda delivery: service(delivery))
     quick = Service()
-    handler("a", queue="mail", name="quick")(lambda delivery: quick(delivery))
+    handler("#", queue="mail", name="quick")(lambda delivery: quick(delivery))
     add(handler="slow")
     worker = start(threads=4)
     until(lambda: service.running)
@@ -189,9 +189,9 @@ def test_a_full_queue_does_not_hold_up_the_others(
     """Not those that are due, and not those that fall due: the poll is far away."""
     settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": 1}}}
     service.gate.clear()
-    handler("a", queue="mail", name="h")(lambda delivery: service(delivery))
+    handler("#", queue="mail", name="h")(lambda delivery: service(delivery))
     other = Service()
-    handler("b", queue="other", name="other")(lambda delivery: other(delivery))
+    handler("#", queue="other", name="other")(lambda delivery: other(delivery))
     add_many(5, handler="h")
     add_many(50, queue="other", handler="other")
     worker = start(threads=3)
@@ -268,8 +268,8 @@ def test_a_full_queue_does_not_spin(start: Start, service: Service, settings: An
 def test_who_froze_in_its_claim_stops_nobody(start: Start, service: Service, settings: Any) -> None:
     """The gate is not waited for: the other queues of a worker go on."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 5}}}
-    handler("a", queue="mail", name="h")(lambda delivery: service(delivery))
-    handler("b", queue="other", name="other")(lambda delivery: service(delivery))
+    handler("#", queue="mail", name="h")(lambda delivery: service(delivery))
+    handler("#", queue="other", name="other")(lambda delivery: service(delivery))
     add_many(10, handler="h")
     with second_connection() as frozen:
         frozen.autocommit = False

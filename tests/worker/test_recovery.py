@@ -56,7 +56,7 @@ def test_suspects_run_while_nothing_else_runs(start: Start, said: Said) -> None:
     def h(delivery: Delivery) -> None:
         note(delivery)
 
-    @handler("b", queue="mail", name="async")
+    @handler("#", queue="mail", name="async")
     async def ah(delivery: Delivery) -> None:
         await asyncio.to_thread(note, delivery)
 
