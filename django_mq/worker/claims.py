@@ -157,13 +157,19 @@ class ClaimRouter:
         return max(options.batch_size, min(TOGETHER * options.batch_size, self._fits))
 
     def claim(
-        self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, *, limit: int
+        self,
+        cursor: Cursor,
+        lanes: Sequence[Lane],
+        options: ClaimOptions,
+        *,
+        limit: int,
+        marks: bool = False,
     ) -> ClaimResult:
         """Claim up to `limit` messages of `lanes`, which have the same options and way.
 
         One claimer gets no more than a batch: a larger limit makes several claims in one
         statement. These keep apart from the claims of other workers, unless all of them start
-        at the front of their lanes.
+        at the front of their lanes. From a queue with keys, it returns marks only if asked.
         """
         if self._stopped:
             lanes = [lane for lane in lanes if not self._stopped.whole(lane.queue)]
@@ -177,7 +183,7 @@ class ClaimRouter:
         with within_transaction(cursor):
             if not self._is_gated(queue, options):
                 arguments = options.arguments(self._claimer(), limit)
-                return ClaimResult(self._claim_locked(cursor, lanes, options, arguments))
+                return ClaimResult(self._claim_locked(cursor, lanes, options, arguments, marks))
             return self._claim_gated(cursor, lanes, options, limit)
 
     def take_over(
@@ -280,6 +286,7 @@ class ClaimRouter:
         lanes: Sequence[Lane],
         options: ClaimOptions,
         arguments: ClaimArguments,
+        marks: bool = False,
     ) -> Claim:
         queue, skip_dead = lanes[0].queue, options.skip_dead
         if options.ordered:
@@ -288,5 +295,5 @@ class ClaimRouter:
             )
             return Claim(rows, {})
         if queue in self._keyed:
-            return keyed.claim(cursor, lanes=lanes, skip_dead=skip_dead, **arguments)
+            return keyed.claim(cursor, lanes=lanes, skip_dead=skip_dead, marks=marks, **arguments)
         return claim.claim(cursor, lanes=lanes, **arguments)

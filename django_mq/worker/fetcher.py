@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.store import look as looking
-from django_mq.store.claim import Lane
+from django_mq.store.claim import BEGINNING, Lane
 from django_mq.worker.lanes import Lanes
 from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermarks
 
@@ -196,12 +196,12 @@ class Fetcher:
         full: bool,
     ) -> ClaimResult:
         asked_at, began = lease_clock(), perf_counter()
-        # Other ways have no marks: what is freed would lie before them.
         way = self._claims.way(lanes[0][0], options)
         own = {"": self._watermarks, "keyed": self._keyed_marks}.get(way, Watermarks(full_every=0))
         full = own.full_is_due() if way else full
         marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
-        result = self._claims.claim(cursor, marked, options, limit=room)
+        result = self._claims.claim(cursor, marked, options, limit=room, marks=not full)
+        full |= bool(way) and all(lane.at == BEGINNING[0] for lane in marked)
         own.scanned(result.claim.marks, perf_counter() - began, full=full)
         if way and not full and len(result.claim.rows) < room // 2:
             own.found_little()

@@ -18,6 +18,7 @@ TYPES = {
     "claimer": "text",
     "admitted": "bool",
     "skip_dead": "bool",
+    "marks": "bool",
 }
 
 

@@ -112,6 +112,7 @@ def test_the_plans_of_a_claim_name_their_indexes(
             "claimer": "me:1",
             "lease": 30.0,
             "bytes": 1 << 20,
+            "marks": True,
         }
     text = explain(crowd, statement, **params)
     assert "using mq_claim on" in text
@@ -128,7 +129,7 @@ def touched(cursor: Cursor) -> int:
         for statement in (LOCK_LINES, CLAIM_LINES):
             params = given_for(
                 line_queues=[], line_handlers=[], line_keys=[], line_places=[],
-                claimer="me:1", lease=30.0, bytes=1 << 20,
+                claimer="me:1", lease=30.0, bytes=1 << 20, marks=True,
             )  # fmt: skip
             cursor.execute("explain (analyze, buffers, format json) " + statement, params)
             [[document]] = cursor.fetchall()
