@@ -25,7 +25,7 @@ from django_mq import (
 from django_mq.messages import OnDuplicate
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, Schedule, UniqueKey
 from django_mq.outbox import backlog
-from django_mq.store import free_unique_ids, results
+from django_mq.store import free_unique_ids, kept_results, results
 from tests.roles import acting_as, documented, documented_names, skip_unless_able
 from tests.rows import add, beat
 
@@ -89,6 +89,11 @@ def reply() -> None:
         results.look(cursor, [1, 7])
 
 
+def task_result() -> None:
+    with connection.cursor() as cursor:
+        kept_results.look(cursor, 1)
+
+
 def bring_forward() -> None:
     """What a broadcast does if a message was put aside for an id that is free by now."""
     with connection.cursor() as cursor:
@@ -122,7 +127,8 @@ CALLS: dict[str, dict[str, Call]] = {
         "mq_broadcast": sql("select mq_broadcast('q', 't', '{}', '{}', now())"),
     },
     "limited": {"broadcast max_backlog": meets_the_limit},
-    "asker": {"reply": reply, "read results": sql("select value from django_mq_result")},
+    "asker": {"reply": reply},
+    "replies": {"read replies": sql("select value from django_mq_result")},
     "unique": {
         "broadcast skip": lambda: duplicate("skip"),
         "broadcast raise": raises_duplicate,
@@ -155,7 +161,6 @@ CALLS: dict[str, dict[str, Call]] = {
         "queues.peek free": lambda: queues.peek(skip_locked=True),
         "queues.peek dead": lambda: queues.peek(dead=True),
         "queues.heads": queues.heads,
-        "queues.purge dry_run": lambda: queues.purge("mail", waiting=True, dry_run=True),
         "queues.workers": queues.workers,
         "queues.timings": queues.timings,
     },
@@ -173,25 +178,30 @@ CALLS: dict[str, dict[str, Call]] = {
         "queues.enable_schedule": lambda: queues.enable_schedule("s"),
         "queues.disable_schedule": lambda: queues.disable_schedule("s"),
         "queues.next_times": lambda: queues.next_times("s"),
-        "read errors": sql("select last_error, dead_reason, metadata from django_mq_queuedmessage"),
     },
+    "select": {"queues.purge dry_run": lambda: queues.purge("mail", waiting=True, dry_run=True)},
+    "errors": {"read errors": sql("select last_error, dead_reason from django_mq_queuedmessage")},
+    "tasks": {"task result": task_result},
     "payloads": {"read payloads": sql("select payload from django_mq_queuedmessage")},
     "handlers": {"name handlers": sql("update django_mq_queuedmessage set handler = 'h'")},
     "claims": {"claim": sql("update django_mq_queuedmessage set suspect = true")},
 }
 UNIQUE = ("producer", "unique")
 CANCELLER = (*UNIQUE, "canceller")
+#: All but a worker's, and what changes waiting messages.
+OPERATOR = tuple(kind for kind in CALLS if kind not in ("replacing", "handlers", "claims"))
 #: In cancelling, the columns that `max_backlog` needs are included, and so on.
 MAY: dict[str, tuple[str, ...]] = {
     "mq_producer": ("producer",),
     "mq_limited_producer": ("producer", "limited"),
-    "mq_asker": ("producer", "asker"),
+    "mq_asker": ("producer", "asker", "replies", "errors"),
     "mq_unique_producer": UNIQUE,
     "mq_replacing_producer": (*UNIQUE, "replacing", "due times", "limited"),
-    "mq_canceller": (*CANCELLER, "limited"),
-    "mq_monitor": ("monitor",),
-    "mq_operator": (*CANCELLER, "limited", "monitor", "operator", "due times"),
-    "mq_admin": (*CANCELLER, "limited", "asker", "monitor", "operator", "due times", "payloads"),
+    "mq_task_reader": ("asker", "replies", "select", "payloads", "errors", "tasks"),
+    "mq_canceller": (*CANCELLER, "limited", "payloads", "replies"),
+    "mq_monitor": ("monitor", "select"),
+    "mq_operator": OPERATOR,
+    "mq_admin": OPERATOR,
     "mq_worker": tuple(CALLS),
 }
 
