@@ -13,12 +13,12 @@ from typing import NamedTuple
 from django.db import connections, transaction
 
 from django_mq.conf import get_settings
-from django_mq.exceptions import BroadcastBusy, InvalidOption
+from django_mq.exceptions import BroadcastBusy
 from django_mq.executor.connections import LOST
 from django_mq.handlers.cron import can_read_cron, times_of
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.send import send
-from django_mq.policy.due_times import PUNCTUAL, due
+from django_mq.policy.due_times import PUNCTUAL, Due, due
 from django_mq.policy.error_text import describe, one_line
 from django_mq.policy.routing import MAX_NAME
 from django_mq.store import Cursor
@@ -66,15 +66,11 @@ def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST)
 def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, most: int) -> _Outcome:
     """Broadcast at most `most` times of a schedule that is due, and move it on."""
     try:
-        times = times_of(row.cron, row.every, row.tz, start=row.due_at)
-    except InvalidOption as error:  # written by others, or the zone is no longer known
+        found = _due(row)
+    except Exception as error:  # written by others, or the zone is no longer known
         _report(row, error)
         store.move(cursor, row.name, next_at=None, last_error=_text(error))
         return _Outcome(None)
-    late = PUNCTUAL + timedelta(seconds=get_settings().poll_interval)
-    only_one = row.overlap == "skip" and row.catch_up == "all"
-    catch_up = "once" if only_one else row.catch_up
-    found = due(times, next_at=row.due_at, now=row.now, catch_up=catch_up, late=late)
     next_at = found.next_at if len(found.times) <= most else found.times[most]
     outcome = _broadcast_each(row, found.times[:most], next_at, alias)
     store.move(
@@ -86,6 +82,14 @@ def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, most: int) -> _Outcom
         last_error=outcome.last_error,
     )
     return outcome
+
+
+def _due(row: ScheduleRow) -> Due:
+    times = times_of(row.cron, row.every, row.tz, start=row.due_at)
+    late = PUNCTUAL + timedelta(seconds=get_settings().poll_interval)
+    only_one = row.overlap == "skip" and row.catch_up == "all"
+    catch_up = "once" if only_one else row.catch_up
+    return due(times, next_at=row.due_at, now=row.now, catch_up=catch_up, late=late)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from django.test import override_settings
 
 from django_mq import broadcast, handler
 from django_mq.models import QueuedMessage, Schedule
+from django_mq.schedules import firing
 from django_mq.schedules.firing import MOST, fire_due, fire_now
 from django_mq.store import schedules as store
 from tests.database import second_connection
@@ -268,6 +269,20 @@ def test_a_timing_that_nobody_can_read_stops_its_schedule_alone(odd):
     assert bad.next_at is None
     assert "InvalidOption: " in bad.last_error
     assert bad.enabled
+
+
+def test_whatever_a_timing_raises_stops_its_schedule_alone(monkeypatch):
+    def times_of(cron, every, tz, *, start):
+        if tz == "odd":
+            raise ZeroDivisionError("nobody thought of that")
+        return real(cron, every, tz, start=start)
+
+    real = firing.times_of
+    monkeypatch.setattr(firing, "times_of", times_of)
+    put("a-odd", due=-3, tz="odd")
+    put("b-good", due=-2)
+    assert turn() == 1
+    assert "nobody thought of that" in Schedule.objects.get(name="a-odd").last_error
 
 
 @pytest.mark.parametrize(
