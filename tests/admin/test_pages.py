@@ -45,13 +45,11 @@ class TestOnlyText:
             dead_reason=EVIL,
             retry={EVIL: EVIL},
         )
-        attempt = fail(
-            message, error_class=EVIL, error_text=EVIL, traceback=EVIL, worker="<b>", handler="<i>"
-        )
-        result = Result.objects.create(message_id=1, handler="<i>", value={EVIL: EVIL})
+        attempt = fail(message, error_class=EVIL, error_text=EVIL, traceback=EVIL)
+        result = Result.objects.create(message_id=1, value={EVIL: EVIL})
         failed = Result.objects.create(message_id=2, error_class=EVIL, error_text=EVIL)
         worker = beat(
-            "<w>", host=EVIL, queues=[EVIL], version="<v>", wakeup="<p>", running=[message.pk]
+            "w", host=EVIL, queues=[EVIL], version="<v>", wakeup="<p>", running=[message.pk]
         )
         leased = add(leased=30, claimed_by="<c>:1")
         unique = UniqueKey.objects.create(
