@@ -298,4 +298,4 @@ def put_aside(cursor: Cursor, rows: Sequence[Unique]) -> None:
 
 
 def _documents(rows: Sequence[Unique]) -> str:
-    return f"[{','.join(unique.document() for unique in rows)}]"
+    return f"[{','.join(row.document() for row in rows)}]"

@@ -13,19 +13,17 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from django_mq.executor.connections import LOST, was_refused
 from django_mq.signals import announce_worker, worker_started, worker_stopped
-from django_mq.store import Cursor, queue_backoff, recover
 from django_mq.store import look as looking
 from django_mq.store import notify as doorbell
+from django_mq.worker.held_messages import HeldMessages
 from django_mq.worker.parts import Parts
 from django_mq.worker.wakeup import Deadline
 
 if TYPE_CHECKING:
-    from django_mq.executor.tasks import Task
     from django_mq.worker import Worker
 
 logger = logging.getLogger("django_mq")
@@ -50,9 +48,8 @@ class Run:
         self.worker = worker
         self.id = worker._given_id or secrets.token_hex(8)
         self.parts = Parts(worker, self.id)
+        self.held = HeldMessages(self.id, self.parts)
         self._deadline = Deadline(worker.max_seconds)
-        # Whether a claim may have been committed whose answer was lost.
-        self._in_doubt = False
         self._worked = False
         # Whether the tables have proved usable: before that, a recovery could only fail.
         self._usable = False
@@ -143,7 +140,7 @@ class Run:
         statements = self.parts.statements
         if not (was_refused(error) and statements.is_idle()):
             statements.close()
-            self._in_doubt = True
+            self.held.in_doubt = True
         self.parts.fetcher.on_freed()  # what it was about to claim is still due
         self.parts.outage.wait(error)
 
@@ -154,8 +151,8 @@ class Run:
         if parts.wakeup.take_ring():
             parts.fetcher.on_ring()
         claims_first = parts.fetcher.urgent and parts.local_queue.idle()
-        if self._in_doubt or parts.backoffs.noted() or not claims_first:
-            self._tend_local_queue(cursor)
+        if self.held.in_doubt or parts.backoffs.noted() or not claims_first:
+            self.held.tend(cursor)
         sleep = parts.fetcher.fetch(cursor)
         sleep = min(sleep, parts.scheduler.tend(cursor))
         self._worked = True
@@ -163,63 +160,6 @@ class Run:
             parts.outage.over()
         parts.lease_keeper.report()
         return min(sleep, WRITE_AGAIN) if parts.backoffs.noted() else sleep
-
-    def _tend_local_queue(self, cursor: Cursor) -> None:
-        """Before a claim: start what may start by now, release what must not or cannot soon."""
-        parts = self.parts
-        if self._in_doubt:
-            self._release_unanswered(cursor)
-        parts.dispatch.sort(cursor)
-        waiting = parts.local_queue.waiting()
-        due_lines = parts.ordered_queues.owned & parts.fetcher.due_queues
-        if (due_lines or waiting) and parts.local_queue.stuck():
-            self._give_back(cursor, due_lines)
-        elif parts.prefetch.holds_too_much(waiting):
-            self._give_back(cursor, ())
-        if parts.backoffs.noted():
-            parts.backoffs.write(cursor)
-            if not parts.backoffs.noted():
-                parts.fetcher.on_freed()  # another level: another time at which something is due
-        if given_back := parts.local_queue.take_given_back():
-            self._release(given_back)
-        parts.dispatch.start_coroutines()
-
-    def _give_back(self, cursor: Cursor, ordered: Collection[str]) -> None:
-        """Release what waits here, and ordered queues, so that siblings can have them.
-
-        The `ordered` queues go too, unless a message of theirs is held.
-        """
-        parts = self.parts
-        waiting = parts.local_queue.give_back()
-        if waiting:
-            parts.prefetch.reset()
-            self._release(waiting)
-        queues = {*ordered, *(task.delivery.queue for task in waiting)}
-        free = self._unused(queues & parts.ordered_queues.owned)
-        if free:
-            parts.ordered_queues.disown(cursor, free)
-        if waiting or free:
-            doorbell.ring(cursor)
-
-    def _release(self, tasks: list[Task]) -> None:
-        """Release tasks that were claimed and did not start."""
-        self.parts.quota.release(len(tasks))
-        self.parts.dispatch.release(tasks)
-        self.parts.fetcher.on_freed()
-
-    def _release_unanswered(self, cursor: Cursor) -> None:
-        """Release the rows of claims that were committed, but whose answers were lost."""
-        parts = self.parts
-        known = [delivery.fence for delivery in parts.local_queue.held()]
-        if recover.release_all_but(cursor, worker=self.id, running=[f.id for f in known]):
-            parts.fetcher.on_freed()
-        if parts.backoffs.active:
-            claimers = {fence.claimed_by for fence in known}
-            queue_backoff.drop_probes_of(cursor, worker=self.id, but=claimers)
-        self._in_doubt = False
-
-    def _unused(self, queues: Collection[str]) -> list[str]:
-        return [queue for queue in queues if not self.parts.local_queue.holds(queue)]
 
     # ---- start and drain
 
@@ -311,7 +251,7 @@ class Run:
             return
         try:
             cursor = parts.statements.cursor()
-            if free := self._unused(parts.ordered_queues.owned):
+            if free := self.held.unused(parts.ordered_queues.owned):
                 parts.ordered_queues.disown(cursor, free)
             parts.ordered_queues.tend(cursor)
         except LOST:
@@ -320,12 +260,12 @@ class Run:
     def _leave_queues(self) -> None:
         """Write the last backoffs, disown the ordered queues, release what a lost answer named."""
         parts = self.parts
-        if not (self._in_doubt or parts.backoffs.noted() or parts.ordered_queues.owned):
+        if not (self.held.in_doubt or parts.backoffs.noted() or parts.ordered_queues.owned):
             return  # a new connection might not come
         try:
             cursor = parts.statements.cursor()
-            if self._in_doubt:
-                self._release_unanswered(cursor)
+            if self.held.in_doubt:
+                self.held.release_unanswered(cursor)
             parts.backoffs.write(cursor)
             parts.ordered_queues.disown(cursor)
         except LOST:

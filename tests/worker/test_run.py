@@ -108,7 +108,7 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
 ) -> None:
     """A producer waits for the claim. But a queue that is to back off is not claimed from first."""
     tended: list[bool] = []
-    tend = run._tend_local_queue
+    tend = run.held.tend
     for _ in range(3):
         run._fetch()
 
@@ -116,9 +116,9 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
         tended.append(parts.local_queue.idle())
         tend(cursor)
 
-    monkeypatch.setattr(run, "_tend_local_queue", tending)
+    monkeypatch.setattr(run.held, "tend", tending)
     if before == "in doubt":
-        run._in_doubt = True
+        run.held.in_doubt = True
     elif before == "a level to write":
         monkeypatch.setattr(parts.backoffs, "noted", lambda: not tended)
         monkeypatch.setattr(parts.backoffs, "write", lambda cursor: None)

@@ -1,0 +1,83 @@
+"""Between claims: start what may start by now, and release what will not run here soon."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from django_mq.store import Cursor, queue_backoff, recover
+from django_mq.store import notify as doorbell
+
+if TYPE_CHECKING:
+    from django_mq.executor.tasks import Task
+    from django_mq.worker.parts import Parts
+
+
+class HeldMessages:
+    """What this process has claimed and not started: in its local queue, or unknown to it.
+
+    `in_doubt`: a claim may have been committed whose answer was lost.
+    """
+
+    def __init__(self, worker_id: str, parts: Parts) -> None:
+        self._worker_id = worker_id
+        self._parts = parts
+        self.in_doubt = False
+
+    def tend(self, cursor: Cursor) -> None:
+        """Before a claim: start what may start by now, release what must not or cannot soon."""
+        parts = self._parts
+        if self.in_doubt:
+            self.release_unanswered(cursor)
+        parts.dispatch.sort(cursor)
+        waiting = parts.local_queue.waiting()
+        due_lines = parts.ordered_queues.owned & parts.fetcher.due_queues
+        if (due_lines or waiting) and parts.local_queue.stuck():
+            self._give_back(cursor, due_lines)
+        elif parts.prefetch.holds_too_much(waiting):
+            self._give_back(cursor, ())
+        if parts.backoffs.noted():
+            parts.backoffs.write(cursor)
+            if not parts.backoffs.noted():
+                parts.fetcher.on_freed()  # another level: another time at which something is due
+        if given_back := parts.local_queue.take_given_back():
+            self._release(given_back)
+        parts.dispatch.start_coroutines()
+
+    def _give_back(self, cursor: Cursor, ordered: Collection[str]) -> None:
+        """Release what waits here, and ordered queues, so that siblings can have them.
+
+        The `ordered` queues go too, unless a message of theirs is held.
+        """
+        parts = self._parts
+        waiting = parts.local_queue.give_back()
+        if waiting:
+            parts.prefetch.reset()
+            self._release(waiting)
+        queues = {*ordered, *(task.delivery.queue for task in waiting)}
+        free = self.unused(queues & parts.ordered_queues.owned)
+        if free:
+            parts.ordered_queues.disown(cursor, free)
+        if waiting or free:
+            doorbell.ring(cursor)
+
+    def _release(self, tasks: list[Task]) -> None:
+        """Release tasks that were claimed and did not start."""
+        self._parts.quota.release(len(tasks))
+        self._parts.dispatch.release(tasks)
+        self._parts.fetcher.on_freed()
+
+    def release_unanswered(self, cursor: Cursor) -> None:
+        """Release the rows of claims that were committed, but whose answers were lost."""
+        parts = self._parts
+        known = [delivery.fence for delivery in parts.local_queue.held()]
+        if recover.release_all_but(cursor, worker=self._worker_id, running=[f.id for f in known]):
+            parts.fetcher.on_freed()
+        if parts.backoffs.active:
+            claimers = {fence.claimed_by for fence in known}
+            queue_backoff.drop_probes_of(cursor, worker=self._worker_id, but=claimers)
+        self.in_doubt = False
+
+    def unused(self, queues: Collection[str]) -> list[str]:
+        """Return those of `queues` of which no message is held here."""
+        return [queue for queue in queues if not self._parts.local_queue.holds(queue)]
