@@ -2,8 +2,7 @@
 
 An id is taken by its row in `django_mq_uniquekey`; the message that holds it may end at any time.
 No statement here waits for a message's row: the session that has it locked may wait for an id.
-All statements lock ids in one order, that of the columns, whose collation is "C"; parameters have
-that of the database unless the statement says otherwise.
+All lock ids in the order of the columns, which is by bytes; parameters must say so themselves.
 """
 
 from __future__ import annotations
