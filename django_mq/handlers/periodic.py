@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_mq.exceptions import InvalidOption, MQError
 from django_mq.handlers import registry
 from django_mq.handlers.cron import times_of
+from django_mq.handlers.registry import Declaration
 from django_mq.policy.backoff import as_seconds
 from django_mq.policy.column_bounds import LONGEST_SPAN
 from django_mq.policy.due_times import CATCH_UP, OVERLAP, CatchUp, Overlap
@@ -20,24 +20,6 @@ if TYPE_CHECKING:
     from django_mq.conf import Settings
 
 Seconds = float | timedelta
-
-
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """A schedule as code declares it, checked; either `cron` or `every` is set."""
-
-    name: str
-    type: str
-    payload: Any
-    metadata: Mapping[str, Any]
-    cron: str
-    every: timedelta | None
-    tz: str
-    queue: str
-    catch_up: CatchUp
-    overlap: Overlap
-    expires: timedelta | None
-    enabled: bool
 
 
 def periodic(

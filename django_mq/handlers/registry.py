@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from django_mq.exceptions import InvalidHandler
 from django_mq.handlers.callables import layers_of, shown, source_of
 from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.due_times import CatchUp, Overlap
 from django_mq.policy.routing import TASKS, RoutingTable
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
-    from django_mq.handlers.periodic import Declaration
     from django_mq.messages import ClaimedRow
 
 Match = Literal["all", "any"]
@@ -62,6 +63,24 @@ class AnyQueue(tuple[str, ...]):
 
     def __contains__(self, queue: object) -> bool:
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A schedule as code declares it, checked; either `cron` or `every` is set."""
+
+    name: str
+    type: str
+    payload: Any
+    metadata: Mapping[str, Any]
+    cron: str
+    every: timedelta | None
+    tz: str
+    queue: str
+    catch_up: CatchUp
+    overlap: Overlap
+    expires: timedelta | None
+    enabled: bool
 
 
 class Registry:

@@ -13,7 +13,8 @@ from django_mq.conf import Settings
 from django_mq.exceptions import MQError
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import times_of
-from django_mq.handlers.periodic import Declaration, encoded
+from django_mq.handlers.periodic import encoded
+from django_mq.handlers.registry import Declaration
 from django_mq.policy.error_text import one_line
 from django_mq.store import Cursor
 from django_mq.store import schedules as store
