@@ -61,6 +61,7 @@ def rows(settings: Any) -> None:
     add(id=4, held=-9)
     add(id=5, leased=60)
     add("limited", id=6)
+    add("tasks", id=8, type="tasks.t", handler="t", wants_result=True)
     FailedAttempt.objects.create(message_id=7, queue="q", type="t", attempt=1)
     Result.objects.create(message_id=7, value={"secret": 1})
     beat(running=[5])
@@ -89,9 +90,10 @@ def reply() -> None:
         results.look(cursor, [1, 7])
 
 
-def task_result() -> None:
+def read_task() -> None:
     with connection.cursor() as cursor:
-        kept_results.look(cursor, 1)
+        assert kept_results.look(cursor, 8) is not None
+        kept_results.failed_attempts(cursor, 8)
 
 
 def bring_forward() -> None:
@@ -127,8 +129,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "mq_broadcast": sql("select mq_broadcast('q', 't', '{}', '{}', now())"),
     },
     "limited": {"broadcast max_backlog": meets_the_limit},
-    "asker": {"reply": reply},
-    "replies": {"read replies": sql("select value from django_mq_result")},
+    "asker": {"reply": reply, "read results": sql("select value from django_mq_result")},
     "unique": {
         "broadcast skip": lambda: duplicate("skip"),
         "broadcast raise": raises_duplicate,
@@ -166,7 +167,6 @@ CALLS: dict[str, dict[str, Call]] = {
     },
     "operator": {
         **{f"queues.why {n}": lambda n=n: queues.why(n) for n in range(1, 8)},  # type: ignore[misc]
-        "queues.purge": lambda: queues.purge(waiting=True),
         "queues.requeue": queues.requeue,
         "queues.run_now": lambda: queues.run_now([1, 4]),
         "queues.pause": lambda: queues.pause("mail"),
@@ -179,29 +179,38 @@ CALLS: dict[str, dict[str, Call]] = {
         "queues.disable_schedule": lambda: queues.disable_schedule("s"),
         "queues.next_times": lambda: queues.next_times("s"),
     },
-    "select": {"queues.purge dry_run": lambda: queues.purge("mail", waiting=True, dry_run=True)},
-    "errors": {"read errors": sql("select last_error, dead_reason from django_mq_queuedmessage")},
-    "tasks": {"task result": task_result},
+    "dry purge": {"queues.purge dry_run": lambda: queues.purge("mail", waiting=True, dry_run=True)},
+    "purge": {"queues.purge": lambda: queues.purge("mail", waiting=True)},
+    "errors": {
+        "read errors": sql("select last_error, dead_reason, metadata from django_mq_queuedmessage"),
+        "read attempts": sql("select traceback from django_mq_failedattempt"),
+    },
+    "tasks": {"read a task": read_task},
+    "task ends": {"cancel a task": lambda: queues.cancel(8), "cancel its id": lambda: cancel(id=8)},
     "payloads": {"read payloads": sql("select payload from django_mq_queuedmessage")},
     "handlers": {"name handlers": sql("update django_mq_queuedmessage set handler = 'h'")},
     "claims": {"claim": sql("update django_mq_queuedmessage set suspect = true")},
 }
 UNIQUE = ("producer", "unique")
 CANCELLER = (*UNIQUE, "canceller")
-#: All but a worker's, and what changes waiting messages.
-OPERATOR = tuple(kind for kind in CALLS if kind not in ("replacing", "handlers", "claims"))
+TASK_READER = ("tasks", "payloads", "asker", "errors", "dry purge")
+OPERATOR = (
+    *(*CANCELLER, "limited", "monitor", "operator", "due times"),
+    *("dry purge", "purge", "errors"),
+)
 #: In cancelling, the columns that `max_backlog` needs are included, and so on.
 MAY: dict[str, tuple[str, ...]] = {
     "mq_producer": ("producer",),
     "mq_limited_producer": ("producer", "limited"),
-    "mq_asker": ("producer", "asker", "replies", "errors"),
+    "mq_asker": ("producer", "asker"),
     "mq_unique_producer": UNIQUE,
     "mq_replacing_producer": (*UNIQUE, "replacing", "due times", "limited"),
-    "mq_task_reader": ("asker", "replies", "select", "payloads", "errors", "tasks"),
-    "mq_canceller": (*CANCELLER, "limited", "payloads", "replies"),
-    "mq_monitor": ("monitor", "select"),
+    "mq_canceller": (*CANCELLER, "limited"),
+    "mq_task_reader": TASK_READER,
+    "mq_task_canceller": (*CANCELLER, "limited", *TASK_READER, "purge", "task ends"),
+    "mq_monitor": ("monitor", "dry purge"),
     "mq_operator": OPERATOR,
-    "mq_admin": OPERATOR,
+    "mq_admin": (*OPERATOR, *TASK_READER, "task ends"),
     "mq_worker": tuple(CALLS),
 }
 

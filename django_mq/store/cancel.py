@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django_mq.store import Cursor
-from django_mq.store.kept_results import REMOVED, unanswered
+from django_mq.store.kept_results import IDS, is_kept, keep_removed
 from django_mq.store.operators import Removed
 
 #: Messages of any type that one statement looks at where only a type is given.
@@ -34,13 +34,17 @@ with matching as materialized (
         select m.id
           from django_mq_queuedmessage m
          where m.id = matching.id and m.leased_until is null and m.dead_at is null
+           and {is_kept()}
            for update skip locked
      ) m
 ), gone as (
     delete from django_mq_queuedmessage
      where id = any(array(select id from waiting))
-    returning id, queue, handler, key, type, unique_id, {REMOVED}
-), unanswered as ({unanswered("'cancelled'")}
+    returning id, queue, handler, key, type, unique_id, wants_result
+), unanswered as (
+    insert into django_mq_result (message_id, handler, error_class, error_text)
+    select id, handler, 'Unanswered', 'cancelled' from gone where wants_result
+        on conflict (message_id) do nothing
 )
 select matched.count, gone.id, gone.queue, gone.handler, gone.key, gone.type, gone.unique_id
   from (select count(*) from matching) matched
@@ -49,15 +53,14 @@ select matched.count, gone.id, gone.queue, gone.handler, gone.key, gone.type, go
 """  # noqa: S608  (built from constants)
 
 
-CANCEL = _cancel("select unnest(%(ids)s::bigint[])")
+CANCEL = _cancel(IDS)
 # A living message with a unique id is named by the row of that id.
-CANCEL_UNIQUE = _cancel(
-    """
+UNIQUE_IDS = """
         select u.message_id
           from django_mq_uniquekey u
          where u.unique_id = %(unique_id)s and u.put_aside is null
     """
-)
+CANCEL_UNIQUE = _cancel(UNIQUE_IDS)
 
 
 def cancel(
@@ -70,21 +73,23 @@ def cancel(
     An id or a unique id is found by its index. A type alone has none: the statements walk over all
     messages, `WINDOW` at a time.
     """
-    params = {"type": type, "unique_id": unique_id}
+    params: dict[str, object] = {"type": type, "unique_id": unique_id}
     if id is None and unique_id is not None:
-        cursor.execute(CANCEL_UNIQUE, params)
-        return _result(cursor)
+        return _run(cursor, CANCEL_UNIQUE, UNIQUE_IDS, params)
     gone: list[Removed] = []
     in_flight = 0
     for ids in [[id]] if id is not None else _of_type(cursor, type):
-        cursor.execute(CANCEL, {**params, "ids": ids})
-        removed, flying = _result(cursor)
+        removed, flying = _run(cursor, CANCEL, IDS, {**params, "ids": ids})
         gone += removed
         in_flight += flying
     return gone, in_flight
 
 
-def _result(cursor: Cursor) -> tuple[list[Removed], int]:
+def _run(
+    cursor: Cursor, statement: str, asked: str, params: dict[str, object]
+) -> tuple[list[Removed], int]:
+    kept = keep_removed(cursor, params, waiting=True, dead=False, reason="cancelled", asked=asked)
+    cursor.execute(statement, {**params, "kept": kept})
     rows = cursor.fetchall()
     gone = [Removed._make(row[1:]) for row in rows if row[1] is not None]
     return gone, rows[0][0] - len(gone)

@@ -6,7 +6,7 @@ workers and errors, when its message is long gone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.policy.routing import TASKS
@@ -109,30 +109,69 @@ def keep(cursor: Cursor, results: Sequence[KeptResult]) -> None:
     )
 
 
-#: What a statement returns from the messages that it removes, for `unanswered()`.
-REMOVED = """wants_result, priority, created_at,
-              case when wants_result then payload end as payload,
-              case when wants_result then metadata end as metadata"""
+# A role that cancels need not read payloads, unless there are tasks to cancel: so the statement
+# that needs more rights is separate.
+TASKS_AMONG = f"""
+select m.id
+  from ({{ids}}) asked (id)
+ cross join lateral (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.id = asked.id and m.leased_until is null and m.wants_result
+       and starts_with(m.type, '{TASKS}')
+       and (%(type)s::text is null or m.type = %(type)s)
+       and (%(unique_id)s::text is null or m.unique_id = %(unique_id)s)
+    offset 0
+ ) m
+"""  # noqa: S608  (built from constants)
+IDS = "select unnest(%(ids)s::bigint[])"
+
+KEEP_REMOVED = f"""
+with removed as materialized (
+    select m.id, m.handler, m.queue, m.priority, m.payload, m.metadata, m.created_at
+      from django_mq_queuedmessage m
+     where m.id = any(%(tasks)s::bigint[]) and m.leased_until is null
+       and case when m.dead_at is null then %(waiting)s else %(dead)s end
+       for update skip locked
+)
+insert into django_mq_result (message_id, handler, error_class, error_text, {_COLUMNS})
+select r.id, r.handler, 'Unanswered', %(reason)s, r.queue, r.priority, r.payload, r.metadata,
+       r.created_at, {_failed("r.id")}, {_keep_until("r.metadata")}
+  from removed r
+{_REPLACE}
+returning message_id
+"""  # noqa: S608
 
 
-def unanswered(reason: str) -> str:
-    """Return an INSERT that answers the removed messages `gone` with the SQL value `reason`.
+def keep_removed(
+    cursor: Cursor,
+    params: Mapping[str, object],
+    *,
+    waiting: bool,
+    dead: bool,
+    reason: str,
+    asked: str = IDS,
+) -> list[int]:
+    """Answer the tasks among the messages that are about to be removed; return their ids.
 
-    A request keeps the answer that it has, if it died before; a task's result says how it ended.
+    They stay locked until the transaction ends, which has to remove them. `asked` is a query for
+    ids with `params`, where a `type` and a `unique_id` also count; of those, tasks that wait (if
+    `waiting`) or are dead (if `dead`) are answered with `reason`. The last answer of a task counts.
     """
-    return f"""
-    insert into django_mq_result (message_id, handler, error_class, error_text, {_COLUMNS})
-    select g.id, g.handler, 'Unanswered', {reason}, coalesce(kept.queue, ''), kept.priority,
-           kept.payload, kept.metadata, kept.created_at, kept.attempts, kept.keep_until
-      from gone g
-      left join lateral (
-        select g.queue, g.priority, g.payload, g.metadata, g.created_at,
-               {_failed("g.id")} as attempts, {_keep_until("g.metadata")} as keep_until
-         where starts_with(g.type, '{TASKS}')
-     ) kept on true
-     where g.wants_result
-    {_REPLACE}
-     where excluded.payload is not null"""  # noqa: S608
+    params = {"type": None, "unique_id": None, **params}
+    cursor.execute(TASKS_AMONG.format(ids=asked), params)
+    tasks = [row[0] for row in cursor.fetchall()]
+    if not tasks:
+        return []
+    values = {"tasks": tasks, "waiting": waiting, "dead": dead, "reason": reason}
+    cursor.execute(KEEP_REMOVED, values)
+    return [row[0] for row in cursor.fetchall()]
+
+
+def is_kept(kept: str = "kept") -> str:
+    """Return a condition on messages `m`: no task, or one whose result `keep_removed()` kept."""
+    return f"""(not m.wants_result or not starts_with(m.type, '{TASKS}')
+                or m.id = any(%({kept})s::bigint[]))"""
 
 
 LOOK = f"""

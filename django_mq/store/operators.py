@@ -7,9 +7,9 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_mq.store.kept_results import REMOVED, unanswered
+from django_mq.store.kept_results import is_kept, keep_removed
 from django_mq.store.keys import KeyLine, free_next
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def restore_waits(cursor: Cursor, before: str) -> None:
     cursor.execute(RESTORE_WAITS, {"before": before})
 
 
+# A dead letter has its answer already; it is not replaced.
 REMOVE = f"""
 with gone as (
     delete from django_mq_queuedmessage
@@ -50,9 +51,13 @@ with gone as (
           from django_mq_queuedmessage m
          where m.id = any(%(ids)s::bigint[]) and m.leased_until is null
            and case when m.dead_at is null then %(waiting)s else %(dead)s end
+           and {is_kept()}
            for update skip locked))
-    returning id, queue, handler, key, type, unique_id, {REMOVED}
-), unanswered as ({unanswered("%(reason)s")}
+    returning id, queue, handler, key, type, unique_id, wants_result
+), unanswered as (
+    insert into django_mq_result (message_id, handler, error_class, error_text)
+    select id, handler, 'Unanswered', %(reason)s from gone where wants_result
+        on conflict (message_id) do nothing
 )
 select id, queue, handler, key, type, unique_id from gone
 """  # noqa: S608  (built from constants)
@@ -76,7 +81,9 @@ def remove(
 
     `reason` becomes the answer of every removed request.
     """
-    cursor.execute(REMOVE, {"ids": list(ids), "waiting": waiting, "dead": dead, "reason": reason})
+    how: dict[str, Any] = {"waiting": waiting, "dead": dead, "reason": reason}
+    kept = keep_removed(cursor, {"ids": list(ids)}, **how)
+    cursor.execute(REMOVE, {"ids": list(ids), "kept": kept, **how})
     return [Removed._make(row) for row in cursor.fetchall()]
 
 

@@ -101,6 +101,17 @@ def test_removed_tasks_are_answered(cursor: Cursor, how: str) -> None:
     assert (answers[request.pk].payload, answers[request.pk].queue) == (None, "")
 
 
+def test_only_what_is_removed_is_answered(cursor: Cursor) -> None:
+    """Not a task of another type, one in flight, or one that waits when the dead are asked for."""
+    spared = [task(), task(leased=30, attempts=1)]
+    for each in spared:
+        assert cancel.cancel(cursor, id=each.pk, type="tasks.other", unique_id=None) == ([], 0)
+        assert not operators.remove(cursor, ids=[each.pk], waiting=False, dead=True, reason="r")
+    assert cancel.cancel(cursor, id=spared[1].pk, type=None, unique_id=None) == ([], 1)
+    assert not Result.objects.exists()
+    assert QueuedMessage.objects.count() == 2
+
+
 @pytest.mark.parametrize(
     ("retention", "is_kept"),
     [(60, True), (1e300, True), (-5, True), ("long", False), (None, False)],
