@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ class Claimer:
         """Make one transaction of what is claimed in the block."""
         import psycopg
 
-        with self._statements.transaction():
+        with suppress(psycopg.Rollback), self._statements.transaction():
             yield
             if undo:
                 raise psycopg.Rollback

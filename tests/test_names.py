@@ -14,8 +14,8 @@ from tests.rows import add, beat, decide
 NO_NAMES = {"host", "version", "wakeup", "cron", "tz", "catch_up", "overlap", "source"}
 #: Keys and unique ids are any text without control characters.
 FREE = {"key", "unique_id"}
-#: A claimer is only compared.
-UNCHECKED = {"claimed_by"}
+#: A claimer is only compared, and copied to the attempts.
+UNCHECKED = {"claimed_by", "worker"}
 
 COLUMNS = {
     (model._meta.db_table, field.column): field

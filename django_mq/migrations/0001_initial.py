@@ -254,7 +254,6 @@ class Migration(migrations.Migration):
                             ("handler__regex", "^[A-Za-z0-9_.:/-]*$"),
                             ("queue__regex", "^[A-Za-z0-9_.:/-]+$"),
                             ("type__regex", "^[A-Za-z0-9_.:/-]+$"),
-                            ("worker__regex", "^[A-Za-z0-9_.:/-]*$"),
                         ),
                         name="mq_attempt_names",
                     ),

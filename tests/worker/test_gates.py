@@ -135,9 +135,9 @@ def test_a_place_is_taken_as_soon_as_it_is_free(
     """Also while another message of the limited queue takes long."""
     settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": 2}}}
     service.gate.clear()
-    handler("#", queue="mail", name="slow")(lambda delivery: service(delivery))
+    handler("shop.#", queue="mail", name="slow")(lambda delivery: service(delivery))
     quick = Service()
-    handler("#", queue="mail", name="quick")(lambda delivery: quick(delivery))
+    handler("a", queue="mail", name="quick")(lambda delivery: quick(delivery))
     add(handler="slow")
     worker = start(threads=4)
     until(lambda: service.running)

@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 
 from django_mq import Delivery, Reject, Retry, RetryPolicy, Snooze, broadcast, handler
 from django_mq.conf import get_settings
+from django_mq.executor.statements import Statements
 from django_mq.messages import Fence
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.testing import drain
@@ -233,10 +234,12 @@ def test_the_chores_wait_for_nobody_long() -> None:
     QueuedMessage.objects.all().delete()
     with second_connection() as other, other.transaction(force_rollback=True):
         other.execute("select from django_mq_uniquekey where put_aside is null for update")
-        with second_connection() as own:
-            own.execute("set statement_timeout = '60s'")
-            chores.run(own.cursor(), get_settings())
-            own.execute("select 1")
+        own = Statements("default", limits=chores.LIMITS)
+        try:
+            assert chores.run(own.cursor(), get_settings())
+            assert own.is_idle()
+        finally:
+            own.close()
     assert not QueuedMessage.objects.exists()
 
 
