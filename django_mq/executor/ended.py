@@ -24,8 +24,9 @@ LONGEST_HOLD = 300.0
 class Settled(Enum):
     """The ends of a delivery.
 
-    FINISHED: its handler acked it with `finish()`. BURIED: dead without an attempt. LOST: the lease
-    is no longer ours.
+    FINISHED: its handler acked it with `finish()`. BURIED: dead without an attempt. RELEASED: it
+    runs again after the message before it in its line, and uses no attempt. LOST: the lease is no
+    longer ours.
     """
 
     ACKED = auto()
@@ -34,6 +35,7 @@ class Settled(Enum):
     SNOOZED = auto()
     HELD = auto()
     BURIED = auto()
+    RELEASED = auto()
     LOST = auto()
 
 

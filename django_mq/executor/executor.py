@@ -112,7 +112,7 @@ class Executor(threading.Thread):
         tasks = slice_.tasks
         if not tasks[0].handler.atomic:
             self._session.stand_down()
-            if not self._nonatomic.run(tasks[0]):
+            if not self._nonatomic.run(tasks):
                 self._local_queue.put_back(tasks)
             return
         began = monotonic()

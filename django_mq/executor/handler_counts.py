@@ -79,8 +79,8 @@ def _count(tally: Tally, ended: list[Ended]) -> None:
         settled, seconds = each.settled, each.seconds
         if settled is Settled.ACKED or settled is Settled.FINISHED:
             acked += 1
-        elif settled is Settled.HELD:
-            continue  # a hold is no attempt
+        elif settled in (Settled.HELD, Settled.RELEASED):
+            continue  # these are no attempts
         elif settled is Settled.SNOOZED:
             tally.snoozed += 1
         elif isinstance(each.outcome, Retried):

@@ -18,7 +18,7 @@ from django_mq.store import leases, notify, open_transaction, settle
 from django_mq.store.results import Reply
 
 if TYPE_CHECKING:
-    from django_mq.messages import ClaimedRow
+    from django_mq.messages import ClaimedRow, Fence
     from django_mq.store import Cursor
 
 P = ParamSpec("P")
@@ -48,9 +48,14 @@ class LeasedDelivery(Delivery):
         if wanted is None or not 0 < wanted <= MAX_WAIT:
             raise ValueError(f"extend({seconds!r}): give seconds, more than zero")
         with connections[self._alias].cursor() as cursor:
-            if not leases.start(cursor, [self.fence], lease=max(wanted, self._lease)):
+            fences = self._of_this_call()
+            if self.id not in leases.start(cursor, fences, lease=max(wanted, self._lease)):
                 raise self._lost()
         self._clock.extend(wanted)
+
+    def _of_this_call(self) -> list[Fence]:
+        """Return the fences of all messages of the call."""
+        return [self.fence]
 
     def finish(self, result: Any = None) -> AbstractContextManager[None]:
         return self._finishing(lambda: result)

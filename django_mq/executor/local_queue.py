@@ -11,6 +11,7 @@ from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from django_mq.executor.lingering import Lingering
 from django_mq.executor.pace import Pace
 from django_mq.executor.slice_cut import next_slice
 from django_mq.executor.tasks import Line, Slice, Task
@@ -30,16 +31,24 @@ class LocalQueue:
     """Holds deliveries between claim and settle. Thread-safe.
 
     A slice has up to `most` messages, a batch handler gets up to `batch`. `on_room` is called when
-    few tasks wait to be taken, and when nothing is left at all.
+    few tasks wait to be taken, and when nothing is left at all. `longest_linger` is the most
+    seconds that tasks wait for their list to fill.
     """
 
-    def __init__(self, *, batch: int, most: int, on_room: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        batch: int,
+        most: int,
+        on_room: Callable[[], None],
+        longest_linger: float = float("inf"),
+    ) -> None:
         self._batch = batch
         self._most = most
         self._on_room = on_room
         self._tell_below = -1
         self._lock = threading.Condition()
-        self._waiting = WaitingTasks(on_room)
+        self._waiting = WaitingTasks(on_room, Lingering(batch=batch, longest=longest_linger))
         self._running = 0
         self._free = 0
         self._taken_at = monotonic()
@@ -73,12 +82,14 @@ class LocalQueue:
                 if self._tell_when_free:
                     self._tell_when_free = False
                     self._on_room()
-                self._lock.wait(1.0 if self._waiting.suspects else None)
+                self._lock.wait(self._waiting.patience())
                 self._free -= 1
             return None
 
     def _next_slice(self) -> Slice | None:
         waiting = self._waiting
+        if waiting.lingering:
+            waiting.stop_lingering()
         waiting.clear_front()
         if self._alone:
             return None
@@ -220,6 +231,11 @@ class LocalQueue:
     def waiting(self) -> int:
         """How many tasks wait to be taken."""
         return len(self._waiting)
+
+    def calls(self) -> int:
+        """How many calls, or messages of slices, wait to be taken."""
+        with self._lock:
+            return self._waiting.calls()
 
     def held(self) -> list[Delivery]:
         """Everything that is claimed and not yet settled."""

@@ -12,16 +12,16 @@ from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports as reporting
-from django_mq.executor.calls import call, tidy_up
+from django_mq.executor.calls import call as run_handler
+from django_mq.executor.calls import tidy_up
 from django_mq.executor.connections import LOST, Outage, simple_query, take_back
-from django_mq.executor.ended import Ended, Settled, end
-from django_mq.executor.leased_delivery import LeasedDelivery
-from django_mq.messages import Fence
+from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.leased_call import LeasedCall, leased_call, sort_started
 from django_mq.signals import message_started, wanted
 from django_mq.store import leases
 
 if TYPE_CHECKING:
-    from django_mq.executor.scoreboard import ExecutorEntries
+    from django_mq.executor.scoreboard import CallEntries, ExecutorEntries
     from django_mq.executor.session import Session
     from django_mq.executor.settlement import Settlement
     from django_mq.executor.tasks import Task
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class NonAtomic:
-    """Runs one delivery at a time on the executor's connection."""
+    """Makes one call at a time on the executor's connection."""
 
     def __init__(
         self,
@@ -52,44 +52,48 @@ class NonAtomic:
         self._settled = settled
         self._lease = lease
 
-    def run(self, task: Task) -> bool:
-        """Run and settle `task`; return False if it could not start and is still held here."""
+    def run(self, tasks: Sequence[Task]) -> bool:
+        """Run and settle one call; return False if it could not start and is still held here.
+
+        `tasks` is one, or the messages of one batch handler in order.
+        """
+        fences = [task.delivery.fence for task in tasks]
+        lease = max(map(self._lease, {task.delivery.queue for task in tasks}))
         try:
-            lease = self._lease(task.delivery.queue)
-            asked = leases.start_alone([task.delivery.fence], lease=lease)
+            asked = leases.start_alone(fences, lease=lease)
             started = leases.started(simple_query(self._session.connect(), asked))
         except (psycopg.Error, *LOST) as error:
             self._session.close()
             self._outage.wait(error)
             return False
         self._outage.over()
-        if not started:
-            reporting.lease_lost(task.delivery)
-            self._settled([Ended(task.delivery, Settled.LOST)])
-        elif started[task.delivery.id]:
-            self.settle(Ended(task.delivery, Settled.BURIED, reason="expired"))
-        else:
-            self._run_started(task)
+        barred, ready = sort_started(tasks, started)
+        lost = [each for each in barred if each.settled is Settled.LOST]
+        if lost:
+            for each in lost:
+                reporting.lease_lost(each.delivery)
+            self._settled(lost)
+        if over := [each for each in barred if each.settled is not Settled.LOST]:
+            self.settle(over)
+        if ready:
+            self._run_started(ready, lease)
         return True
 
-    def _run_started(self, task: Task) -> None:
-        clock = EntryClock(self._entries, task.delivery.fence)
-        delivery = LeasedDelivery(
-            task.delivery._row,
-            alias=self._wrapper.alias,
-            lease=self._lease(task.delivery.queue),
-            clock=clock,
-        )
+    def _run_started(self, tasks: Sequence[Task], lease: float) -> None:
+        handler, timeout = tasks[0].handler, tasks[0].timeout
+        clock = EntryClock(self._entries.of_call([task.delivery.fence for task in tasks]))
+        call = leased_call(tasks, alias=self._wrapper.alias, lease=lease, clock=clock)
         if wanted(message_started):
-            reporting.started(delivery)
-        clock.extend(task.timeout)
+            for delivery in call.deliveries:
+                reporting.started(delivery)
+        clock.extend(timeout)
         began = perf_counter()
         self._session.link.lent = True
         try:
-            function = task.handler.call
-            if task.handler.is_async:  # a suspect: it must not share the loop with others
+            function = handler.call
+            if handler.is_async:  # a suspect: it must not share the loop with others
                 function = async_to_sync(function)
-            result, error = call(function, delivery, delivery)
+            result, error = run_call(function, call)
             seconds = perf_counter() - began
             if self._left_transaction_open() and error is None:
                 error = HandlerBrokeTransaction(
@@ -97,14 +101,12 @@ class NonAtomic:
                 )
         finally:
             self._session.link.lent = False
-            self._entries.end(1)
-        self.settle(
-            ended_nonatomic(delivery, self._policy(task.delivery._row), result, error, seconds)
-        )
+            clock.end()
+        self.settle(call.end(self._policy, result, error, seconds))
 
-    def settle(self, ended: Ended) -> None:
+    def settle(self, ended: Sequence[Ended]) -> None:
         """Settle `ended`, and report it."""
-        if settled := self._settlement.settle([ended]):
+        if settled := self._settlement.settle(ended):
             reporting.all_ended(settled)
             self._settled(settled)
         tidy_up()
@@ -133,28 +135,19 @@ class NonAtomic:
 
 
 class EntryClock:
-    """The deadline of a running message on the scoreboard, as the supervisor sees it."""
+    """The deadline of a call on the scoreboard, as the supervisor sees it."""
 
-    def __init__(self, entries: ExecutorEntries, fence: Fence) -> None:
+    def __init__(self, entries: CallEntries) -> None:
         self._entries = entries
-        self._fence = fence
+        self.answered = entries.answered
+        self.end = entries.end
 
     def extend(self, seconds: float) -> None:
-        self._entries.start([self._fence], monotonic() + seconds, False)
+        self._entries.show(monotonic() + seconds)
 
 
-def ended_nonatomic(
-    delivery: LeasedDelivery,
-    policy: RetryPolicy,
-    result: Any,
-    error: BaseException | None,
-    seconds: float,
-) -> Ended:
-    """Return how a delivery ended; its handler may have called `finish()`."""
-    if delivery.finished:
-        if error is not None:
-            reporting.failed_after_finish(delivery, error)
-        return Ended(delivery, Settled.FINISHED, result, seconds, error=error)
-    if error is None:
-        return Ended(delivery, Settled.ACKED, result, seconds)
-    return end(delivery, policy, error, seconds=seconds)
+def run_call(function: Callable[[Any], Any], call: LeasedCall) -> tuple[Any, BaseException | None]:
+    """Return the result and the error of the call; an empty list is not handed to a handler."""
+    if isinstance(call.argument, list) and not call.argument:
+        return None, None
+    return run_handler(function, call.argument, call.deliveries[0])

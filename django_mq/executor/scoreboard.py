@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from time import monotonic
@@ -121,6 +122,11 @@ class ExecutorEntries:
         for offset, fence in enumerate(fences[: self._count]):
             self._scoreboard.write(self._first + offset, fence, deadline, atomic)
 
+    def of_call(self, fences: Sequence[Fence]) -> CallEntries:
+        """Return the entries of one call outside any transaction, not yet written."""
+        first = self._first
+        return CallEntries(self._scoreboard, range(first, first + self._count), fences)
+
     def start_one(self, fence: PlainFence, deadline: float, atomic: bool) -> None:
         """Enter one message."""
         self._scoreboard.write(self._first, fence, deadline, atomic)
@@ -132,3 +138,37 @@ class ExecutorEntries:
             return
         for offset in range(min(count, self._count)):
             self._scoreboard.clear(self._first + offset)
+
+
+class CallEntries:
+    """The entries of the messages of one call outside any transaction. Thread-safe.
+
+    If the process dies, those with an entry are charged. An answered message leaves, except the
+    last of them: a call that always kills its process must end after so many attempts, too.
+    """
+
+    def __init__(
+        self, scoreboard: Scoreboard, places: Sequence[int], fences: Sequence[Fence]
+    ) -> None:
+        self._scoreboard = scoreboard
+        self._entries = {fence.id: (at, fence) for at, fence in zip(places, fences, strict=False)}
+        self._lock = threading.Lock()
+
+    def show(self, deadline: float) -> None:
+        """Enter the messages, which run until `deadline`."""
+        with self._lock:
+            for at, fence in self._entries.values():
+                self._scoreboard.write(at, fence, deadline, False)
+
+    def answered(self, id: int) -> None:
+        """Clear the entry of an answered message, unless it is the only one."""
+        with self._lock:
+            if id in self._entries and len(self._entries) > 1:
+                self._scoreboard.clear(self._entries.pop(id)[0])
+
+    def end(self) -> None:
+        """Clear the entries: the call has ended."""
+        with self._lock:
+            for at, _ in self._entries.values():
+                self._scoreboard.clear(at)
+            self._entries.clear()

@@ -202,6 +202,9 @@ def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
     failed = list(filter(None, map(failed_row, ended)))
     if failed:
         lost.update({row.fence.id for row in failed} - settle.fail(cursor, failed))
+    released = [each.delivery.fence for each in ended if each.settled is Settled.RELEASED]
+    if released:
+        lost.update({fence.id for fence in released} - settle.release(cursor, released))
     for each in ended:
         fence = each.delivery.fence
         if isinstance(each.outcome, Snoozed):

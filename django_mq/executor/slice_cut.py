@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from django_mq.executor.tasks import Slice
+from django_mq.executor.tasks import Slice, most_in_call
 
 if TYPE_CHECKING:
     from django_mq.executor.ordering import Ordering
@@ -26,13 +26,14 @@ def next_slice(
     """Take the next slice from the front of `ready`, and occupy its lines in `ordering`.
 
     It has up to `most` messages, and of each handler as many as its pace allows; or one that runs
-    outside any transaction; or up to `batch` messages of one batch handler.
+    outside any transaction; or up to `batch` messages of one batch handler, or its `max_batch`.
     """
     slice_ = Slice([ready.popleft()])
     _occupy(slice_, ordering, slice_.tasks[0])
-    first = slice_.tasks[0].handler
-    limits = {first: batch if first.batch else pace(first).limit}
-    if not first.atomic or limits[first] == 1:
+    head = slice_.tasks[0]
+    first = head.handler
+    limits = {first: most_in_call(head, batch) if first.batch else pace(first).limit}
+    if not (first.atomic or first.batch) or limits[first] == 1:
         return slice_
     taken = {first: 1}
     while ready and len(slice_.tasks) < most:
@@ -45,6 +46,8 @@ def next_slice(
             if task.delivery._row.suspect:
                 break
         if not (handler is first if first.batch else handler.atomic and not handler.batch):
+            break
+        if first.batch and most_in_call(task, batch) < limits[first]:
             break
         if handler not in limits:
             limits[handler] = pace(handler).limit

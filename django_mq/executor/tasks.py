@@ -25,7 +25,7 @@ class Task(NamedTuple):
 
 @dataclass(slots=True)
 class Slice:
-    """Tasks that run in one transaction, or one that runs outside any; their `lines`.
+    """Tasks that run in one transaction, or in one call outside any; their `lines`.
 
     Nothing else runs beside a slice that is `alone`.
     """
@@ -38,3 +38,21 @@ class Slice:
 def is_coroutine(task: Task) -> bool:
     """Say whether `task` runs on the event loop: a suspect runs alone, in a thread."""
     return task.handler.is_async and not task.delivery._row.suspect
+
+
+def is_listed(task: Task) -> bool:
+    """Say whether an executor runs `task` in a list outside any transaction."""
+    handler = task.handler
+    return handler.batch and not (handler.atomic or handler.is_async)
+
+
+def most_in_call(task: Task, batch: int) -> int:
+    """Return how many messages the list may have that a batch handler gets with `task`.
+
+    Outside a transaction nothing of a failed call is undone, so the message that made it fail must
+    not fail its neighbours again: later attempts than the first run singly.
+    """
+    handler = task.handler
+    if not handler.batch or (not handler.atomic and task.delivery._row.attempts > 1):
+        return 1
+    return min(batch, handler.max_batch or batch)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 
+from django_mq.executor.lingering import Lingering
 from django_mq.executor.ordering import Ordering
 from django_mq.executor.stopped_queues import StoppedQueues
-from django_mq.executor.tasks import Line, Task, is_coroutine
+from django_mq.executor.tasks import Line, Task, is_coroutine, is_listed
 
 
 class WaitingTasks:
-    """`ready` tasks; those that wait for their line; suspects, each of which runs alone.
+    """`ready` tasks; those whose list or line they wait for; suspects, each of which runs alone.
 
     `suspects` has a suspect with the time since when it waits. `given_back` has tasks that must not
     start here, until the worker releases them. `on_room` is called when some are given back or a
     coroutine may start. Not thread-safe: LocalQueue holds its lock.
     """
 
-    def __init__(self, on_room: Callable[[], None]) -> None:
+    def __init__(self, on_room: Callable[[], None], lingering: Lingering) -> None:
         self._on_room = on_room
+        self.lingering = lingering
         self.ready: deque[Task] = deque()
         self.suspects: deque[tuple[float, Task]] = deque()
         self.given_back: list[Task] = []
@@ -28,7 +30,14 @@ class WaitingTasks:
         self.stopped_queues = StoppedQueues()
 
     def __len__(self) -> int:
-        return len(self.ready) + len(self.suspects) + self.ordering.waiting
+        startable = len(self.ready) + len(self.suspects)
+        return startable + self.ordering.waiting + len(self.lingering)
+
+    def calls(self) -> int:
+        """How many calls the tasks make that do not linger: several of one list make one."""
+        listed = Counter(task.handler for task in self.ready if is_listed(task))
+        lists = sum(number // self.lingering.size(handler) for handler, number in listed.items())
+        return len(self) - len(self.lingering) - listed.total() + lists
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Add claimed tasks behind the others."""
@@ -38,8 +47,20 @@ class WaitingTasks:
                 self.given_back.append(task)
             elif task.delivery._row.suspect and task.line is None:
                 self.suspects.append((monotonic(), task))
+            elif task.handler.linger and self._may_linger(task):
+                self.ready.extend(self.lingering.add(task))
             else:
                 self.ready.append(task)
+
+    def _may_linger(self, task: Task) -> bool:
+        """Say whether `task` may wait for its list to fill: all tasks of its line do so."""
+        row = task.delivery._row
+        return not (task.handler.is_async or row.ordered or (row.attempts > 1 and row.key is None))
+
+    def stop_lingering(self) -> None:
+        """Make the tasks ready that have waited for their list for long enough."""
+        for tasks in self.lingering.take_due(monotonic()):
+            self.ready.extend(tasks)
 
     def add_first(self, tasks: list[Task]) -> None:
         """Return unstarted tasks of a slice, before all others."""
@@ -65,6 +86,7 @@ class WaitingTasks:
         # Each of these is the next of its line, of which nothing runs yet.
         next_ = [task for _, task in self.suspects] + self.ordering.take_coroutines()
         waiting = [*self.given_back, *self.ready, *next_, *self.ordering.take_waiting()]
+        waiting += self.lingering.drop(lambda task: True)
         self.given_back.clear()
         self.ready.clear()
         self.suspects.clear()
@@ -77,7 +99,7 @@ class WaitingTasks:
         dropped = [task for task in self.ready if unwanted(task)]
         if dropped:
             self.ready = deque(task for task in self.ready if not unwanted(task))
-        dropped += self.ordering.drop(unwanted)
+        dropped += self.lingering.drop(unwanted) + self.ordering.drop(unwanted)
         next_ = [task for _, task in self.suspects if unwanted(task)]
         if next_:
             self.suspects = deque(entry for entry in self.suspects if not unwanted(entry[1]))
@@ -137,6 +159,13 @@ class WaitingTasks:
                 self._on_room()
             else:
                 break
+
+    def patience(self) -> float | None:
+        """Return the seconds until something may start that nobody announces; None: for ever."""
+        wait = self.lingering.next_at() - monotonic()
+        if self.suspects:
+            wait = min(wait, 1.0)
+        return None if wait == float("inf") else max(0.0, wait)
 
     def suspect_waits_since(self) -> float:
         """Return the time since when the first suspect waits; infinity if there is none."""

@@ -10,6 +10,7 @@ from django_mq.exceptions import BroadcastError, InvalidHandler
 from django_mq.handlers.callables import check_function, name_of
 from django_mq.handlers.options import (
     check_flags,
+    check_list,
     check_mode,
     check_patterns,
     check_retry,
@@ -80,6 +81,8 @@ def handler(
     retry: RetryPolicy | None = None,
     atomic: bool | None = None,
     batch: bool = False,
+    max_batch: int | None = None,
+    linger: float | timedelta = 0,
     timeout: float | timedelta | None = None,
     cron: str | None = None,
     every: Seconds | None = None,
@@ -103,7 +106,13 @@ def handler(
     - `schema_version`: the newest version that the handler understands; newer messages are held. A
       message class as annotation brings its own, and the handler gets an instance.
     - `retry`: default the queue's. `timeout`: seconds or a timedelta; default the TIMEOUT setting.
-    - `batch`: the function gets a list of deliveries, which succeed or fail together.
+    - `batch`: the function gets a list of deliveries. In an atomic handler they succeed or fail
+      together. Otherwise each is acked when the function returns, unless it called
+      `delivery.fail(error)`, `.retry()`, `.snooze(after)` or `.reject(reason)`; an exception, a
+      timeout or a crash fails those without an answer. Later attempts come in lists of one.
+    - `max_batch`: the most deliveries in a list; default the worker's batch size. `linger`: seconds
+      or a timedelta that a list which is not full waits for more, at most a quarter of the lease;
+      not for atomic handlers.
     - `cron` or `every`, `tz`: also broadcast the first plain type of `patterns` by the clock, to
       all its subscribers: short for `periodic()` with the handler's name.
 
@@ -119,11 +128,13 @@ def handler(
     check_retry(retry)
     seconds = timeout_seconds(timeout)
     check_flags(atomic, batch)
+    linger_seconds = check_list(batch=batch, max_batch=max_batch, linger=linger)
     by_the_clock = None if cron is None and every is None else scheduled_type(patterns, where)
 
     def register(function: F) -> F:
         is_async = check_function(function)
-        check_mode(function, is_async=is_async, atomic=atomic, batch=batch)
+        check_mode(function, is_async=is_async, atomic=atomic, linger=linger_seconds)
+        is_atomic = not is_async if atomic is None else atomic
         own_name = name_of(function) if name is None else name
         schedule = None
         if by_the_clock is not None:
@@ -134,7 +145,7 @@ def handler(
         add(
             Handler(
                 function=function,
-                call=typed(function, batch=batch, is_async=is_async),
+                call=typed(function, batch=batch, is_async=is_async, atomic=is_atomic),
                 name=own_name,
                 patterns=patterns,
                 queue=queue,
@@ -144,10 +155,12 @@ def handler(
                 aliases=tuple(each for each in checked_aliases if each != own_name),
                 schema_version=schema_version,
                 retry=retry,
-                atomic=not is_async if atomic is None else atomic,
+                atomic=is_atomic,
                 batch=batch,
                 timeout=seconds,
                 is_async=is_async,
+                max_batch=max_batch,
+                linger=linger_seconds,
             )
         )
         if schedule is not None:

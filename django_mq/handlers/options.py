@@ -11,7 +11,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from django_mq.exceptions import InvalidHandler, InvalidName
 from django_mq.handlers.callables import shown
-from django_mq.policy.backoff import RetryPolicy, as_seconds
+from django_mq.policy.backoff import MAX_WAIT, RetryPolicy, as_seconds
 from django_mq.policy.routing import TASKS, check_name, check_pattern
 
 
@@ -125,19 +125,36 @@ def check_flags(atomic: object, batch: object) -> None:
         raise InvalidHandler(f"atomic= must be True or False, not {atomic!r}")
     if type(batch) is not bool:
         raise InvalidHandler(
-            f"batch= must be True or False, not {batch!r}:"
-            " DJANGO_MQ['QUEUES'][queue]['batch_size'] limits the messages of a batch"
+            f"batch= must be True or False, not {batch!r}: max_batch= limits the length of a list"
         )
 
 
+def check_list(*, batch: bool, max_batch: object, linger: float | timedelta) -> float:
+    """Return `linger` in seconds; raises InvalidHandler if a list cannot have these options."""
+    if max_batch is not None and (type(max_batch) is not int or max_batch < 1):
+        raise InvalidHandler(f"max_batch= must be a whole number from 1, not {max_batch!r}")
+    seconds = as_seconds(linger)
+    if seconds is None or not 0 <= seconds <= MAX_WAIT:
+        raise InvalidHandler(f"linger= must be seconds or a timedelta, not {linger!r}")
+    if not batch and (max_batch is not None or seconds):
+        raise InvalidHandler(
+            "max_batch= and linger= are for lists of deliveries: add batch=True, or leave them out"
+        )
+    return seconds
+
+
 def check_mode(
-    function: Callable[..., Any], *, is_async: bool, atomic: bool | None, batch: bool
+    function: Callable[..., Any],
+    *,
+    is_async: bool,
+    atomic: bool | None,
+    linger: float,
 ) -> None:
     """Raise InvalidHandler if a function of this kind cannot have these options."""
-    if batch and (is_async or atomic is False):
+    if linger and not is_async and atomic is not False:
         raise InvalidHandler(
-            f"{shown(function)}: a batch=True handler runs in one transaction, so it must be a"
-            " plain def with atomic=True; without batch=True it gets one delivery at a time"
+            f"{shown(function)}: linger= is for batch=True with atomic=False, or an async def: a"
+            " transaction takes what is there"
         )
     if is_async and atomic:
         raise InvalidHandler(

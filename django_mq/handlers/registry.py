@@ -34,7 +34,9 @@ class Handler:
 
     `call` is `function`, or what converts its argument as the annotation says. Without patterns it
     gets only the messages whose rows name it. `any_queue`: its messages may be in every queue.
-    `of_row` returns the handler of one row, where rows carry options of their own.
+    The list of a batch handler has at most `max_batch` messages; while it is not full, it waits
+    `linger` seconds for more. `of_row` returns the handler of one row, where rows carry options of
+    their own.
     """
 
     function: Callable[..., Any]
@@ -52,6 +54,8 @@ class Handler:
     batch: bool
     timeout: float | None
     is_async: bool
+    max_batch: int | None = None
+    linger: float = 0.0
     any_queue: bool = False
     of_row: Callable[[ClaimedRow], Handler] | None = None
 

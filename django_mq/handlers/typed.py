@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_mq.exceptions import InvalidPayload, UnexpectedPayload
+from django_mq.exceptions import InvalidPayload, UnexpectedPayload, UnreadablePayload
 from django_mq.handlers.callables import layers_of, shown
 from django_mq.messages import Delivery
 from django_mq.messages.adapters import is_supported
@@ -40,11 +40,15 @@ class Takes(NamedTuple):
 
 
 class TypedCall:
-    """Calls a handler with instances of the message classes that its annotation names."""
+    """Calls a handler with instances of the message classes that its annotation names.
 
-    def __init__(self, function: Callable[..., Any], *, batch: bool) -> None:
+    With `singly`, a delivery whose content is wrong fails alone, and leaves the list.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, batch: bool, singly: bool = False) -> None:
         self._function = function
         self._batch = batch
+        self._singly = singly
 
     @functools.cached_property
     def takes(self) -> Takes:
@@ -53,13 +57,16 @@ class TypedCall:
 
     def __call__(self, argument: Any) -> Any:
         with self._converted(argument) as converted:
-            return self._function(converted)
+            return None if converted == [] else self._function(converted)
 
     @contextmanager
     def _converted(self, argument: Any) -> Iterator[Any]:
         classes, wrapped = self.takes
         deliveries: list[Delivery[Any]] = argument if self._batch else [argument]
-        instances = [_instance(each, classes) for each in deliveries] if classes else []
+        if self._singly and classes:
+            instances = _accepted(deliveries, classes)
+        else:
+            instances = [_instance(each, classes) for each in deliveries] if classes else []
         if not wrapped:
             yield argument if not classes else instances if self._batch else instances[0]
             return
@@ -77,17 +84,20 @@ class AsyncTypedCall(TypedCall):
 
     async def __call__(self, argument: Any) -> Any:
         with self._converted(argument) as converted:
-            return await self._function(converted)
+            return None if converted == [] else await self._function(converted)
 
 
-def typed(function: Callable[..., Any], *, batch: bool, is_async: bool) -> Callable[..., Any]:
+def typed(
+    function: Callable[..., Any], *, batch: bool, is_async: bool, atomic: bool
+) -> Callable[..., Any]:
     """Return `function`, or what calls it with instances if its annotation may name a class."""
     annotation = _annotation(function)
     if annotation in (None, Any, object, Delivery) or (
         isinstance(annotation, str) and _PLAIN.fullmatch(annotation)
     ):
         return function
-    return (AsyncTypedCall if is_async else TypedCall)(function, batch=batch)
+    kind = AsyncTypedCall if is_async else TypedCall
+    return kind(function, batch=batch, singly=batch and not atomic)
 
 
 def refusal(handler: Handler, type: str, version: int) -> str:
@@ -148,6 +158,18 @@ def _instance(delivery: Delivery[Any], classes: dict[str, MessageClass]) -> Any:
         return found.load(delivery.raw, delivery.schema_version)
     except InvalidPayload as error:
         raise UnexpectedPayload(str(error)) from error
+
+
+def _accepted(deliveries: list[Delivery[Any]], classes: dict[str, MessageClass]) -> list[Any]:
+    """Return the instances of the deliveries with right content; fail and remove the others."""
+    instances = []
+    for delivery in list(deliveries):
+        try:
+            instances.append(_instance(delivery, classes))
+        except (UnexpectedPayload, UnreadablePayload) as error:
+            delivery.fail(error)
+            deliveries.remove(delivery)
+    return instances
 
 
 def _innermost(function: Callable[..., Any]) -> tuple[Any, int]:

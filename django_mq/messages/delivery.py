@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
-from django_mq.exceptions import UnreadablePayload
+from django_mq.exceptions import UnreadablePayload, When
 from django_mq.policy.routing import TASKS
 
 P = ParamSpec("P")
@@ -218,6 +218,34 @@ class Delivery(Generic[Payload]):
         That value is also the result of the message, if one was asked for.
         """
         raise self._atomic("afinish()")
+
+    def fail(self, error: Exception) -> None:
+        """Fail this message with `error`, as if its handler had raised it for this one alone.
+
+        The answers `fail()`, `retry()`, `snooze()` and `reject()` are for lists of deliveries
+        (`batch=True`) outside transactions, and take effect when the handler returns, or however it
+        ends; the last answer wins. They raise TypeError in any other handler, and LeaseLost once
+        the call has ended.
+        """
+        raise self._unlisted("fail()")
+
+    def retry(self, after: When | None = None) -> None:
+        """Retry this message: at `after`, else by the retry policy. As `raise Retry(after)`."""
+        raise self._unlisted("retry()")
+
+    def snooze(self, after: When, backoff: bool = False) -> None:
+        """Run this message again at `after`; uses no attempt. As `raise Snooze(after)`."""
+        raise self._unlisted("snooze()")
+
+    def reject(self, reason: str = "rejected") -> None:
+        """Dead-letter this message at once. As `raise Reject(reason)`."""
+        raise self._unlisted("reject()")
+
+    def _unlisted(self, what: str) -> TypeError:
+        return TypeError(
+            f"{what} is for handlers with batch=True and atomic=False: {self.handler} raises its"
+            " error, or Retry, Snooze or Reject"
+        )
 
     def _atomic(self, what: str) -> TypeError:
         return TypeError(

@@ -12,6 +12,7 @@ from django.db import transaction
 
 from django_mq import handlers
 from django_mq.conf import get_settings
+from django_mq.executor.leased_call import BatchDelivery
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.handlers import Handler, queue_of
 from django_mq.messages import ClaimedRow, Delivery, Message, current_delivery
@@ -41,7 +42,8 @@ def deliver(
     The payload goes through JSON, and an atomic handler runs in a block. An instance of a
     `@message` class as payload brings its type and version along. `handler` is the function
     or its name; a batch handler gets a list of one delivery. No message is stored. Returns the
-    handler's return value, or raises its error, undoing an atomic handler's writes. Raises
+    handler's return value, or raises its error, undoing an atomic handler's writes; an answer, as
+    `delivery.reject()` in a batch, is raised as the exception that it stands for. Raises
     InvalidPayload if `payload` could not be broadcast, and LookupError if there is no such handler.
     """
     settings = get_settings()
@@ -75,14 +77,19 @@ def deliver(
 
 
 def _call(handler: Handler, row: ClaimedRow, alias: str) -> Any:
-    delivery = Delivery(row) if handler.atomic else _Unstored(row, alias=alias)
+    if handler.atomic:
+        delivery = Delivery(row)
+    else:
+        delivery = _UnstoredOfBatch(row, alias) if handler.batch else _Unstored(row, alias)
     argument = [delivery] if handler.batch else delivery
     token = current_delivery.set(delivery)
     try:
-        if handler.is_async:
-            return async_to_sync(handler.call)(argument)
         if not handler.atomic:
-            return handler.call(argument)
+            call = async_to_sync(handler.call) if handler.is_async else handler.call
+            result = call(argument)
+            if (answer := getattr(delivery, "answer", None)) is not None:
+                raise answer
+            return result
         with transaction.atomic(using=alias):
             return handler.call(argument)
     finally:
@@ -92,7 +99,7 @@ def _call(handler: Handler, row: ClaimedRow, alias: str) -> Any:
 class _Unstored(LeasedDelivery):
     """A leased delivery without a row to renew or remove."""
 
-    def __init__(self, row: ClaimedRow, *, alias: str) -> None:
+    def __init__(self, row: ClaimedRow, alias: str) -> None:
         super().__init__(row, alias=alias, lease=0.0, clock=self)
 
     def extend(self, seconds: float) -> None:
@@ -100,6 +107,22 @@ class _Unstored(LeasedDelivery):
 
     def _ack(self, cursor: Cursor) -> bool:
         return True
+
+
+class _UnstoredOfBatch(BatchDelivery):
+    """Likewise in a list; its last `answer` is kept."""
+
+    answer: BaseException | None = None
+
+    def __init__(self, row: ClaimedRow, alias: str) -> None:
+        super().__init__(row, alias=alias, lease=0.0, clock=self, to=self)
+
+    def extend(self, seconds: float) -> None:
+        """Do nothing: there is no lease."""
+
+    def hear(self, delivery: BatchDelivery, error: BaseException) -> None:
+        """Keep the answer."""
+        self.answer = error
 
 
 def _handler(handler: Callable[..., Any] | str) -> Handler:

@@ -45,6 +45,7 @@ class ClaimOptions(NamedTuple):
 
     `kind` is the kind of executor that they need, since room is counted per kind. `limit` is the
     most messages in flight over the fleet, unless an operator decided otherwise meanwhile.
+    `list_size` is the most messages that one call of a handler takes outside a transaction.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class ClaimOptions(NamedTuple):
     ordered: bool = False
     skip_dead: bool = False
     limit: int | None = None
+    list_size: int = 1
 
     def arguments(self, claimer: str, limit: int, *, admitted: bool = False) -> ClaimArguments:
         """Return the arguments of a claim of up to `limit` messages."""

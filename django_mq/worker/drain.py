@@ -15,11 +15,10 @@ from asgiref.sync import async_to_sync
 from django_mq.conf import get_settings
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, Reject, Retry
 from django_mq.executor import reports as reporting
-from django_mq.executor.calls import call
 from django_mq.executor.connections import Outage, statement_cursor
 from django_mq.executor.ended import Ended, Settled, end
-from django_mq.executor.leased_delivery import LeasedDelivery
-from django_mq.executor.nonatomic import ended_nonatomic
+from django_mq.executor.leased_call import leased_call
+from django_mq.executor.nonatomic import run_call
 from django_mq.executor.retry_policies import policies
 from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
 from django_mq.executor.session import Session
@@ -204,9 +203,8 @@ class Drain:
         if started.get(task.delivery.id):
             self._settle(Ended(task.delivery, Settled.BURIED, reason="expired"))
             return
-        delivery = LeasedDelivery(
-            task.delivery._row, alias=self._connection.alias, lease=lease, clock=_NoClock()
-        )
+        leased = leased_call([task], alias=self._connection.alias, lease=lease, clock=_NoClock())
+        [delivery] = leased.deliveries
         if wanted(message_started):
             reporting.started(delivery)
         function: Any = task.handler.call
@@ -214,7 +212,7 @@ class Drain:
             function = async_to_sync(function)
         shelter = Shelter(self._connection)
         began = perf_counter()
-        result, error = call(function, delivery, delivery)
+        result, error = run_call(function, leased)
         seconds = perf_counter() - began
         try:
             kept = shelter.end(error)
@@ -223,7 +221,8 @@ class Drain:
             raise
         if shelter.undone:
             delivery.finished = False
-        self._settle(ended_nonatomic(delivery, self._policy(delivery._row), result, kept, seconds))
+        [ended] = leased.end(self._policy, result, kept, seconds)
+        self._settle(ended)
 
     def _settle(self, ended: Ended) -> None:
         if settle_all(self._cursor(), [ended]):
@@ -246,6 +245,9 @@ class _NoClock:
 
     def extend(self, seconds: float) -> None:
         """Do nothing: a drain has no timeouts."""
+
+    def answered(self, id: int) -> None:
+        """Do nothing: no supervisor watches a drain."""
 
 
 def _interrupts(error: BaseException) -> bool:

@@ -34,7 +34,7 @@ class HeldMessages:
         due_lines = parts.ordered_queues.owned & parts.fetcher.due_queues
         if (due_lines or waiting) and parts.local_queue.stuck():
             self._give_back(cursor, due_lines)
-        elif parts.prefetch.holds_too_much(waiting):
+        elif parts.prefetch.holds_too_much(parts.intake.waiting()):
             self._give_back(cursor, ())
         if parts.backoffs.noted():
             parts.backoffs.write(cursor)

@@ -37,12 +37,19 @@ class Intake:
         self._quota = quota
         self._dispatch = dispatch
         self._backoffs = backoffs
+        self._list_size = 1
+        self._any_lists = False
 
-    def room(self, kind: str) -> int:
-        """Return how many messages to claim for executors of `kind` (sync, async or both)."""
+    def room(self, kind: str, list_size: int = 1) -> int:
+        """Return how many messages to claim for executors of `kind` (sync, async or both).
+
+        `list_size` is how many of them one call takes.
+        """
         rooms = []
+        self._list_size = list_size
+        self._any_lists |= list_size > 1
         if kind != "async":
-            rooms.append(self._local_room())
+            rooms.append(self._local_room(list_size))
         if kind != "sync":
             slots = self._runner.room() - self._local_queue.coroutines()
             rooms.append(0 if self._local_queue.exclusive() else slots)
@@ -58,7 +65,7 @@ class Intake:
         `asked_at` is when the claim was sent, by `lease_clock()`.
         """
         self._quota.claim(len(rows))
-        self._prefetch.claimed(len(rows))
+        self._prefetch.claimed(len(rows) // self._list_size)
         self._dispatch.take(cursor, rows, first=lapsed, asked_at=asked_at)
 
     def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:
@@ -72,12 +79,18 @@ class Intake:
             probes = {claimer for _, claimer in self._backoffs.probes()}
             self._local_queue.drop(backing_off, keeping=probes)
 
-    def _local_room(self) -> int:
+    def waiting(self) -> int:
+        """How many calls wait for an executor; in a slice, each message is one."""
+        return self._local_queue.calls() if self._any_lists else self._local_queue.waiting()
+
+    def _local_room(self, list_size: int) -> int:
         local_queue, prefetch = self._local_queue, self._prefetch
         if local_queue.stuck():
             return 0
-        room = prefetch.room(local_queue.waiting())
+        room = prefetch.room(self.waiting())
         if not room:  # the executor that makes room pokes the loop, but only if told when
-            local_queue.tell_below(prefetch.claim_below)
-            room = prefetch.room(local_queue.waiting())  # some may have started meanwhile
-        return room
+            local_queue.tell_below(prefetch.claim_below * list_size)
+            room = prefetch.room(self.waiting())  # some may have started meanwhile
+        if list_size == 1:
+            return room
+        return max(0, min(room * list_size, prefetch.maximum - local_queue.waiting()))

@@ -14,6 +14,7 @@ from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.connections import Outage
 from django_mq.executor.ended import DONE, Ended, any_back
 from django_mq.executor.executor import Executor
+from django_mq.executor.lingering import LINGER_SHARE
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.retry_policies import policies
 from django_mq.executor.scoreboard import ExecutorEntries, Mover
@@ -80,9 +81,14 @@ class Parts:
         worker, batch = self._worker, self._batch
         most = batch * SLICE_BATCHES
         self.prefetch = Prefetch(minimum=worker.threads, maximum=2 * most, batch=batch)
-        self.local_queue = LocalQueue(batch=batch, most=most, on_room=self.wakeup.poke)
-        self.backoffs = QueueBackoffs(self._settings, stopped=self.local_queue.stop_queue)
         lease, shortest_lease = self.options.lease, self.options.shortest_lease()
+        self.local_queue = LocalQueue(
+            batch=batch,
+            most=most,
+            on_room=self.wakeup.poke,
+            longest_linger=shortest_lease / LINGER_SHARE,
+        )
+        self.backoffs = QueueBackoffs(self._settings, stopped=self.local_queue.stop_queue)
         self.executors = [
             Executor(
                 number,
@@ -107,6 +113,7 @@ class Parts:
             scoreboard=self.scoreboard,
             first_entry=worker.threads * batch,
             slots=worker.async_slots,
+            batch=min(batch, worker.async_slots),
             lease=lease,
             shortest_lease=shortest_lease,
             outage=self.outage,

@@ -22,7 +22,8 @@ class Prefetch:
         self, *, minimum: int, maximum: int, batch: int, clock: Callable[[], float] = monotonic
     ) -> None:
         self._minimum = minimum
-        self._maximum = max(minimum, maximum)
+        #: The most messages to hold.
+        self.maximum = max(minimum, maximum)
         self._batch = batch
         self._clock = clock
         self._target = minimum
@@ -75,7 +76,7 @@ class Prefetch:
         self._claimed_at = None
         if lasted < SHORT:
             growth = 4 if lasted < VERY_SHORT else 2
-            self._target = min(self._target * growth, self._maximum)
+            self._target = min(self._target * growth, self.maximum)
         elif lasted > LONG:
             self._target = max(self._target // 2, self._minimum)
 

@@ -13,6 +13,7 @@ from django_mq.worker.ordered_queues import LEASE as OWNER_LEASE
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
+    from django_mq.handlers import Handler
 
 
 class ClaimOptionsCache:
@@ -46,23 +47,32 @@ class ClaimOptionsCache:
 
     def _make(self, queue: str) -> ClaimOptions:
         options = self._settings.queue(queue)
+        found = [
+            each
+            for each in handlers.all_handlers()
+            if queue in handlers.allowed_queues(each, self._settings)
+        ]
+        batch_size = self._batch_size or options.batch_size
+        lists = (
+            min(batch_size, each.max_batch or batch_size)
+            for each in found
+            if each.batch and not (each.atomic or each.is_async)
+        )
         return ClaimOptions(
-            kind=self._kind(queue),
+            kind=_kind(found),
             lease=self.lease(queue),
-            batch_size=self._batch_size or options.batch_size,
+            batch_size=batch_size,
             batch_bytes=options.batch_bytes,
             ordered=options.ordered,
             skip_dead=options.on_dead_head == "skip",
             limit=options.max_in_flight,
+            list_size=max(lists, default=1),
         )
 
-    def _kind(self, queue: str) -> str:
-        """Return what the handlers of `queue` need: `sync` (threads), `async` (slots) or `both`."""
-        kinds = {
-            each.is_async
-            for each in handlers.all_handlers()
-            if queue in handlers.allowed_queues(each, self._settings)
-        }
-        if kinds == {True}:
-            return "async"
-        return "both" if True in kinds else "sync"
+
+def _kind(found: Iterable[Handler]) -> str:
+    """Return what the handlers of a queue need: `sync` (threads), `async` (slots) or `both`."""
+    kinds = {each.is_async for each in found}
+    if kinds == {True}:
+        return "async"
+    return "both" if True in kinds else "sync"

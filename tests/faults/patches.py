@@ -124,9 +124,9 @@ PATCHES = {
             Code(
                 "django_mq.executor.nonatomic",
                 "NonAtomic._run_started",
-                "    clock.extend(task.timeout)\n",
-                "    clock.extend(task.timeout)\n"
-                "    self._settlement.settle([Ended(delivery, Settled.ACKED)])\n",
+                "    clock.extend(timeout)\n",
+                "    clock.extend(timeout)\n"
+                "    self._settlement.settle([Ended(call.deliveries[0], Settled.ACKED)])\n",
             ),
         ),
         ("calls",),

@@ -104,6 +104,8 @@ def test_defaults() -> None:
         "batch": False,
         "timeout": None,
         "is_async": False,
+        "max_batch": None,
+        "linger": 0.0,
         "any_queue": False,
         "of_row": None,
     }
@@ -225,8 +227,13 @@ def test_a_task_of_django_itself_is_refused() -> None:
         pytest.param({"timeout": 0}, "timeout= must be seconds above zero", id="timeout-0"),
         pytest.param({"timeout": "5"}, "timeout= must be seconds above zero", id="timeout-text"),
         pytest.param({"timeout": float("inf")}, "timeout= must be seconds", id="timeout-infinite"),
-        pytest.param({"batch": True, "atomic": False}, "runs in one transaction", id="batch"),
-        pytest.param({"batch": 50}, "QUEUES.*batch_size", id="batch-number"),
+        pytest.param({"batch": 50}, "max_batch=", id="batch-number"),
+        pytest.param({"max_batch": 5}, "add batch=True", id="max-batch-alone"),
+        pytest.param({"batch": True, "max_batch": 0}, "whole number from 1", id="max-batch-0"),
+        pytest.param({"batch": True, "max_batch": True}, "whole number", id="max-batch-bool"),
+        pytest.param({"linger": 1, "atomic": False}, "add batch=True", id="linger-alone"),
+        pytest.param({"batch": True, "linger": 1}, "atomic=False", id="linger-atomic"),
+        pytest.param({"batch": True, "linger": -1}, "linger= must be seconds", id="linger-below-0"),
         pytest.param({"atomic": "no"}, "atomic= must be True or False, not 'no'", id="atomic-text"),
         pytest.param({"match": "any"}, "needs where=", id="match-of-nothing"),
         pytest.param({"match": "any", "where": {}}, "needs where=", id="match-of-empty"),
@@ -268,9 +275,11 @@ def test_an_async_handler_cannot_be_atomic(function: Any) -> None:
     assert [each.atomic for each in handlers.all_handlers()] == [False]
 
 
-def test_a_batch_handler_cannot_be_async() -> None:
-    with pytest.raises(InvalidHandler, match="plain def"):
-        handler("a.b", batch=True)(waiting)
+@pytest.mark.parametrize(("function", "atomic"), [(plain, False), (waiting, None)])
+def test_a_batch_handler_outside_transactions(function: Any, atomic: bool | None) -> None:
+    handler("a.b", batch=True, atomic=atomic, max_batch=5, linger=timedelta(minutes=1))(function)
+    [found] = handlers.all_handlers()
+    assert (found.atomic, found.max_batch, found.linger) == (False, 5, 60.0)
 
 
 @pytest.mark.parametrize("patterns", [(), ("",), ("a b",), ("a.**",), (5,), ("ok", "ä")], ids=repr)

@@ -174,10 +174,10 @@ def test_an_executor_that_fails_gives_back_what_is_behind(
     first, second, third = keyed(), keyed(), keyed()
     real = NonAtomic.run
 
-    def run(self: NonAtomic, task: Any) -> bool:
-        if task.delivery.id == first.pk:
+    def run(self: NonAtomic, tasks: Any) -> bool:
+        if tasks[0].delivery.id == first.pk:
             raise ZeroDivisionError("a bug of ours")
-        return real(self, task)
+        return real(self, tasks)
 
     monkeypatch.setattr(NonAtomic, "run", run)
     start(until_empty=True).join()
@@ -228,7 +228,7 @@ def test_a_runner_that_fails_keeps_no_lease(
     def ended(*args: Any) -> Any:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(aio, "ended_nonatomic", ended)
+    monkeypatch.setattr(aio, "leased_call", ended)
     messages = [keyed(), keyed()]
     start(until_empty=True, threads=4).join()
     assert [m.attempts for m in map(stored, messages)] == [1, 0]

@@ -86,6 +86,17 @@ def die(delivery: Any) -> None:
     os._exit(payload["how"])
 
 
+@handler("acceptance.list", queue="lists", batch=True, atomic=False, retry=SOON)
+def answered_one_by_one(deliveries: list[Any]) -> None:
+    """Write for each, answer those with `fails` at their first attempt, then wait at the gate."""
+    for delivery in deliveries:
+        begin(delivery)
+        effect(delivery)
+        if delivery.payload.get("fails") and delivery.attempt == 1:
+            delivery.fail(ValueError())
+    witness().wait_at(gate_of(deliveries[0]))
+
+
 @handler("acceptance.hang", queue="work", timeout=1, retry=SOON)
 def hang(delivery: Any) -> None:
     """Write, then run past the timeout of 1 s, unless the attempt is the one in `until`."""

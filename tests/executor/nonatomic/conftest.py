@@ -45,7 +45,7 @@ class NonAtomicBench(Bench):
 
     def go(self) -> list[bool]:
         """Claim what is due and run it; return whether each was started."""
-        return [self.nonatomic.run(task) for task in self.claim()]
+        return [self.nonatomic.run([task]) for task in self.claim()]
 
 
 @pytest.fixture

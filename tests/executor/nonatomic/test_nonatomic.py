@@ -80,7 +80,7 @@ def test_expired_or_taken_messages_do_not_start(nonatomic: NonAtomicBench, said:
     expired, taken = add(handler="h", expires=-1), add(handler="h")
     tasks = nonatomic.claim()
     take_over(taken.pk)
-    assert [nonatomic.nonatomic.run(task) for task in tasks] == [True, True]
+    assert [nonatomic.nonatomic.run([task]) for task in tasks] == [True, True]
     assert stored(expired).dead_reason == "expired"
     assert stored(taken).claimed_by == "other:1"
     assert said.count("message_started") == 0
@@ -190,10 +190,10 @@ def test_a_lost_database_before_the_start_leaves_it_in_hand(nonatomic: NonAtomic
     add(handler="h")
     add(handler="h")
     tasks = nonatomic.claim()
-    assert nonatomic.nonatomic.run(tasks[0]) is True
+    assert nonatomic.nonatomic.run([tasks[0]]) is True
     nonatomic.wrapper.connection.close()
-    assert nonatomic.nonatomic.run(tasks[1]) is False
-    assert nonatomic.nonatomic.run(tasks[1]) is True
+    assert nonatomic.nonatomic.run([tasks[1]]) is False
+    assert nonatomic.nonatomic.run([tasks[1]]) is True
     assert ran == [task.delivery.id for task in tasks]
 
 

@@ -86,7 +86,7 @@ class Rig:
     def _claimer(self) -> str:
         return f"rig:{next(self._claims)}"
 
-    def room(self, kind: str) -> int:
+    def room(self, kind: str, list_size: int = 1) -> int:
         return self.rooms[kind]
 
     def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:

@@ -1,0 +1,224 @@
+"""One call of a handler outside any transaction: its argument, and how its messages ended.
+
+A batch handler answers the messages of its list one by one; those without an answer are acked when
+it returns, and fail when it raises.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
+
+from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload, When
+from django_mq.executor import reports as reporting
+from django_mq.executor.ended import ACKED, Ended, Settled, end
+from django_mq.executor.leased_delivery import Clock, LeasedDelivery
+
+if TYPE_CHECKING:
+    from django_mq.executor.tasks import Line, Task
+    from django_mq.messages import ClaimedRow, Fence
+    from django_mq.policy.backoff import RetryPolicy
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Policy = Callable[["ClaimedRow"], "RetryPolicy"]
+
+
+class CallClock(Clock, Protocol):
+    """The clock of a call, which also hears of each message that was answered."""
+
+    def answered(self, id: int) -> None: ...
+
+
+class Answers(Protocol):
+    """Where the answers of a list go."""
+
+    def hear(self, delivery: BatchDelivery, error: BaseException) -> None:
+        """End `delivery` with `error` when the call ends."""
+
+
+class LeasedCall(Protocol):
+    """What a handler is called with, and what becomes of it."""
+
+    @property
+    def deliveries(self) -> Sequence[LeasedDelivery]:
+        """The deliveries, in order."""
+
+    @property
+    def argument(self) -> Any:
+        """The handler's argument; an empty list if there is nothing to call it with."""
+
+    def end(
+        self, policy: Policy, result: Any, error: BaseException | None, seconds: float
+    ) -> list[Ended]:
+        """Return how each delivery ended; `error` is what the handler raised after `seconds`."""
+
+
+def leased_call(tasks: Sequence[Task], *, alias: str, lease: float, clock: CallClock) -> LeasedCall:
+    """Return the call of the handler of `tasks`, which are several only for a batch handler."""
+    if tasks[0].handler.batch:
+        return _BatchCall(tasks, alias=alias, lease=lease, clock=clock)
+    row = tasks[0].delivery._row
+    return _SingleCall(LeasedDelivery(row, alias=alias, lease=lease, clock=clock))
+
+
+class _SingleCall:
+    def __init__(self, delivery: LeasedDelivery) -> None:
+        self.argument = delivery
+        self.deliveries = [delivery]
+
+    def end(
+        self, policy: Policy, result: Any, error: BaseException | None, seconds: float
+    ) -> list[Ended]:
+        delivery = self.argument
+        return [ended_nonatomic(delivery, policy(delivery._row), result, error, seconds)]
+
+
+class _BatchCall:
+    def __init__(
+        self, tasks: Sequence[Task], *, alias: str, lease: float, clock: CallClock
+    ) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ended = False
+        self._lines: list[Line | None] = [task.line for task in tasks]
+        self._answers: dict[int, BaseException] = {}
+        fences = [task.delivery.fence for task in tasks]
+        self.deliveries = [
+            BatchDelivery(
+                task.delivery._row, alias=alias, lease=lease, clock=clock, to=self, fences=fences
+            )
+            for task in tasks
+        ]
+        self.argument = [each for each in self.deliveries if self._is_readable(each)]
+
+    def _is_readable(self, delivery: BatchDelivery) -> bool:
+        """Say whether `delivery` can be decoded; if not, the others run without it."""
+        try:
+            _ = delivery.payload, delivery.metadata
+        except UnreadablePayload as error:
+            delivery.fail(error)
+            return False
+        return True
+
+    def hear(self, delivery: BatchDelivery, error: BaseException) -> None:
+        """End `delivery` with `error` when the call ends; raises LeaseLost if it has ended."""
+        with self._lock:
+            if self._ended:
+                raise delivery._lost()
+            self._answers[delivery.id] = error
+        self._clock.answered(delivery.id)
+
+    def end(
+        self, policy: Policy, result: Any, error: BaseException | None, seconds: float
+    ) -> list[Ended]:
+        with self._lock:
+            self._ended = True
+        ended: list[Ended] = []
+        broken: set[Line] = set()
+        for delivery, line in zip(self.deliveries, self._lines, strict=True):
+            answer = self._answers.get(delivery.id, error)
+            if line in broken:  # done or not, it comes after the message that failed
+                ended.append(Ended(delivery, Settled.RELEASED))
+            elif answer is None:
+                ended.append(Ended(delivery, ACKED, result, seconds))
+            else:
+                ended.append(end(delivery, policy(delivery._row), answer, seconds=seconds))
+                broken.update([] if line is None else [line])
+        return ended
+
+
+class BatchDelivery(LeasedDelivery):
+    """A delivery in the list of a batch handler outside transactions: answered by itself."""
+
+    __slots__ = ("_fences", "_to")
+
+    def __init__(
+        self,
+        row: ClaimedRow,
+        *,
+        alias: str,
+        lease: float,
+        clock: Clock,
+        to: Answers,
+        fences: Sequence[Fence] = (),
+    ) -> None:
+        super().__init__(row, alias=alias, lease=lease, clock=clock)
+        self._to = to
+        self._fences = fences
+
+    def fail(self, error: Exception) -> None:
+        if not isinstance(error, Exception):
+            raise TypeError(f"fail({error!r}): give an exception, which operators see")
+        self._to.hear(self, error)
+
+    def retry(self, after: When | None = None) -> None:
+        self._to.hear(self, Retry(after))
+
+    def snooze(self, after: When, backoff: bool = False) -> None:
+        self._to.hear(self, Snooze(after, backoff=backoff))
+
+    def reject(self, reason: str = "rejected") -> None:
+        self._to.hear(self, Reject(reason))
+
+    def finish(self, result: Any = None) -> AbstractContextManager[None]:
+        self._refuse("finish()")
+
+    async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._refuse("afinish()")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise TypeError(
+            f"{what} is for handlers that get one delivery: the messages of a batch are acked"
+            f" together when {self.handler} returns"
+        )
+
+    def _of_this_call(self) -> list[Fence]:
+        return list(self._fences)
+
+
+def ended_nonatomic(
+    delivery: LeasedDelivery,
+    policy: RetryPolicy,
+    result: Any,
+    error: BaseException | None,
+    seconds: float,
+) -> Ended:
+    """Return how a delivery ended; its handler may have called `finish()`."""
+    if delivery.finished:
+        if error is not None:
+            reporting.failed_after_finish(delivery, error)
+        return Ended(delivery, Settled.FINISHED, result, seconds, error=error)
+    if error is None:
+        return Ended(delivery, Settled.ACKED, result, seconds)
+    return end(delivery, policy, error, seconds=seconds)
+
+
+def sort_started(
+    tasks: Sequence[Task], started: Mapping[int, bool | None]
+) -> tuple[list[Ended], list[Task]]:
+    """Return how the tasks ended that must not run, and those to run.
+
+    `started` says of each message that is still ours, by id, whether it has expired. Behind one
+    that does not run, nothing of its line runs.
+    """
+    barred: list[Ended] = []
+    ready: list[Task] = []
+    broken: set[Line] = set()
+    for task in tasks:
+        expired = started.get(task.delivery.id)
+        if task.line in broken:
+            settled, reason = Settled.RELEASED, ""
+        elif expired is None:
+            settled, reason = Settled.LOST, ""
+        elif expired:
+            settled, reason = Settled.BURIED, "expired"
+        else:
+            ready.append(task)
+            continue
+        barred.append(Ended(task.delivery, settled, reason=reason))
+        if task.line is not None:
+            broken.add(task.line)
+    return barred, ready

@@ -1,0 +1,205 @@
+"""A running worker gives lists to batch handlers outside transactions: how long, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from django_mq import Delivery, RetryPolicy, fixed, handler, message
+from django_mq.messages import classes
+from django_mq.signals import message_acked
+from tests.rows import add, stored
+from tests.worker.conftest import PATIENCE, Running, add_many, attempts_of, waiting
+from tests.worker.service import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+SOON = RetryPolicy(max_attempts=3, backoff=fixed(0))
+LATER = RetryPolicy(backoff=fixed(60))
+
+BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
+
+def on(function: Callable[[list[Delivery]], Any], *, is_async: bool, **options: Any) -> None:
+    """Subscribe `function`, or a coroutine that calls it."""
+    options = {"queue": "mail", "name": "h", "batch": True, **options}
+    if not is_async:
+        handler("#", atomic=False, **options)(function)
+        return
+
+    async def h(deliveries: list[Delivery]) -> Any:
+        await asyncio.sleep(0)
+        return function(deliveries)
+
+    handler("#", **options)(h)
+
+
+@BOTH
+def test_one_thread_gets_whole_lists(start: Start, is_async: bool) -> None:
+    """However slow the handler is, a claim takes a list: as many as a call can have."""
+    lists: list[int] = []
+
+    def h(deliveries: list[Delivery]) -> None:
+        lists.append(len(deliveries))
+
+    on(h, is_async=is_async, max_batch=30)
+    add_many(90, handler="h")
+    assert start(until_empty=True, threads=1).join()
+    assert waiting() == set()
+    assert max(lists) == 30
+    assert sum(lists) == 90
+    assert len(lists) <= 6
+
+
+@BOTH
+def test_answers_and_errors(start: Start, is_async: bool) -> None:
+    """Those without an answer fail with the call, and run singly after that."""
+    lists: list[list[int]] = []
+
+    def h(deliveries: list[Delivery]) -> None:
+        lists.append([each.id for each in deliveries])
+        if deliveries[0].attempt == 1:
+            deliveries[0].reject("no")
+            raise ValueError
+
+    on(h, is_async=is_async, retry=SOON)
+    messages = add_many(4, handler="h")
+    ids = [each.pk for each in messages]
+    assert start(until_empty=True, threads=1).join()
+    assert lists[0] == ids
+    assert sorted(lists[1:]) == [[each] for each in ids[1:]]
+    assert waiting() == {ids[0]}
+    assert stored(messages[0]).dead_reason == "no"
+    assert [attempts_of(each) for each in messages[1:]] == [["ValueError"]] * 3
+
+
+def test_a_timeout_charges_those_without_an_answer(start: Start) -> None:
+    @handler("#", queue="mail", name="h", batch=True, timeout=0.2, retry=LATER)
+    async def h(deliveries: list[Delivery]) -> None:
+        deliveries[1].snooze(60)
+        await asyncio.sleep(PATIENCE)
+
+    messages = add_many(3, handler="h")
+    assert start(until_empty=True).join()
+    assert [stored(each).attempts for each in messages] == [1, 0, 1]
+    assert attempts_of(messages[0]) == ["django_mq.policy.outcomes.TimedOut"]
+
+
+@BOTH
+def test_keys_run_in_order_whatever_fails(start: Start, is_async: bool) -> None:
+    """A message is acked only after those before it in its key, and one key at a time."""
+    acked: list[int] = []
+    failed: set[int] = set()
+
+    def h(deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            if delivery.id % 5 == 0 and delivery.id not in failed:
+                failed.add(delivery.id)
+                delivery.fail(ValueError())
+
+    on(h, is_async=is_async, retry=SOON)
+
+    def note(sender: Any, delivery: Delivery, **data: Any) -> None:
+        acked.append(delivery.id)
+
+    message_acked.connect(note)
+    try:
+        messages = [add(handler="h", key=f"k{n % 3}") for n in range(45)]
+        assert start(until_empty=True, threads=2).join()
+    finally:
+        message_acked.disconnect(note)
+    assert waiting() == set()
+    for n in range(3):
+        own = [each.pk for each in messages[n::3]]
+        assert [id for id in acked if id in own] == own
+
+
+@BOTH
+def test_linger_fills_the_list(start: Start, settings: Any, is_async: bool) -> None:
+    """Messages that come one after another share a call, which begins once its list is full."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.05, "LEASE": 3600}
+    lists: list[int] = []
+    called = threading.Event()
+
+    def h(deliveries: list[Delivery]) -> None:
+        lists.append(len(deliveries))
+        called.set()
+
+    on(h, is_async=is_async, max_batch=3, linger=PATIENCE)
+    start(threads=1)
+    for _ in range(2):
+        [waits] = add_many(1, handler="h")
+        until(lambda: stored(waits).claimed_by)  # noqa: B023  (called at once)
+    assert lists == []
+    add(handler="h")
+    assert called.wait(PATIENCE)
+    assert lists == [3]
+
+
+@BOTH
+def test_linger_ends(start: Start, is_async: bool) -> None:
+    lists: list[int] = []
+
+    def h(deliveries: list[Delivery]) -> None:
+        lists.append(len(deliveries))
+
+    on(h, is_async=is_async, linger=0.3)
+    add_many(2, handler="h")
+    assert start(until_empty=True).join()
+    assert lists == [2]
+
+
+@BOTH
+def test_draining_ends_the_wait(start: Start, settings: Any, is_async: bool) -> None:
+    """What waits runs at once or goes back, uncharged."""
+    settings.DJANGO_MQ = {"LEASE": 3600}
+
+    def h(deliveries: list[Delivery]) -> None: ...
+
+    on(h, is_async=is_async, linger=PATIENCE)
+    [waits] = add_many(1, handler="h")
+    running = start()
+    until(lambda: stored(waits).claimed_by)
+    running.stop()
+    assert waits.pk not in waiting() or stored(waits).attempts == 0
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@BOTH
+def test_wrong_content_of_one_fails_that_one(start: Start, is_async: bool, wrapped: bool) -> None:
+    got: list[list[Any]] = []
+
+    with classes.isolated():
+
+        @message("t.placed")
+        @dataclass(frozen=True)
+        class Placed:
+            n: int
+
+        def run(events: list[Any]) -> None:
+            got.append([each.payload.n if wrapped else each.n for each in events])
+
+        argument: Any = list[Delivery[Placed]] if wrapped else list[Placed]
+        if is_async:
+
+            async def h(events: Any) -> None:
+                run(events)
+        else:
+
+            def h(events: Any) -> None:  # type: ignore[misc]
+                run(events)
+
+        h.__annotations__["events"] = argument
+        options: dict[str, Any] = {} if is_async else {"atomic": False}
+        handler("t.placed", queue="mail", name="h", batch=True, **options)(h)
+        messages = [add(handler="h", type="t.placed", payload={"n": n}) for n in (1, "wrong", 3)]
+        assert start(until_empty=True).join()
+    assert got == [[1, 3]]
+    assert waiting() == {messages[1].pk}
+    assert "InvalidPayload" in stored(messages[1]).dead_reason
