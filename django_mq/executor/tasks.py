@@ -41,9 +41,11 @@ def is_coroutine(task: Task) -> bool:
 
 
 def is_listed(task: Task) -> bool:
-    """Say whether an executor runs `task` in a list outside any transaction."""
+    """Say whether an executor runs `task` with others, in a list outside any transaction."""
     handler = task.handler
-    return handler.batch and not (handler.atomic or handler.is_async)
+    if not handler.batch or handler.atomic or handler.is_async:
+        return False
+    return task.delivery._row.attempts == 1
 
 
 def most_in_call(task: Task, batch: int) -> int:

@@ -57,7 +57,11 @@ class TypedCall:
 
     def __call__(self, argument: Any) -> Any:
         with self._converted(argument) as converted:
-            return None if converted == [] else self._function(converted)
+            return self._function(converted) if self._is_called(argument) else None
+
+    def _is_called(self, argument: Any) -> bool:
+        """Say whether there is anything to call the handler with, once wrong content has left."""
+        return not self._singly or bool(argument)
 
     @contextmanager
     def _converted(self, argument: Any) -> Iterator[Any]:
@@ -84,7 +88,7 @@ class AsyncTypedCall(TypedCall):
 
     async def __call__(self, argument: Any) -> Any:
         with self._converted(argument) as converted:
-            return None if converted == [] else await self._function(converted)
+            return await self._function(converted) if self._is_called(argument) else None
 
 
 def typed(

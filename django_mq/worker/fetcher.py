@@ -170,9 +170,8 @@ class Fetcher:
             if filled_kinds and ("both" in (kind, *filled_kinds) or kind in filled_kinds):
                 claimed.no_room = True  # a preferred queue may have more, and goes first
                 continue
-            room = min(
-                self._intake.room(kind, options.list_size), self._claims.most(lanes[0][0], options)
-            )
+            room = self._intake.room(kind, options.list_size)
+            room = min(room, self._claims.most(lanes[0][0], options))
             if room <= 0:
                 claimed.no_room = True
                 continue

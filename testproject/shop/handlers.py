@@ -14,7 +14,7 @@ from datetime import date, timedelta
 from django.db.models import F
 from django.utils import timezone
 
-from django_mq import Delivery, Reject, RetryPolicy, broadcast, handler, intervals
+from django_mq import Delivery, RetryPolicy, broadcast, handler, intervals
 
 from . import mailing
 from .models import CLOCK, Invoice, Order, Statistic
@@ -39,24 +39,35 @@ def write_invoice(delivery: Delivery) -> None:
 @handler(
     "shop.orders.placed",
     queue="mail",
+    batch=True,
     atomic=False,
+    max_batch=20,
     retry=RetryPolicy(max_attempts=5, backoff=intervals(0.5, 1, 2)),
 )
-def send_confirmation(delivery: Delivery) -> None:
+def send_confirmation(deliveries: list[Delivery]) -> None:
     """Not atomic: a letter cannot be rolled back, and no transaction stays open while it is sent.
 
-    It may run more than once (the worker may die after sending), so sending is idempotent.
+    Many letters share a connection, but each delivery is settled by itself. It may run more than
+    once (the worker may die after sending), so sending is idempotent.
     """
-    order = Order.objects.select_related("product").get(pk=delivery.payload["order_id"])
-    try:
-        # MailServerBusy is not caught: any exception is a failed attempt, retried as said above.
-        mailing.send(order, attempt=delivery.attempt)
-    except mailing.NoSuchMailbox as error:
-        # Trying again will not help. It becomes a dead letter, which somebody looks at.
-        raise Reject(str(error)) from error
-    # What is written here commits together with the end of the delivery, or not at all.
-    with delivery.finish():
-        Order.objects.filter(pk=order.pk).update(mailed_at=CLOCK)
+    orders = Order.objects.select_related("product").in_bulk(
+        [delivery.payload["order_id"] for delivery in deliveries]
+    )
+    sent: list[int] = []
+    with mailing.connection() as send:
+        for delivery in deliveries:
+            try:
+                order = orders[delivery.payload["order_id"]]
+                send(order, attempt=delivery.attempt)
+            except mailing.NoSuchMailbox as error:
+                # Trying again will not help. It becomes a dead letter, which somebody looks at.
+                delivery.reject(str(error))
+            except Exception as error:  # MailServerBusy, say: this one is retried as said above
+                delivery.fail(error)
+            else:
+                sent.append(order.pk)
+    # Those that are not answered are acked when this function returns.
+    Order.objects.filter(pk__in=sent).update(mailed_at=CLOCK)
 
 
 @handler("shop.orders.*", queue="statistics", batch=True)

@@ -1,0 +1,98 @@
+"""Lists for batch handlers outside transactions: their length, and what waits for them to fill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_mq import handler
+from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.tasks import Task
+from django_mq.messages import Delivery
+from tests.executor.local_queue.conftest import Told, ids, start, take, task
+
+FAR = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def _lists() -> None:
+    for name, options in {
+        "list": {},
+        "short": {"max_batch": 2},
+        "slow": {"max_batch": 3, "linger": FAR},
+        "brief": {"linger": 0.01},
+    }.items():
+
+        def function(deliveries: Any) -> None: ...
+
+        handler(name, name=name, batch=True, atomic=False, **options)(function)  # type: ignore[arg-type]
+
+
+def again(id: int, name: str, **given: Any) -> Task:
+    """Return a task of a later attempt."""
+    first = task(id, name, **given)
+    return first._replace(delivery=Delivery(first.delivery._row._replace(attempts=2)))
+
+
+def test_a_list_has_the_messages_of_one_handler(local_queue: LocalQueue) -> None:
+    names = ("list", "list", "short", "short", "short", "batch", "unbound", "list")
+    local_queue.put(task(id, name) for id, name in enumerate(names))
+    assert [take(local_queue) for _ in range(6)] == [[0, 1], [2, 3], [4], [5], [6], [7]]
+
+
+def test_later_attempts_run_singly(local_queue: LocalQueue) -> None:
+    local_queue.put([task(1, "list"), again(2, "list"), again(3, "list"), task(4, "list")])
+    assert [take(local_queue) for _ in range(4)] == [[1], [2], [3], [4]]
+
+
+def test_a_list_has_the_messages_of_a_line_in_order(local_queue: LocalQueue) -> None:
+    local_queue.put(task(id, "list", line=line) for id, line in enumerate("abab"))
+    slice_ = start(local_queue)
+    assert ids(slice_.tasks) == [0, 1, 2, 3]
+    assert slice_.lines == {("a",), ("b",)}
+
+
+def test_a_list_that_lingers_starts_when_it_is_full(local_queue: LocalQueue) -> None:
+    local_queue.put([task(1, "slow"), task(2, "slow"), task(3, "h")])
+    assert take(local_queue) == [3]  # it holds up nobody
+    assert local_queue.waiting() == 2
+    local_queue.put([task(4, "slow"), task(5, "slow")])
+    assert take(local_queue) == [1, 2, 4]
+    assert local_queue.waiting() == 1
+
+
+def test_a_list_that_lingers_starts_when_its_time_is_over(local_queue: LocalQueue) -> None:
+    local_queue.put([task(1, "brief"), task(2, "brief")])
+    assert take(local_queue) == [1, 2]
+
+
+def test_a_linger_is_bounded(told: Told) -> None:
+    local_queue = LocalQueue(batch=9, most=9, on_room=told, longest_linger=0.01)
+    local_queue.put([task(1, "slow")])
+    assert take(local_queue) == [1]
+
+
+def test_a_later_attempt_does_not_linger(local_queue: LocalQueue) -> None:
+    local_queue.put([task(1, "slow"), again(2, "slow")])
+    assert take(local_queue) == [2]
+
+
+def test_what_lingers_is_given_back_with_the_rest(local_queue: LocalQueue) -> None:
+    local_queue.put([task(1, "slow"), task(2, "h")])
+    assert sorted(ids(local_queue.give_back())) == [1, 2]
+    assert local_queue.waiting() == 0
+
+
+def test_what_lingers_behind_a_broken_line_is_given_back(local_queue: LocalQueue) -> None:
+    local_queue.put([task(1, "slow", line="a"), task(2, "slow", line="b")])
+    local_queue.break_line(("a",))
+    assert ids(local_queue.take_given_back()) == [1]
+    assert local_queue.waiting() == 1
+
+
+def test_calls_count_a_full_list_once(local_queue: LocalQueue) -> None:
+    """A list that is not full counts as none: more may come into it."""
+    local_queue.put([task(id, "short") for id in range(5)])
+    local_queue.put([again(5, "short"), task(6, "h"), task(7, "slow")])
+    assert local_queue.calls() == 2 + 2
