@@ -42,7 +42,7 @@ def on(function: Callable[[list[Delivery]], Any], *, is_async: bool, **options: 
 
 @BOTH
 def test_one_thread_gets_whole_lists(start: Start, is_async: bool) -> None:
-    """However slow the handler is, a claim takes a list: as many as a call can have."""
+    """KAF-3: however slow the handler is, a claim takes a list: as many as a call can have."""
     lists: list[int] = []
 
     def h(deliveries: list[Delivery]) -> None:
@@ -59,7 +59,7 @@ def test_one_thread_gets_whole_lists(start: Start, is_async: bool) -> None:
 
 @BOTH
 def test_answers_and_errors(start: Start, is_async: bool) -> None:
-    """Those without an answer fail with the call, and run singly after that."""
+    """KAF-5: those without an answer fail with the call, and run singly after that."""
     lists: list[list[int]] = []
 
     def h(deliveries: list[Delivery]) -> None:
