@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from django_mq.worker.intake import Intake
     from django_mq.worker.ordered_queues import OrderedQueues
 
-#: Seconds after a ring, or after a claim that took something, until one more look: producers
-#: coalesce their rings, and this look finds what the first one was too early for.
+#: Seconds after a ring, or a claim that took something, until a look for what coalesced its ring.
 LOOK_AGAIN = 0.025
 
 
@@ -29,8 +28,8 @@ LOOK_AGAIN = 0.025
 class _Round:
     """The sums of one round of claims, one claim per group of lanes.
 
-    `filled`: a claim took all that it could, so more may be due. `no_room`: a group was skipped.
-    `further`: a claim stopped early. `contended`: another session was claiming from the queue.
+    `filled`: more may be due. `no_room`: a group was skipped. `further`: a claim stopped early.
+    `contended`: another session was claiming from the queue.
     """
 
     count: int = 0

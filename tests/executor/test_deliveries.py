@@ -68,7 +68,8 @@ def test_without_backoff_it_is_tried_again_at_once_as_the_same_row(
             raise KeyError(delivery.attempt)
 
     message = add(handler="h", after=-60)
-    assert start(until_empty=True).join()
+    while QueuedMessage.objects.exists():  # a message that waits does not keep a run from its end
+        assert start(until_empty=True).join()
     assert [subject.id for _, subject, _ in said.all if hasattr(subject, "payload")] == [
         message.pk
     ] * 6  # three starts, two retries, one ack

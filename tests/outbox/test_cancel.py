@@ -66,7 +66,8 @@ def test_cancel_finds_an_id_by_its_index() -> None:
 
     with connection.cursor() as cursor:
         cursor.execute("set local enable_seqscan = off")
-        cursor.execute("explain " + CANCEL, {"ids": [5], "type": None, "unique_id": None})
+        parameters = {"ids": [5], "type": None, "unique_id": None, "kept": []}
+        cursor.execute("explain " + CANCEL, parameters)
         plan = "\n".join(line for (line,) in cursor.fetchall())
     assert "Index Cond: (id = (unnest(" in plan
 
