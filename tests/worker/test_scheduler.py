@@ -51,6 +51,10 @@ class Heard:
 
     def hear(self, delivery: Delivery) -> None:
         assert self.gate.wait(PATIENCE)
+        if (
+            delivery.id in self.ids
+        ):  # its settle was lost: the code runs again, the time is the same
+            return
         if at := delivery.metadata.get("mq.scheduled_for"):
             self.times.append(datetime.fromisoformat(at))
         self.ids.append(delivery.id)
