@@ -369,7 +369,8 @@ def test_a_batch_that_fails_runs_one_by_one(
     if do is not None and "commit" in do.__name__:
         pytest.skip("what a batch committed itself is done twice: it was told")
     bench.run_all(bench.claim())
-    assert calls == [["a", "bad", "b"], ["a"], ["bad"], ["b"]]
+    # One that still meets the locks of the lost connection comes later.
+    assert (calls[0], sorted(calls[1:])) == (["a", "bad", "b"], [["a"], ["b"], ["bad"]])
     assert effects() == {messages[0].pk, messages[2].pk}
     assert waiting() == {messages[1].pk}
     assert len(attempts_of(messages[1])) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_mq import handler
+from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery
 from tests.database import second_connection
 from tests.executor.nonatomic.conftest import NonAtomicBench, nonatomic  # noqa: F401  (a fixture)
@@ -46,7 +46,7 @@ def test_a_slice_leaves_its_session_clean(bench: Bench, statement: str, fails: b
     """A session lock is not released by a rollback."""
     seen: list[Any] = []
 
-    @handler("#", queue="mail", name="h")
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))
     def h(delivery: Delivery) -> None:
         seen.append(run(SEEN))
         run(statement)

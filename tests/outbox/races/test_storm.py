@@ -13,12 +13,21 @@ import psycopg
 import pytest
 from django.db import transaction
 
-from django_mq import Message, broadcast_many
+from django_mq import BroadcastBusy, Message, broadcast_many
 from django_mq.models import UniqueKey
 from tests.database import second_connection
 from tests.outbox.races.conftest import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def _left() -> list[object]:
+    """Return what nobody could end, for the failure."""
+    with second_connection() as other:
+        return [
+            other.execute(f"select to_jsonb(t) from {table} t").fetchall()
+            for table in ("django_mq_queuedmessage", "django_mq_uniquekey")
+        ]
 
 
 class Settler(threading.Thread):
@@ -130,11 +139,15 @@ def test_many_producers_of_the_same_ids(together: Callable[..., Future[Any]]) ->
                 )
                 for number, id in zip(numbers, some, strict=True)
             ]
-            with transaction.atomic():
-                receipts = broadcast_many(messages)
-                if chosen.random() < 0.2:
-                    transaction.set_rollback(True)
-                    continue
+            undone = chosen.random() < 0.2
+            try:
+                with transaction.atomic():
+                    receipts = broadcast_many(messages)
+                    transaction.set_rollback(undone)
+            except BroadcastBusy:  # on a busy machine: nothing of the call is stored
+                continue
+            if undone:
+                continue
             told += list(zip(numbers, (each.outcome for each in receipts), strict=True))
         return told
 
@@ -148,7 +161,7 @@ def test_many_producers_of_the_same_ids(together: Callable[..., Future[Any]]) ->
     stop.set()
     for settler in settlers:
         settler.join(PATIENCE)
-        assert not settler.is_alive(), [each.errors for each in settlers]
+        assert not settler.is_alive(), (_left(), [each.errors for each in settlers])
     watching.set()
     watcher.join(PATIENCE)
     assert [settler.errors for settler in settlers] == [[], [], []]

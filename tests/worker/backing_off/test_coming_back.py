@@ -25,7 +25,7 @@ def test_the_sequence_over_a_fleet(
     """NSQ-4, NSQ-5, NSQ-7, NSQ-8, NSQ-9: all, none, one, none, one, none, one, all; each change
     is said once.
     """
-    backing_off(settings, 0.5, POLL_INTERVAL=0.3)
+    backing_off(settings, 1.0, POLL_INTERVAL=0.3)
     service.handle(retry=AT_ONCE)
     add(handler="h")
     workers = [start(threads=4) for _ in range(2)]
@@ -38,6 +38,7 @@ def test_the_sequence_over_a_fleet(
     add_many(100, handler="h")
     until(lambda: service.running == 8)  # both are full: none begins while the gate is open
     service.gate.set()
+    until(lambda: service.failed >= 8)  # all have passed it
     until(level)
     service.gate.clear()
     until(lambda: in_flight() <= 1)
