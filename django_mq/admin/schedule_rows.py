@@ -1,12 +1,10 @@
-"""What the pages of schedules show of a row."""
+"""The columns of the list of schedules, and the fields of a schedule's page."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import TextField
-from django.db.models.functions import Cast
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -20,6 +18,10 @@ from django_mq.models import QueuedMessage, Schedule
 
 class ScheduleRowsAdmin(ReadOnlyAdmin):
     """The columns of the list, and the fields of a page that cannot be edited."""
+
+    @admin.display(description=_("name"), ordering="name")
+    def short_name(self, row: Schedule) -> Any:
+        return breakable(row.name)
 
     @admin.display(description=_("message"))
     def what(self, row: Schedule) -> Any:
@@ -67,7 +69,7 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
     @admin.display(description=_("last time"))
     def last_full(self, row: Schedule) -> Any:
         if row.last_at is None:
-            return None
+            return self.get_empty_value_display()
         return format_html("{} {}", full(row.last_at, _now(row)), self._message(row))
 
     @admin.display(description=_("next"))
@@ -78,17 +80,19 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
     def next_full(self, row: Schedule) -> Any:
         """Show the next three times."""
         if not row.enabled:
-            return None
+            return self.get_empty_value_display()
         try:
             found = queues.next_times(row, using=self.alias)
         except InvalidOption as error:
             return str(error)
         lines = format_html_join("", "<br>{}", ((moment(at),) for at in found[1:]))
-        return format_html("{}{}", full(found[0], _now(row)), lines) if found else None
+        if not found:
+            return self.get_empty_value_display()
+        return format_html("{}{}", full(found[0], _now(row)), lines)
 
     @admin.display(description=_("expires"))
     def lifetime(self, row: Schedule) -> Any:
-        return None if row.expires is None else span(row.expires)
+        return self.get_empty_value_display() if row.expires is None else span(row.expires)
 
     @admin.display(description=_("error"))
     def error(self, row: Schedule) -> Any:
@@ -104,9 +108,7 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
 
     def _document(self, row: Schedule, column: str) -> Any:
         """Show JSON with secrets hidden."""
-        found = Schedule.objects.using(self.alias).filter(pk=row.pk)
-        text = found.values_list(Cast(column, TextField()), flat=True).first()
-        return format_html('<pre class="mq-text">{}</pre>', pretty(text or "null"))
+        return block(pretty(self.stored_json(row, column)))
 
     def _message(self, row: Schedule) -> Any:
         if row.last_message is None:

@@ -9,7 +9,7 @@ from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path
@@ -20,14 +20,13 @@ from django_mq import queues
 from django_mq.admin.bounds import ran_out
 from django_mq.admin.schedule_form import CONTENT, EDITABLE, TIMING, ScheduleForm
 from django_mq.admin.schedule_rows import ScheduleRowsAdmin
-from django_mq.exceptions import InvalidName, MQError
+from django_mq.exceptions import MQError
 from django_mq.models import Schedule
 from django_mq.models.json_column import Unreadable
-from django_mq.policy.routing import check_name
 from django_mq.queues.scheduling import restart_schedule
 from django_mq.queues.transactions import writing
 
-#: What the page shows of a schedule, and of one that the user cannot edit.
+#: The fields of every schedule's page, and those of one that the user cannot edit.
 SHOWN = ("condition_full", "last_full", "next_full", "source")
 FIXED = ("what_full", "timing", "queue", "catch_up", "overlap", "lifetime")
 
@@ -41,29 +40,18 @@ class ScheduleAdmin(ScheduleRowsAdmin):
     change_form_template = "admin/django_mq/schedule.html"
     exact_lookups = ("name", "type", "queue")
     form = ScheduleForm
-    list_display: Any = ("name", "what", "timing", "condition", "last", "next")
+    list_display: Any = ("short_name", "what", "timing", "condition", "last", "next")
     list_filter = ("enabled", "source")
     ordering = ("name",)
     search_fields = ("pk",)
+    searched_texts = ("name", "type")
+    searched_ids = ()
     search_help_text = _("Exact name or type.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows; contents, which may be long, are read on demand."""
         found: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
         return found.defer("payload", "metadata")
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find schedules by exact name or type."""
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        try:
-            check_name(term, "name")
-        except InvalidName:
-            return queryset.none(), False
-        return queryset.filter(Q(name=term) | Q(type=term)), False
 
     # ---- rights
 

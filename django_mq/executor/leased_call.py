@@ -40,7 +40,7 @@ class Answers(Protocol):
 
 
 class LeasedCall(Protocol):
-    """What a handler is called with, and what becomes of it."""
+    """The argument of one call of a handler, and how each delivery in it ends."""
 
     @property
     def deliveries(self) -> Sequence[LeasedDelivery]:

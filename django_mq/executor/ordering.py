@@ -53,7 +53,7 @@ class Ordering:
             self.broken.add(line)
 
     def free(self, line: Line) -> list[Task]:
-        """What ran of `line` has ended: return the tasks that may run now.
+        """The running tasks of `line` have ended: return the tasks that may run now.
 
         If a coroutine is next, none: it joins `coroutines`, and the others wait behind it.
         """

@@ -133,7 +133,7 @@ class WaitingTasks:
         return ready + self.ordering.count_coroutines()
 
     def free_line(self, line: Line | None) -> None:
-        """What ran of `line` has ended: the tasks that waited for it come first."""
+        """The running tasks of `line` have ended: the tasks that waited for it come first."""
         if line is None:
             return
         for task in reversed(self.ordering.free(line)):

@@ -29,7 +29,7 @@ class Unresolved(Exception):
 
 
 class Takes(NamedTuple):
-    """What the argument of a handler is made from.
+    """How the argument of a handler is made.
 
     `classes`: its message classes by type; without any, it takes deliveries as they are.
     `wrapped`: it takes a `Delivery[...]`, whose payload is the instance.

@@ -1,6 +1,6 @@
 """Convert values of annotated types to JSON values and back, without coercing them.
 
-A codec is built once for a type. What a dataclass field may be: None, bool, int, float, str, any
+A codec is built once for a type. A dataclass field may be None, bool, int, float, str, any
 JSON, datetime (aware), date, time, timedelta, Decimal, UUID, Enum, Literal, Optional, list, tuple,
 dict with text keys, and another dataclass.
 """

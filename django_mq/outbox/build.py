@@ -34,7 +34,7 @@ Route = tuple[str, str | None]
 
 
 class _Cache(NamedTuple):
-    """What calls with the same settings and handlers share."""
+    """Shared by all calls with the same settings and handlers."""
 
     settings: Settings
     table: object

@@ -43,7 +43,7 @@ class Poke:
                 pass
 
 
-class Link:
+class ServerLink:
     """A waiter's link to the server, for one thread.
 
     Any method may raise an error in LOST; call `close()` then. One connection queries and

@@ -18,7 +18,7 @@ from time import monotonic
 
 from django.core import mail
 
-from django_mq.requests.connection import LOST, Link, Poke
+from django_mq.requests.connection import LOST, Poke, ServerLink
 from django_mq.store.results import Found
 
 logger = logging.getLogger("django_mq")
@@ -85,7 +85,7 @@ class Waiter:
     # ---- in the thread
 
     def _run(self) -> None:
-        link = Link(self._alias, self._poke)
+        link = ServerLink(self._alias, self._poke)
         wait = FIRST_WAIT
         looked_at = idle_since = float("-inf")
         try:

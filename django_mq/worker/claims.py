@@ -292,9 +292,8 @@ class ClaimRouter:
     ) -> Claim:
         queue, skip_dead = lanes[0].queue, options.skip_dead
         if options.ordered:
-            rows = lines.claim(
-                cursor, queue=queue, worker=self._worker, skip_dead=skip_dead, **arguments
-            )
+            who = self._worker
+            rows = lines.claim(cursor, queue=queue, worker=who, skip_dead=skip_dead, **arguments)
             return Claim(rows, {})
         if queue in self._keyed:
             return keyed.claim(cursor, lanes=lanes, skip_dead=skip_dead, marks=marks, **arguments)

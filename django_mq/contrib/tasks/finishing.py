@@ -11,7 +11,7 @@ from django_mq import handlers
 from django_mq.contrib.tasks import errors, results
 from django_mq.contrib.tasks.compat import task_finished
 from django_mq.contrib.tasks.registration import task_of
-from django_mq.contrib.tasks.results import Attempts
+from django_mq.contrib.tasks.results import TaskAttempts
 from django_mq.executor.ended import DONE, Settled
 from django_mq.executor.replies import Encoded
 from django_mq.policy.outcomes import DeadLettered
@@ -59,7 +59,7 @@ def _send(ended: Ended) -> None:
         task_finished.send_robust(results.sender_of(found), task_result=found)
 
 
-def _attempts(ended: Ended) -> Attempts:
+def _attempts(ended: Ended) -> TaskAttempts:
     """Return the attempts of a task; only one that was retried has to read them."""
     delivery, outcome = ended.delivery, ended.outcome
     if ended.settled is Settled.BURIED:
@@ -69,7 +69,7 @@ def _attempts(ended: Ended) -> Attempts:
     if isinstance(outcome, DeadLettered):
         if delivery.attempt > 1:
             return results.failed_attempts(delivery, delivery.attempt)
-        attempts, failure = Attempts(), outcome.failure
+        attempts, failure = TaskAttempts(), outcome.failure
         attempts.errors.append(
             errors.failed(failure.error_class, failure.traceback or failure.text)
         )

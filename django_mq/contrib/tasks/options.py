@@ -130,7 +130,7 @@ def aware(at: datetime) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a message carries of its task's options, in its metadata.
+    """The options of a task that its message carries in its metadata.
 
     `timeout` and `atomic` are None where the task's own apply, `retention` where the setting does.
     """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Attempts:
+class TaskAttempts:
     """The attempts of a task so far, in order: who ran them, and how those that failed ended."""
 
     worker_ids: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ def enqueued(
         TaskResultStatus.READY,
         arguments=(args, kwargs),
         enqueued_at=timezone.now(),
-        attempts=Attempts(),
+        attempts=TaskAttempts(),
     )
 
 
@@ -81,7 +81,7 @@ def running(task: Task[..., Any], delivery: Delivery) -> TaskResult[..., Any] | 
 
 
 def ended(
-    task: Task[..., Any], delivery: Delivery, attempts: Attempts, *, succeeded: bool, value: Any
+    task: Task[..., Any], delivery: Delivery, attempts: TaskAttempts, *, succeeded: bool, value: Any
 ) -> TaskResult[..., Any] | None:
     """Return the result of a task that has just ended; None if its payload has no arguments."""
     try:
@@ -167,7 +167,7 @@ def _result(
     *,
     arguments: tuple[list[Any], dict[str, Any]],
     enqueued_at: datetime,
-    attempts: Attempts,
+    attempts: TaskAttempts,
     finished_at: datetime | None = None,
 ) -> TaskResult[..., Any]:
     return TaskResult(
@@ -209,10 +209,10 @@ def worker_of(delivery: Delivery) -> str:
     return delivery._row.claimed_by.partition(":")[0]
 
 
-def failed_attempts(delivery: Delivery, count: int | None) -> Attempts:
+def failed_attempts(delivery: Delivery, count: int | None) -> TaskAttempts:
     """Return the recorded failed attempts of a delivery's message: the last `count`, or all."""
     if count == 0:
-        return Attempts()
+        return TaskAttempts()
     connection = _connection(delivery)
     was_open = connection.connection is not None
     try:
@@ -231,9 +231,9 @@ def _connection(delivery: Delivery) -> BaseDatabaseWrapper:
     return queue_connection(getattr(backend, "database", None))
 
 
-def _attempts_of(text: str, count: int | None) -> Attempts:
+def _attempts_of(text: str, count: int | None) -> TaskAttempts:
     """Read the last `count` attempts, or all; one whose record is gone has no worker."""
-    attempts = Attempts()
+    attempts = TaskAttempts()
     records = [each for each in _read(text) if isinstance(each, dict)]
     if count is not None:
         attempts.worker_ids += [""] * (count - len(records))

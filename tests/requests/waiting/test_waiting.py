@@ -124,7 +124,7 @@ def test_a_poll_is_enough(
     """Nothing depends on LISTEN: where it is off, where rings are lost, where it is another alias,
     and where that cannot be reached."""
     connected: list[str] = []
-    connect, listen = link._connect, link.Link._listen
+    connect, listen = link._connect, link.ServerLink._listen
 
     def connect_to(alias: str) -> Any:
         connected.append(alias)
@@ -138,7 +138,7 @@ def test_a_poll_is_enough(
     elif how == "deaf":
         monkeypatch.setattr(results, "LISTEN", "listen something_else")
     else:  # what WAKEUP = "elsewhere" does, without that alias in the worker
-        monkeypatch.setattr(link.Link, "_listen", lambda self, wakeup: listen(self, how))
+        monkeypatch.setattr(link.ServerLink, "_listen", lambda self, wakeup: listen(self, how))
     echo()
     pending = request("test.echo", 1)
     with waiting(pending) as replies:
