@@ -8,14 +8,13 @@ from typing import Any
 from django.apps import AppConfig
 from django.conf import settings
 from django.utils.module_loading import autodiscover_modules, import_string
-from django.utils.translation import gettext_lazy as _
 
 
 class DjangoMQConfig(AppConfig):
     """The app; `ready()` imports `handlers.py` of every installed app."""
 
     name = "django_mq"
-    verbose_name = _("Message queue")
+    verbose_name = "Message queue"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

@@ -23,6 +23,8 @@ from django_mq.handlers.periodic import problems
 from django_mq.handlers.typed import annotation_errors
 from django_mq.messages.classes import message_classes
 from django_mq.messages.codecs import Unsupported
+from django_mq.store.driver import may_prepare
+from django_mq.store.session_facts import is_pooled
 
 TAG = "django_mq"
 OLDEST_SERVER = 15
@@ -185,6 +187,22 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> Found:
             " DISABLE_SERVER_SIDE_CURSORS is set.",
             hint="Set WAKEUP to an alias that connects to the server directly, or to 'poll'.",
             id="django_mq.W002",
+        )
+
+
+@_check(checks.Tags.database)
+def check_pooler(settings: Settings, databases: Collection[str]) -> Found:
+    """W007: a pooler without its settings. Runs only with `--database`."""
+    alias = alias_of()
+    if alias not in databases or not _is_postgresql(alias) or not may_prepare(connections[alias]):
+        return
+    connections[alias].ensure_connection()
+    if is_pooled(connections[alias].connection):
+        yield checks.Warning(
+            f"{alias!r} connects through a pooler, and workers use prepared statements.",
+            hint="With transaction pooling set DISABLE_SERVER_SIDE_CURSORS for this alias, and"
+            " WAKEUP to 'poll' or to a direct alias. With session pooling silence this check.",
+            id="django_mq.W007",
         )
 
 

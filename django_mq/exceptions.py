@@ -57,6 +57,14 @@ class BroadcastBusy(BroadcastError):
     """The queue is full, or another transaction holds the unique id for too long."""
 
 
+class NothingKept(MQError):
+    """A handled message cannot be replayed: its payload was not kept."""
+
+
+class NotWaiting(MQError):
+    """A message cannot be edited: it is in flight, dead or gone, or its payload has changed."""
+
+
 class InvalidHandler(MQError, TypeError):
     """The object decorated with `@handler`, or an option of it, cannot make a handler."""
 

@@ -5,8 +5,8 @@ Workers send the signals of messages after the commit; `sender` is the handler's
 attempts), `duration` (seconds that the handler ran), `error` (the exception) and `after` (seconds
 or a datetime). Signals of queues carry `queue`, which is also their `sender`; those of a backoff
 also carry `level` and `until` (the datetime until which nothing is claimed; None once it ended).
-Log records carry the signal's name as `event`, and ids and names only: never a payload, nor the
-text of an exception, unless LOG_ERROR_TEXTS is on.
+Log records carry the signal's name as `event`, ids and names, and the stack of a failure: never a
+payload, nor the text of an exception, unless LOG_ERROR_TEXTS is on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from django.dispatch import Signal
 
 from django_mq.conf import get_settings
-from django_mq.policy.error_text import describe, place
+from django_mq.exceptions import Reject, Retry, Snooze
+from django_mq.policy.error_text import describe, source_line
+from django_mq.policy.textless import textless
 
 if TYPE_CHECKING:
     from django_mq.messages import Delivery
@@ -62,13 +64,32 @@ def named(error: BaseException) -> str:
     failure = describe(error)
     if get_settings().log_error_texts:
         return failure.summary
-    where = place(error)
+    where = source_line(error)
     return f"{failure.error_class} at {where}" if where else failure.error_class
 
 
-def traced(error: BaseException) -> BaseException | None:
-    """Return the `exc_info` of a log line: a traceback ends with the text of its exception."""
-    return error if get_settings().log_error_texts else None
+def traced(error: BaseException | None) -> BaseException | None:
+    """Return the `exc_info` of a log line, so that log handlers and error trackers have the stack.
+
+    Without LOG_ERROR_TEXTS it has no text of an exception. None for what a handler raises on
+    purpose: Retry, Snooze and Reject.
+    """
+    if error is None or isinstance(error, Retry | Snooze | Reject):
+        return None
+    return error if get_settings().log_error_texts else textless(error)
+
+
+def log_failure(
+    event: str, error: BaseException, text: str, *args: object, **extra: object
+) -> None:
+    """Log an error that something of ours met: `text % args`, and its name and stack."""
+    logger.error(
+        f"{text}: %s",
+        *args,
+        named(error),
+        exc_info=traced(error),
+        extra={"event": event, **extra},
+    )
 
 
 def announce(signal: LoggedSignal, delivery: Delivery, text: str, **data: Any) -> None:
@@ -84,6 +105,7 @@ def announce(signal: LoggedSignal, delivery: Delivery, text: str, **data: Any) -
         delivery.attempt,
         delivery.max_attempts,
         text,
+        exc_info=traced(data.get("error")),
         extra={
             "event": signal.name,
             "message_id": delivery.id,

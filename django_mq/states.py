@@ -13,34 +13,36 @@ from django.apps import apps
 from django.db import models
 from django.db.models import Case, Exists, Func, OuterRef, Q, Value, When
 from django.db.models.functions import Now
-from django.utils.translation import gettext_lazy as _
+from django.db.models.lookups import In
 
 #: A worker counts as dead after three missed heartbeats of 10 s.
 GONE_AFTER = timedelta(seconds=30)
+_JSON = models.JSONField()
 
 
 class MessageState(models.TextChoices):
     """The states in order of precedence: a dead message is dead, whatever else holds."""
 
-    DEAD = "dead", _("dead")
-    RUNNING = "running", _("running")
-    LEASED = "leased", _("leased")
-    BLOCKED = "blocked", _("blocked")
-    HELD = "held", _("held")
-    EXPIRED = "expired", _("expired")
-    PAUSED = "paused", _("paused")
-    RETRYING = "retrying", _("retrying")
-    DELAYED = "delayed", _("delayed")
-    PROCESSABLE = "processable", _("processable")
+    DEAD = "dead", "dead"
+    RUNNING = "running", "running"
+    LEASED = "leased", "leased"
+    BLOCKED = "blocked", "blocked"
+    HELD = "held", "held"
+    EXPIRED = "expired", "expired"
+    PAUSED = "paused", "paused"
+    RETRYING = "retrying", "retrying"
+    DELAYED = "delayed", "delayed"
+    PROCESSABLE = "processable", "processable"
 
 
 def state_expression() -> Case:
     """Return the SQL expression whose value is the state of a message."""
+    # Asked once per statement, not once per message: a list may have 10,000 leased ones.
     live_workers = apps.get_model("django_mq", "WorkerHeartbeat")._default_manager.filter(
-        last_seen__gt=Now() - GONE_AFTER,
-        running__contains=Func(
-            OuterRef("pk"), function="to_jsonb", output_field=models.JSONField()
-        ),
+        last_seen__gt=Now() - GONE_AFTER
+    )
+    running = live_workers.values_list(
+        Func("running", template="jsonb_path_query(%(expressions)s, '$[*]')", output_field=_JSON)
     )
     paused_queues = apps.get_model("django_mq", "QueueState")._default_manager.filter(
         Q(paused_at__isnull=False, paused_until__isnull=True)
@@ -51,7 +53,8 @@ def state_expression() -> Case:
     not_due = Q(processable_after__gt=Now())
     cases: dict[MessageState, Any] = {
         MessageState.DEAD: Q(dead_at__isnull=False),
-        MessageState.RUNNING: Q(leased_until__isnull=False) & Q(Exists(live_workers)),
+        MessageState.RUNNING: Q(leased_until__isnull=False)
+        & Q(In(Func("pk", function="to_jsonb", output_field=_JSON), running.query)),
         MessageState.LEASED: Q(leased_until__gt=Now()),
         MessageState.BLOCKED: Q(blocked_by__isnull=False),
         MessageState.HELD: Q(held_since__isnull=False),

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection
 from django.test import TransactionTestCase
+from psycopg import sql
 
-from tests.committing import empty_the_tables, left
+from tests.committing import CLEANER, empty_the_tables, left
+from tests.database import second_connection
 
 # Two hundred processes are started, and most images of containers set this: each of them would
 # compile the package anew, and each process of pytest all tests.
@@ -28,6 +30,20 @@ def _quick_clean_up() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransactionTestCase, "_fixture_teardown", empty_the_tables)
         yield
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """Let commits to the test database return before they are on disk: no test loses power."""
+    with second_connection() as other:
+        other.execute(
+            sql.SQL("alter database {} set synchronous_commit = off").format(
+                sql.Identifier(other.info.dbname)
+            )
+        )
+    connection.close()  # it began with the setting as it was
+    yield
+    CLEANER.close()  # the database is about to be dropped
 
 
 @pytest.fixture(scope="module", autouse=True)

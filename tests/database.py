@@ -14,12 +14,17 @@ from django_mq.executor.connections import simple_query
 from django_mq.store import open_transaction, row_locks
 
 
-@contextmanager
-def second_connection() -> Iterator[psycopg.Connection[Any]]:
-    """Open a connection of the bare driver, in autocommit mode."""
+def open_second(**more: str) -> psycopg.Connection[Any]:
+    """Open a connection of the bare driver, in autocommit mode; the caller closes it."""
     own = connection.get_connection_params()
     params = {k: v for k, v in own.items() if k in ("dbname", "user", "password", "host", "port")}
-    with psycopg.connect(**params, autocommit=True) as other:
+    return psycopg.connect(**{**params, **more}, autocommit=True)
+
+
+@contextmanager
+def second_connection() -> Iterator[psycopg.Connection[Any]]:
+    """Open a connection of the bare driver, in autocommit mode, for as long as it is needed."""
+    with open_second() as other:
         yield other
 
 

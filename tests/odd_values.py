@@ -73,7 +73,12 @@ BY_KIND: dict[type[models.Field[Any, Any]], Sequence[str]] = {
 
 
 def values(field: models.Field[Any, Any]) -> Iterator[str | None]:
-    """Yield, as text for SQL, the odd values of a column: by its kind, so of a new one, too."""
+    """Yield, as text for SQL, the odd values of a column: by its kind, so of a new one, too.
+
+    A column that the database computes has none: any value is refused.
+    """
+    if field.generated:
+        return
     kind = next(each for each in BY_KIND if isinstance(field, each))
     yield from BY_KIND[kind]
     if field.null:

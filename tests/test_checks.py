@@ -109,6 +109,7 @@ def test_e002_router_writes_to_another_engine(add_alias: AddAlias) -> None:
         assert ids() == ["E002", "W001"]
 
 
+@pytest.mark.django_db
 def test_e003_server_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections["default"].__dict__, "pg_version", 140010)
     (error,) = found(databases=["default"])
@@ -118,6 +119,7 @@ def test_e003_server_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(databases=["default"]) == []
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("version", "expected"),
     [("3.2.5", ["E003"]), ("3.1.19", ["E003"]), ("3.2.6", []), ("3.10.0.dev1", []), ("4.0", [])],

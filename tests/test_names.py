@@ -11,11 +11,22 @@ from django_mq.store import free_unique_ids, unique_ids
 from tests.rows import add, beat, decide
 
 #: Text that people read, or that Python or the system names.
-NO_NAMES = {"host", "version", "wakeup", "cron", "tz", "catch_up", "overlap", "source"}
+NO_NAMES = {
+    "host",
+    "version",
+    "wakeup",
+    "cron",
+    "tz",
+    "catch_up",
+    "overlap",
+    "source",
+    "action",
+    "state",
+}
 #: Keys and unique ids are any text without control characters.
 FREE = {"key", "unique_id"}
-#: A claimer is only compared, and copied to the attempts.
-UNCHECKED = {"claimed_by", "worker"}
+#: A claimer is only compared, and copied to the attempts; a correlation id is copied from metadata.
+UNCHECKED = {"claimed_by", "worker", "correlation_id"}
 
 COLUMNS = {
     (model._meta.db_table, field.column): field
@@ -40,9 +51,15 @@ def rows(db: None) -> None:
             values (1, 'q', 't', 'h', 1, 'w', '', '', '');
             insert into django_mq_schedule (name, type, queue, every)
             values ('s', 't', 'q', '1 hour');
+            insert into django_mq_handledmessage (id, queue, type, handler, key, keep_until)
+            values (1, 'q', 't', 'h', 'k', now());
             insert into django_mq_result (message_id, handler) values (1, 'h');
             insert into django_mq_uniquekey (queue, handler, type, unique_id, put_aside)
-            values ('q', 'h', 't', 'u', '{}')
+            values ('q', 'h', 't', 'u', '{}');
+            insert into django_mq_minutefigures (minute, worker, queue, handler)
+            values ('2020-01-01', 'w', 'q', 'h');
+            insert into django_mq_hourfigures (hour, queue, handler)
+            values ('2020-01-01', 'q', 'h')
             """
         )
 
@@ -80,7 +97,7 @@ def test_they_are_compared_by_their_bytes() -> None:
               from pg_attribute a
               join pg_class c on c.oid = a.attrelid
               join pg_collation l on l.oid = a.attcollation
-             where c.relname like 'django_mq_%' and c.relkind = 'r'
+             where c.relname like 'django_mq_%' and c.relkind in ('r', 'p')
             """
         )
         found = {(table, column): name for table, column, name in cursor.fetchall()}

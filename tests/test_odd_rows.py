@@ -1,7 +1,8 @@
 """Whatever psql puts into a column of ours harms that row alone (guarantee 24).
 
 The cases come from the models: each column gets every odd value of its kind, so a new column does,
-too. What its table refuses is no case; what it lets in is read by workers, pages and commands.
+too. What its table refuses is no case; what it lets in is read by workers, pages and commands: by
+workers all of it in each run, page by page a third of it.
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ from django_mq.conf import get_settings
 from django_mq.executor.statements import Statements
 from django_mq.models import (
     FailedAttempt,
+    HandledMessage,
+    HourFigures,
+    MinuteFigures,
+    Operation,
     QueuedMessage,
     QueueState,
     Result,
     Schedule,
     UniqueKey,
+    WorkerCommand,
     WorkerHeartbeat,
 )
 from django_mq.worker import Worker, chores
 from tests import odd_values
 from tests.admin.pages import MODELS, url
 from tests.rows import add, beat
+from tests.samples import third
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -72,6 +79,14 @@ OTHERS: dict[type[models.Model], dict[str, str]] = {
         "error_text": "",
         "traceback": "",
     },
+    HandledMessage: {
+        "queue": "mail",
+        "type": "odd",
+        "handler": "h",
+        "keep_until": "2020-01-02",
+        "payload": "{}",
+    },
+    Operation: {"action": "cancel", "filter": '{"queues": ["odd"]}', "last_id": "0"},
     QueueState: {"queue": "{}"},
     Result: {"message_id": "{}", "handler": "h", "value": "1"},
     Schedule: {"name": "{}", "type": "odd", "every": "1 hour", "next_at": "2020-01-01"},
@@ -84,8 +99,14 @@ OTHERS: dict[type[models.Model], dict[str, str]] = {
         "wakeup": "notify",
         "running": "[]",
     },
+    WorkerCommand: {"worker": "{}", "message_id": "1", "attempt": "1", "action": "stop"},
     UniqueKey: {"queue": "mail", "handler": "h", "type": "odd", "unique_id": "{}"},
+    MinuteFigures: {"minute": "yesterday", "worker": "{}", "queue": "mail", "handler": "h"},
+    HourFigures: {"hour": "yesterday", "queue": "{}", "handler": "h"},
 }
+
+#: Models that only the overview shows.
+WITHOUT_PAGE = (MinuteFigures, HourFigures, WorkerCommand)
 
 
 @pytest.fixture(autouse=True)
@@ -120,8 +141,10 @@ def store(model: type[models.Model], row: dict[str, str], column: str, way: str 
     found = []
     for number, value in enumerate(odd_values.values(field)):
         columns = {name: text.format(f"{number}.{column}.{way}"[:32].replace(" ", "-"))
-                   if text == "{}" and name in ("id", "queue", "name", "unique_id") else text
+                   if text == "{}" and name in NUMBERED else text
                    for name, text in row.items()}  # fmt: skip
+        if model is HandledMessage:
+            columns.setdefault("id", str(number + 1000 * (1 + names.index(column))))
         if model is Result:
             columns["message_id"] = str(number + 1000 * (1 + names.index(column)))
         key = odd_values.insert(model, {**columns, column: value})
@@ -134,24 +157,35 @@ def store(model: type[models.Model], row: dict[str, str], column: str, way: str 
     return found
 
 
+NUMBERED = ("id", "queue", "name", "unique_id", "worker")
 UNIQUE = ("queue", "handler", "type", "unique_id")
 
 
-def shown_badly(rows: list[Row], lists: Sequence[str] = MODELS) -> list[str]:
-    """Return what pages, commands and functions cannot show while these rows are there."""
+def shown_badly(
+    rows: Sequence[Row], lists: Sequence[str] = MODELS, *, asked: Sequence[Row] | None = None
+) -> list[str]:
+    """Return what pages, commands and functions cannot show while these rows are there.
+
+    The pages of a third of `rows` are read, and `mq_why` is asked about a third of the messages in
+    `asked`, or in `rows`.
+    """
     found = []
     client = Client(raise_request_exception=False)
     boss, _ = User.objects.get_or_create(username="ada", is_staff=True, is_superuser=True)
     client.force_login(boss)
     pages = {f"list of {name}": url(name) for name in lists}
-    for model, key, label in rows:
-        pages[f"page of {label}"] = url(model.__name__.lower(), "change", key)
+    pages |= {"overview": url("overview"), "of a week": f"{url('overview')}?span=week"}
+    for model, key, label in third(rows):
+        if model not in WITHOUT_PAGE:
+            pages[f"page of {label}"] = url(model.__name__.lower(), "change", key)
     for label, address in pages.items():
         if (status := client.get(address).status_code) != 200:
             found.append(f"{label}: {status}")
     commands = [("mq_status",), ("mq_status", "--json"), ("mq_peek",), ("mq_peek", "--payload")]
-    commands += [("mq_schedule",), ("mq_schedule", "--json")]
-    commands += [("mq_why", str(key)) for model, key, _ in rows if model is QueuedMessage]
+    if "schedule" in lists:
+        commands += [("mq_schedule",), ("mq_schedule", "--json")]
+    asked = rows if asked is None else asked
+    commands += [("mq_why", str(key)) for model, key, _ in third(asked) if model is QueuedMessage]
     for command in commands:
         try:
             call_command(*command, stdout=StringIO())
@@ -193,14 +227,19 @@ def test_whatever_stands_in_a_message(
         way: store(QueuedMessage, {**MESSAGE, **more}, column, way) for way, more in WAYS.items()
     }
     rows = stored["runs"] + stored["lapsed"]
-    assert shown_badly(rows, ["queuedmessage", "uniquekey"]) == []  # the others have no row yet
+    # The page of a message says what mq_why does: one of them is enough for each row, and both for
+    # what only a lapsed row has. The other tables have no row yet.
+    shown = rows if column in LAPSED else stored["runs"]
+    lists = ["queuedmessage", "uniquekey"]
+    assert shown_badly(shown, lists, asked=stored["lapsed"]) == []
     run_chores()
     handle_all(good, ran)
     assert settled_badly(caplog) == []
     lapsed = QueuedMessage.objects.filter(leased_until__lt="2021-01-01", queue="mail")
     assert not lapsed.exists()  # taken over, or given back
     left = QueuedMessage.objects.filter(pk__in=[key for _, key, _ in rows]).values_list("pk")
-    assert shown_badly([row for row in rows if (row[1],) in left]) == []
+    lists += ["failedattempt", "result"]
+    assert shown_badly([row for row in rows if (row[1],) in left], lists) == []
     call_command("mq_requeue", "--all", "--yes", stdout=StringIO())
 
 

@@ -19,11 +19,21 @@ from django_mq import (
     broadcast,
     broadcast_many,
     cancel,
+    handler,
     queues,
     request,
 )
+from django_mq.handlers import isolated
 from django_mq.messages import OnDuplicate
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, Schedule, UniqueKey
+from django_mq.models import (
+    FailedAttempt,
+    HandledMessage,
+    QueuedMessage,
+    QueueState,
+    Result,
+    Schedule,
+    UniqueKey,
+)
 from django_mq.outbox import backlog
 from django_mq.store import free_unique_ids, kept_results, results
 from tests.roles import acting_as, documented, documented_names, skip_unless_able
@@ -64,6 +74,9 @@ def rows(settings: Any) -> None:
     add("tasks", id=8, type="tasks.t", handler="t", wants_result=True)
     FailedAttempt.objects.create(message_id=7, queue="q", type="t", attempt=1)
     Result.objects.create(message_id=7, value={"secret": 1})
+    HandledMessage.objects.create(
+        id=9, queue="q", type="t", handler="t", payload={"secret": 1}, keep_until=Now()
+    )
     beat(running=[5])
     Schedule.objects.create(name="s", type="a.b", every=timedelta(hours=1))
     QueueState.objects.create(queue="slow", backoff_level=2, backoff_until=Now())
@@ -94,6 +107,18 @@ def read_task() -> None:
     with connection.cursor() as cursor:
         assert kept_results.look(cursor, 8) is not None
         kept_results.failed_attempts(cursor, 8)
+
+
+def replay() -> None:
+    with isolated():
+        handler("t", name="t")(lambda delivery: None)
+        queues.replay(ids=9)
+
+
+def dry_replay() -> None:
+    with isolated():
+        handler("t", name="t")(lambda delivery: None)
+        queues.replay(ids=9, dry_run=True)
 
 
 def bring_forward() -> None:
@@ -144,6 +169,8 @@ CALLS: dict[str, dict[str, Call]] = {
         "broadcast update": lambda: duplicate("update"),
         "broadcast replace": lambda: duplicate("replace"),
         "broadcast rerun": lambda: duplicate("rerun"),
+    },
+    "written payloads": {
         "write payloads": sql("update django_mq_queuedmessage set payload = '{}'"),
     },
     "canceller": {
@@ -163,7 +190,10 @@ CALLS: dict[str, dict[str, Call]] = {
         "queues.peek dead": lambda: queues.peek(dead=True),
         "queues.heads": queues.heads,
         "queues.workers": queues.workers,
+        "queues.running": queues.running,
         "queues.timings": queues.timings,
+        "queues.figures": queues.figures,
+        "queues.rates": queues.rates,
     },
     "operator": {
         **{f"queues.why {n}": lambda n=n: queues.why(n) for n in range(1, 8)},  # type: ignore[misc]
@@ -173,21 +203,35 @@ CALLS: dict[str, dict[str, Call]] = {
         "queues.resume": lambda: queues.resume("mail"),
         "queues.limit": lambda: queues.limit("mail", 5),
         "queues.end_backoff": lambda: queues.end_backoff("slow"),
+        "queues.topology": queues.topology,
+        "queues.chain": lambda: queues.chain(9),
+        "queues.history": queues.history,
+        "queues.replay dry_run": dry_replay,
         "queues.schedules": queues.schedules,
         "queues.run_schedule": lambda: queues.run_schedule("s"),
         "queues.enable_schedule": lambda: queues.enable_schedule("s"),
         "queues.disable_schedule": lambda: queues.disable_schedule("s"),
         "queues.next_times": lambda: queues.next_times("s"),
+        "queues.requeue fingerprint": lambda: queues.requeue(fingerprint="0" * 16),
+        "queues.operate": lambda: queues.operate("cancel", queue="mail"),
+        "queues.operations": queues.operations,
+        "queues.stop": lambda: queues.stop(3, by="ana"),
+        "queues.ask_stack": lambda: queues.ask_stack(3),
+        "queues.commands": lambda: queues.commands(3),
+        "queues.cancel_operation": lambda: queues.cancel_operation(1),
     },
     "dry purge": {"queues.purge dry_run": lambda: queues.purge("mail", waiting=True, dry_run=True)},
     "purge": {"queues.purge": lambda: queues.purge("mail", waiting=True)},
     "errors": {
         "read errors": sql("select last_error, dead_reason, metadata from django_mq_queuedmessage"),
         "read attempts": sql("select traceback from django_mq_failedattempt"),
+        "queues.errors": queues.errors,
     },
     "tasks": {"read a task": read_task},
     "task ends": {"cancel a task": lambda: queues.cancel(8), "cancel its id": lambda: cancel(id=8)},
     "payloads": {"read payloads": sql("select payload from django_mq_queuedmessage")},
+    "replays": {"queues.replay": replay},
+    "edits": {"queues.edit": lambda: queues.edit(4, payload={"n": 1}, priority=1)},
     "handlers": {"name handlers": sql("update django_mq_queuedmessage set handler = 'h'")},
     "claims": {"claim": sql("update django_mq_queuedmessage set suspect = true")},
 }
@@ -204,13 +248,13 @@ MAY: dict[str, tuple[str, ...]] = {
     "mq_limited_producer": ("producer", "limited"),
     "mq_asker": ("producer", "asker"),
     "mq_unique_producer": UNIQUE,
-    "mq_replacing_producer": (*UNIQUE, "replacing", "due times", "limited"),
+    "mq_replacing_producer": (*UNIQUE, "replacing", "written payloads", "due times", "limited"),
     "mq_canceller": (*CANCELLER, "limited"),
     "mq_task_reader": TASK_READER,
     "mq_task_canceller": (*CANCELLER, "limited", *TASK_READER, "purge", "task ends"),
     "mq_monitor": ("monitor", "dry purge"),
     "mq_operator": OPERATOR,
-    "mq_admin": (*OPERATOR, *TASK_READER, "task ends"),
+    "mq_admin": (*OPERATOR, *TASK_READER, "task ends", "replays", "edits", "written payloads"),
     "mq_worker": tuple(CALLS),
 }
 

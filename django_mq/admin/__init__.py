@@ -1,8 +1,8 @@
-"""The admin pages: messages, failed attempts, queues, workers, schedules, results, unique ids.
+"""The admin pages: overview, messages and their history, attempts, queues, workers and so on.
 
-Everything is read-only except for actions, and for schedules made here; both need permissions. To
-change the pages, set `DJANGO_MQ["ADMIN"] = False` and register subclasses, for example to show a
-user some queues only:
+Everything is read-only except for actions, for messages broadcast or edited from a form, and for
+schedules made here; all need permissions. To change the pages, set `DJANGO_MQ["ADMIN"] = False` and
+register subclasses, for example to show a user some queues only:
 
     class Scoped:
         def get_queues(self, request):
@@ -17,7 +17,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_mq.admin.attempts import FailedAttemptAdmin
 from django_mq.admin.base import QueueScopeMixin, ReadOnlyAdmin
+from django_mq.admin.history import HandledMessageAdmin
 from django_mq.admin.messages import QueuedMessageAdmin
+from django_mq.admin.operations import OperationAdmin
+from django_mq.admin.overview import OverviewAdmin
 from django_mq.admin.queues import QueueStateAdmin
 from django_mq.admin.results import ResultAdmin
 from django_mq.admin.schedules import ScheduleAdmin
@@ -26,6 +29,9 @@ from django_mq.admin.workers import WorkerHeartbeatAdmin
 from django_mq.conf import get_settings
 from django_mq.models import (
     FailedAttempt,
+    HandledMessage,
+    Operation,
+    Overview,
     QueuedMessage,
     QueueState,
     Result,
@@ -36,6 +42,9 @@ from django_mq.models import (
 
 __all__ = [
     "FailedAttemptAdmin",
+    "HandledMessageAdmin",
+    "OperationAdmin",
+    "OverviewAdmin",
     "QueueScopeMixin",
     "QueueStateAdmin",
     "QueuedMessageAdmin",
@@ -55,8 +64,11 @@ def _is_wanted() -> bool:
 
 
 if _is_wanted():
+    admin.site.register(Overview, OverviewAdmin)
     admin.site.register(QueuedMessage, QueuedMessageAdmin)
     admin.site.register(FailedAttempt, FailedAttemptAdmin)
+    admin.site.register(HandledMessage, HandledMessageAdmin)
+    admin.site.register(Operation, OperationAdmin)
     admin.site.register(QueueState, QueueStateAdmin)
     admin.site.register(Result, ResultAdmin)
     admin.site.register(Schedule, ScheduleAdmin)

@@ -20,13 +20,18 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import path
-from django.utils.translation import gettext, ngettext
-from django.utils.translation import gettext_lazy as _
 
 from django_mq.admin.base import id_of
 from django_mq.admin.bounds import impatient, ran_out
-from django_mq.admin.heads import HeadsAdmin
-from django_mq.admin.operations import CANCEL, DISCARD, OPERATIONS, REQUEUE, RUN_NOW, Operation
+from django_mq.admin.everything import EverythingAdmin
+from django_mq.admin.message_actions import (
+    CANCEL,
+    DISCARD,
+    MESSAGE_ACTIONS,
+    REQUEUE,
+    RUN_NOW,
+    MessageAction,
+)
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.stalled import standings
 from django_mq.queues.transactions import writing
@@ -34,34 +39,36 @@ from django_mq.states import MessageState
 
 #: Most messages in one action.
 MOST = 1000
+#: The stock admin's parameter for the filters of the list that a page was opened from.
+FILTERS = "_changelist_filters"
 
 
-class MessageActionsAdmin(HeadsAdmin):
+class MessageActionsAdmin(EverythingAdmin):
     """The actions of the message list and of a message's page."""
 
     actions = ("requeue", "run_now", "cancel", "discard", "requeue_heads", "discard_heads")
 
-    @admin.action(permissions=["requeue"], description=_("Requeue the selected dead letters"))
+    @admin.action(permissions=["requeue"], description="Requeue the selected dead letters")
     def requeue(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         return self._from_list(request, REQUEUE, queryset)
 
-    @admin.action(permissions=["run_now"], description=_("Run the selected messages now"))
+    @admin.action(permissions=["run_now"], description="Run the selected messages now")
     def run_now(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         return self._from_list(request, RUN_NOW, queryset)
 
-    @admin.action(permissions=["cancel"], description=_("Cancel the selected messages…"))
+    @admin.action(permissions=["cancel"], description="Cancel the selected messages…")
     def cancel(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         return self._from_list(request, CANCEL, queryset)
 
-    @admin.action(permissions=["discard"], description=_("Discard the selected dead letters…"))
+    @admin.action(permissions=["discard"], description="Discard the selected dead letters…")
     def discard(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         return self._from_list(request, DISCARD, queryset)
 
-    @admin.action(permissions=["requeue"], description=_("Requeue the heads they wait behind"))
+    @admin.action(permissions=["requeue"], description="Requeue the heads they wait behind")
     def requeue_heads(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         return self._from_list(request, REQUEUE, queryset, heads=True)
 
-    @admin.action(permissions=["discard"], description=_("Discard the heads they wait behind…"))
+    @admin.action(permissions=["discard"], description="Discard the heads they wait behind…")
     def discard_heads(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         return self._from_list(request, DISCARD, queryset, heads=True)
 
@@ -82,38 +89,38 @@ class MessageActionsAdmin(HeadsAdmin):
         if request.method != "POST":
             return
         for name in request.POST.getlist("action"):
-            operation = OPERATIONS.get(name.removesuffix("_heads"))
-            if operation is not None and not self.may(request, operation):
+            action = MESSAGE_ACTIONS.get(name.removesuffix("_heads"))
+            if action is not None and not self.may(request, action):
                 raise PermissionDenied
         _numbers(request.POST.getlist(ACTION_CHECKBOX_NAME))
 
     def get_urls(self) -> list[Any]:
         """Add the URL that a message's page and the confirmation post to."""
-        view = self.admin_site.admin_view(self.operation_view)
-        name = "django_mq_queuedmessage_operation"
-        return [path("operations/<str:name>/", view, name=name), *super().get_urls()]
+        view = self.admin_site.admin_view(self.action_view)
+        name = "django_mq_queuedmessage_action"
+        return [path("actions/<str:name>/", view, name=name), *super().get_urls()]
 
-    def operation_view(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Perform the operation `name` on the posted `ids`; one that removes needs confirmation."""
-        operation = OPERATIONS.get(name)
-        if operation is None:
+    def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Perform the action `name` on the posted `ids`; one that removes needs confirmation."""
+        action = MESSAGE_ACTIONS.get(name)
+        if action is None:
             raise Http404
         if request.method != "POST":
             return HttpResponseRedirect(self.url(self.model, "changelist"))
-        if not self.may(request, operation):
+        if not self.may(request, action):
             raise PermissionDenied
         ids = _numbers(request.POST.get("ids", "").split(","))
         if len(ids) > MOST:
             raise BadRequest(f"Select at most {MOST:,} messages for one action.")
         try:
-            if operation.removes and "confirmed" not in request.POST:
-                return self._confirm(request, operation, ids)
-            self._perform(request, operation, ids)
+            if action.removes and "confirmed" not in request.POST:
+                return self._confirm(request, action, ids)
+            self._perform(request, action, ids)
         except OperationalError as error:
             if not ran_out(error):
                 raise
             return self.give_up(request)
-        return HttpResponseRedirect(self._return_url(request, ids if operation.removes else ()))
+        return HttpResponseRedirect(self._return_url(request, ids if action.removes else ()))
 
     def _return_url(self, request: HttpRequest, removed: Sequence[int] = ()) -> str:
         """Return the page that the form was posted from: a message's, a queue's, or the list."""
@@ -122,39 +129,40 @@ class MessageActionsAdmin(HeadsAdmin):
         if page := request.POST.get("page"):
             (id,) = _numbers([page])
             if id not in removed:
-                return self.url(self.model, "change", id)
-        return self._list_url(request.POST.get("filters", ""))
+                filters = request.POST.get("filters", "")
+                query = {FILTERS: QueryDict(filters).urlencode()} if filters else {}
+                return self.url(self.model, "change", id, **query)
+        return self.list_url(request.POST.get("filters", ""))
 
     def _from_list(
         self,
         request: HttpRequest,
-        operation: Operation,
+        action: MessageAction,
         queryset: QuerySet[Any],
         *,
         heads: bool = False,
     ) -> HttpResponse:
-        """Apply `operation` to the selected messages; with `heads`, to the heads of their lines."""
-        if not self.may(request, operation):
+        """Apply `action` to the selected messages; with `heads`, to the heads of their lines."""
+        if not self.may(request, action):
             raise PermissionDenied
+        # Everything that matches: an operation has no cap.
+        across = request.POST.get("select_across") == "1"
         with impatient(self.alias):
             ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MOST + 1])
         if len(ids) > MOST:
-            ids = ids[:MOST]
-            text = gettext(
-                "More than %(most)s messages were selected. The action applies to the %(most)s"
-                " oldest; repeat it for the rest."
-            )
-            self.message_user(request, text % {"most": f"{MOST:,}"}, notices.WARNING)
+            if not across:
+                raise BadRequest(f"Select at most {MOST:,} messages for one action.")
+            return HttpResponseRedirect(self.everything_url(action, request.GET, heads=heads))
         if heads:
             found = standings(ids, most=1, using=self.alias)
             ids = sorted({found[id].head or id if id in found else id for id in ids})
-        if operation.removes:
-            return self._confirm(request, operation, ids)
-        self._perform(request, operation, ids)
+        if action.removes:
+            return self._confirm(request, action, ids)
+        self._perform(request, action, ids)
         return HttpResponseRedirect(request.get_full_path())
 
     def _confirm(
-        self, request: HttpRequest, operation: Operation, ids: Sequence[int]
+        self, request: HttpRequest, action: MessageAction, ids: Sequence[int]
     ) -> HttpResponse:
         """Ask for confirmation, with counts. States are checked again when the user confirms."""
         found: Counter[tuple[str, str]] = Counter()
@@ -165,27 +173,27 @@ class MessageActionsAdmin(HeadsAdmin):
             rows = list(self.get_queryset(request).filter(pk__in=ids).values_list(*columns))
         for id, queue, type, state, leased_until in rows:
             if leased_until is not None:
-                others[gettext("in flight")] += 1
-            elif state in operation.states:
+                others["in flight"] += 1
+            elif state in action.states:
                 found[queue, type] += 1
                 matching.append(id)
             else:
                 others[str(MessageState(state).label)] += 1
         if missing := len(ids) - len(rows):
-            others[gettext("gone")] += missing
+            others["gone"] += missing
         filters = request.POST.get("filters", request.GET.urlencode())
         origin = {name: request.POST[name] for name in ("page", "queue") if request.POST.get(name)}
         context = self.page_context(
             request,
-            str(operation.question),
+            str(action.question),
             list_crumb=True,
-            operation=operation,
-            url=self.operation_url(operation),
+            action=action,
+            url=self.action_url(action),
             ids=",".join(map(str, ids)),
             filters=filters,
             behind=self._behind(matching),
             origin=origin.items(),
-            back=self._return_url(request) if origin else self._list_url(filters),
+            back=self._return_url(request) if origin else self.list_url(filters),
             found=[(*names, count) for names, count in sorted(found.items())],
             count=sum(found.values()),
             others=sorted(others.items()),
@@ -200,36 +208,36 @@ class MessageActionsAdmin(HeadsAdmin):
         more = any(each.behind == MOST for each in found)
         return f"{count:,}{'+' if more else ''}" if count else ""
 
-    def _perform(self, request: HttpRequest, operation: Operation, ids: Sequence[int]) -> None:
-        """Apply `operation` to those of `ids` that the user may see, log it, and report it."""
+    def _perform(self, request: HttpRequest, action: MessageAction, ids: Sequence[int]) -> None:
+        """Apply `action` to those of `ids` that the user may see, log it, and report it."""
         alias = self.alias
         visible = self.scoped(request, QueuedMessage.objects.using(alias))
         with writing(alias):
             rows = visible.only("pk", "queue", "type").in_bulk(ids)
-            changed = operation.run(list(rows), using=alias)
+            changed = action.run(list(rows), using=alias)
             skipped = len(ids) - len(changed.ids)
-            note = f"{operation.past}, one of {len(changed.ids)} messages; {skipped} skipped."
-            flag = DELETION if operation.removes else CHANGE
+            note = f"{action.past}, one of {len(changed.ids)} messages; {skipped} skipped."
+            flag = DELETION if action.removes else CHANGE
             self.log(request, [rows[id] for id in changed.ids], flag, note)
-        self._report(request, operation, len(changed.ids), skipped)
+        self._report(request, action, len(changed.ids), skipped)
 
-    def _report(self, request: HttpRequest, operation: Operation, done: int, skipped: int) -> None:
-        label = {"label": operation.label, "count": f"{done:,}"}
+    def _report(self, request: HttpRequest, action: MessageAction, done: int, skipped: int) -> None:
+        label = {"label": action.label, "count": f"{done:,}"}
         if done:
-            text = ngettext("%(label)s: %(count)s message.", "%(label)s: %(count)s messages.", done)
+            text = (
+                "%(label)s: %(count)s message." if done == 1 else "%(label)s: %(count)s messages."
+            )
             self.message_user(request, text % label, notices.SUCCESS)
         if skipped:
-            text = ngettext(
-                "%(label)s: %(count)s message was skipped. It is in flight, locked, gone, or in a"
-                " state that this action does not apply to.",
-                "%(label)s: %(count)s messages were skipped. They are in flight, locked, gone, or"
-                " in a state that this action does not apply to.",
-                skipped,
+            subject = "message was" if skipped == 1 else "messages were"
+            text = (
+                f"%(label)s: %(count)s {subject} skipped: in flight, locked, gone, or in a state"
+                " that this action does not apply to."
             )
             label["count"] = f"{skipped:,}"
             self.message_user(request, text % label, notices.WARNING)
 
-    def _list_url(self, filters: str) -> str:
+    def list_url(self, filters: str) -> str:
         """Return the list's URL with `filters`, parsed again so that it cannot leave the site."""
         query = QueryDict(filters).urlencode()
         return self.url(self.model, "changelist") + (f"?{query}" if query else "")

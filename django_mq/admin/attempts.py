@@ -8,25 +8,43 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
-from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.filters import ErrorFilter, HandlerFilter, QueueFilter
+from django_mq.admin.errors import ErrorsAdmin
+from django_mq.admin.filter_boxes import (
+    AttemptWorkerFilter,
+    HandlerFilter,
+    QueueFilter,
+    TypeFilter,
+)
+from django_mq.admin.filter_moments import EndedFilter
+from django_mq.admin.filters import ErrorFilter
+from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import block, breakable, excerpt, full, link, plain, took, when
 from django_mq.models import FailedAttempt, QueuedMessage
 
 
-class FailedAttemptAdmin(ReadOnlyAdmin):
+class FailedAttemptAdmin(ErrorsAdmin, TableAdmin):
     """Failed attempts, the newest first."""
 
-    exact_lookups = ("id", "message_id", "queue", "type", "handler", "attempt", "worker")
+    change_list_template = "admin/django_mq/attempt_list.html"
+    exact_lookups = (
+        *("id", "message_id", "queue", "type", "handler", "attempt", "worker", "fingerprint"),
+    )
     list_display: Any = ("ended", "error", "what", "queue", "attempt")
     list_display_links = ("ended", "error")
-    list_filter = (ErrorFilter, QueueFilter, HandlerFilter)
+    indexed_lookups = ("id", "message_id", "fingerprint")
+    list_filter = (
+        ErrorFilter,
+        EndedFilter,
+        QueueFilter,
+        TypeFilter,
+        HandlerFilter,
+        AttemptWorkerFilter,
+    )
     search_fields = ("pk",)
     searched_texts = ("type", "error_class")
     searched_ids = ("message_id",)
-    search_help_text = _("Exact id of a message, or a type or error class.")
+    search_help_text = "Exact id of a message, or a type or error class."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the attempts; private columns are read only for users who may see them."""
@@ -37,34 +55,34 @@ class FailedAttemptAdmin(ReadOnlyAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ["message", "type", "queue", "handler", "attempt", "worker", "ended_at_full"]
-        fields += ["took", "error_class"]
+        fields += ["took", "error_class", "place", "fingerprint"]
         if self.may_see_payloads(request):
             fields += ["whole_text", "whole_traceback"]
         return [(None, {"fields": fields})]
 
-    @admin.display(description=_("ended"))
+    @admin.display(description="ended")
     def ended(self, attempt: FailedAttempt) -> Any:
         return when(attempt.ended_at, attempt.now)  # type: ignore[attr-defined]
 
-    @admin.display(description=_("ended"))
+    @admin.display(description="ended")
     def ended_at_full(self, attempt: FailedAttempt) -> Any:
         return full(attempt.ended_at, attempt.now)  # type: ignore[attr-defined]
 
-    @admin.display(description=_("took"))
+    @admin.display(description="took")
     def took(self, attempt: FailedAttempt) -> Any:
         return took(attempt.started_at, attempt.ended_at) or None
 
-    @admin.display(description=_("error"))
+    @admin.display(description="error")
     def error(self, attempt: FailedAttempt) -> Any:
         """Show the error class and, to users who may see payloads, the text."""
         text = excerpt(attempt.error_text) if "error_text" in attempt.__dict__ else ""
         return format_html(
             '<span class="mq-error">{}</span><span class="mq-under">{}</span>',
-            excerpt(attempt.error_class) or _("unknown"),
+            excerpt(attempt.error_class) or "unknown",
             text,
         )
 
-    @admin.display(description=_("message"))
+    @admin.display(description="message")
     def what(self, attempt: FailedAttempt) -> Any:
         return format_html(
             '<span class="mq-type">{} {}<span class="mq-under">{}</span></span>',
@@ -73,14 +91,14 @@ class FailedAttemptAdmin(ReadOnlyAdmin):
             breakable(attempt.handler),
         )
 
-    @admin.display(description=_("message"))
+    @admin.display(description="message")
     def message(self, attempt: FailedAttempt) -> Any:
         return link(self.url(QueuedMessage, "change", attempt.message_id), f"#{attempt.message_id}")
 
-    @admin.display(description=_("error text"))
+    @admin.display(description="error text")
     def whole_text(self, attempt: FailedAttempt) -> Any:
         return block(plain(attempt.error_text))
 
-    @admin.display(description=_("traceback"))
+    @admin.display(description="traceback")
     def whole_traceback(self, attempt: FailedAttempt) -> Any:
         return block(plain(attempt.traceback))

@@ -17,7 +17,6 @@ from django.db.models.functions import Cast, Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.text import capfirst
-from django.utils.translation import gettext
 
 from django_mq.admin.bounds import BoundedChangeList, CappedPaginator, impatient, ran_out
 from django_mq.conf import alias_of
@@ -130,7 +129,11 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Allow the filters of the page, and exact values of public columns."""
         fields = [each[0] if isinstance(each, tuple) else each for each in self.list_filter]
-        offered = [getattr(each, "parameter_name", each) for each in fields]
+        offered = [
+            name
+            for each in fields
+            for name in getattr(each, "parameter_names", [getattr(each, "parameter_name", each)])
+        ]
         return lookup.removesuffix("__exact") in (*self.exact_lookups, *offered)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -167,8 +170,12 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         with impatient(self.alias):
             found = super().get_changelist_instance(request)
             if request.method == "GET":
-                len(found.result_list)
+                self.read_rows(request, found)
             return found
+
+    def read_rows(self, request: HttpRequest, found: ChangeList) -> None:
+        """Read the rows of a list, and what is shown beside them, within the time limits."""
+        len(found.result_list)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -185,7 +192,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
 
     def give_up(self, request: HttpRequest) -> HttpResponse:
         """Report that the database took too long, and redirect to the list without filters."""
-        text = gettext(
+        text = (
             "The query took too long and was cancelled; nothing was changed. Filter by queue first,"
             " or search for an exact id."
         )

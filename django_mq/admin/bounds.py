@@ -62,6 +62,13 @@ class AtLeast(int):
         return int.__repr__(self) if settings.USE_THOUSAND_SEPARATOR else f"{int(self) - 1:,}+"
 
 
+class Estimate(int):
+    """A number that the planner estimated: `~1,200,000` as text, an int in computations."""
+
+    def __str__(self) -> str:
+        return f"~{int(self):,}"
+
+
 class CappedPaginator(StockPaginator):
     """Pages of the first `MOST` rows; one query finds their number and their keys."""
 

@@ -12,8 +12,6 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import path
-from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
 from django_mq.admin.bounds import ran_out
@@ -24,11 +22,11 @@ from django_mq.queues.transactions import writing
 
 #: The offered pauses in seconds; the empty one lasts until the queue is resumed.
 PAUSES = {
-    "": _("until resumed"),
-    "900": _("15 minutes"),
-    "3600": _("1 hour"),
-    "14400": _("4 hours"),
-    "86400": _("1 day"),
+    "": "until resumed",
+    "900": "15 minutes",
+    "3600": "1 hour",
+    "14400": "4 hours",
+    "86400": "1 day",
 }
 
 #: Makes a change and returns its log entry, empty if nothing changed; and what to tell the user.
@@ -44,14 +42,14 @@ def _pause(form: QueryDict, queue: str, alias: str) -> Decision:
         end = queues.pause(queue, until=int(seconds) if seconds else None, using=alias)
         return f"Paused until {end.isoformat()}." if end else "Paused until it is resumed."
 
-    return pause, gettext("Queue %s is paused.")
+    return pause, "Queue %s is paused."
 
 
 def _resume(form: QueryDict, queue: str, alias: str) -> Decision:
     def resume() -> str:
         return "Resumed." if queues.resume(queue, using=alias) else ""
 
-    return resume, gettext("Queue %s is no longer paused.")
+    return resume, "Queue %s is no longer paused."
 
 
 def _limit(form: QueryDict, queue: str, alias: str) -> Decision:
@@ -68,15 +66,15 @@ def _limit(form: QueryDict, queue: str, alias: str) -> Decision:
         return "Limit lifted." if most is None else f"Limited to {most} in flight."
 
     if most is None:
-        return limit, gettext("Queue %s has the limit of the settings again.")
-    return limit, gettext("Queue %s is limited.")
+        return limit, "Queue %s has the limit of the settings again."
+    return limit, "Queue %s is limited."
 
 
 def _end_backoff(form: QueryDict, queue: str, alias: str) -> Decision:
     def end() -> str:
         return "Backoff ended." if queues.end_backoff(queue, using=alias) else ""
 
-    return end, gettext("Queue %s is no longer backing off.")
+    return end, "Queue %s is no longer backing off."
 
 
 DECISIONS = {"pause": _pause, "resume": _resume, "limit": _limit, "end_backoff": _end_backoff}
@@ -123,7 +121,7 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
         except OperationalError as error:
             if not ran_out(error):
                 raise
-            text = gettext("Another session is changing queue %s. Try again in a moment.")
+            text = "Another session is changing queue %s. Try again in a moment."
             self.message_user(request, text % queue, notices.ERROR)
         else:
             self.message_user(request, text % queue, notices.SUCCESS)

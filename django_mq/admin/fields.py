@@ -10,8 +10,6 @@ from django.db.models import TextField
 from django.db.models.functions import Cast
 from django.http import HttpRequest
 from django.utils.html import format_html
-from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.texts import excerpt, full, link, plain, span
@@ -38,7 +36,7 @@ FIELDS: tuple[tuple[Any, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        _("Delivery"),
+        "Delivery",
         (
             "processable",
             "leased",
@@ -89,35 +87,35 @@ class MessageFieldsAdmin(HeadsAdmin):
             for title, names in FIELDS
         ]
 
-    @admin.display(description=_("queue"))
+    @admin.display(description="queue")
     def queue_link(self, message: QueuedMessage) -> Any:
         return link(self.url(QueueState, "change", message.queue), message.queue)
 
-    @admin.display(description=_("handler"))
+    @admin.display(description="handler")
     def handler_name(self, message: QueuedMessage) -> Any:
-        version = _("schema version %(version)s") % {"version": message.schema_version}
+        version = f"schema version {message.schema_version}"
         return format_html(
             '{} <span class="mq-quiet">({})</span>',
-            message.handler or _("none yet: routed at delivery"),
+            message.handler or "none yet: routed at delivery",
             version,
         )
 
-    @admin.display(description=_("order key"))
+    @admin.display(description="order key")
     def key_link(self, message: QueuedMessage) -> Any:
         return link(self.line_url(message.queue, message.handler, message.key), message.key)
 
-    @admin.display(description=_("ordered"))
+    @admin.display(description="ordered")
     def in_line(self, message: QueuedMessage) -> Any:
-        return _("the queue runs one message at a time")
+        return "the queue runs one message at a time"
 
-    @admin.display(description=_("behind it"))
+    @admin.display(description="behind it")
     def followers(self, message: QueuedMessage) -> Any:
         count = shown_count(message.standing.behind)  # type: ignore[attr-defined]
-        words = _("%(count)s of its key") if message.key else _("%(count)s of its queue")
+        words = "%(count)s of its key" if message.key else "%(count)s of its queue"
         key = None if message.ordered else message.key
         return link(self.line_url(message.queue, message.handler, key), words % {"count": count})
 
-    @admin.display(description=_("unique id"))
+    @admin.display(description="unique id")
     def unique(self, message: QueuedMessage) -> Any:
         """Show the id, whether this message still holds it, and its quiet time."""
         taken = UniqueKey.objects.using(self.alias).filter(
@@ -131,50 +129,44 @@ class MessageFieldsAdmin(HeadsAdmin):
         text = link(self.url(UniqueKey, "change", row[0]) if row else "", message.unique_id)
         notes = []
         if row is None or row[1] != message.pk:
-            notes.append(gettext("no longer held by this message"))
+            notes.append("no longer held by this message")
         if message.unique_for:
-            notes.append(
-                gettext("stays taken for %(span)s after a success")
-                % {"span": span(message.unique_for)}
-            )
+            notes.append(f"stays taken for {span(message.unique_for)} after a success")
         return format_html('{} <span class="mq-quiet">{}</span>', text, "; ".join(notes))
 
-    @admin.display(description=_("created"))
+    @admin.display(description="created")
     def created(self, message: QueuedMessage) -> Any:
         return _moment(message, message.created_at)
 
-    @admin.display(description=_("processable"))
+    @admin.display(description="processable")
     def processable(self, message: QueuedMessage) -> Any:
         return _moment(message, message.processable_after)
 
-    @admin.display(description=_("leased"))
+    @admin.display(description="leased")
     def leased(self, message: QueuedMessage) -> Any:
         return format_html(
             "{} {} {} <code>{}</code>",
-            _("until"),
+            "until",
             _moment(message, message.leased_until),
-            _("by"),
+            "by",
             message.claimed_by,
         )
 
-    @admin.display(description=_("attempts"))
+    @admin.display(description="attempts")
     def attempts_used(self, message: QueuedMessage) -> Any:
-        return _("%(used)s of at most %(most)s") % {
-            "used": message.attempts,
-            "most": message.max_attempts,
-        }
+        return f"{message.attempts} of at most {message.max_attempts}"
 
-    @admin.display(description=_("retry policy"))
+    @admin.display(description="retry policy")
     def retry_policy(self, message: QueuedMessage) -> Any:
         found = QueuedMessage.objects.using(self.alias).filter(pk=message.pk, retry__isnull=False)
         text = found.values_list(Cast("retry", TextField()), flat=True).first()
-        return _("the handler's") if text is None else format_html("<code>{}</code>", excerpt(text))
+        return "the handler's" if text is None else format_html("<code>{}</code>", excerpt(text))
 
-    @admin.display(description=_("expires"))
+    @admin.display(description="expires")
     def expires(self, message: QueuedMessage) -> Any:
         return _moment(message, message.expires_at)
 
-    @admin.display(description=_("waits behind"))
+    @admin.display(description="waits behind")
     def blocker(self, message: QueuedMessage) -> Any:
         standing = message.standing  # type: ignore[attr-defined]
         first = link(
@@ -182,29 +174,29 @@ class MessageFieldsAdmin(HeadsAdmin):
         )
         if standing.ahead < 2:
             return first
-        others = gettext("the first of %(count)s") % {"count": shown_count(standing.ahead)}
+        others = f"the first of {shown_count(standing.ahead)}"
         return format_html('{} <span class="mq-quiet">{}</span>', first, others)
 
-    @admin.display(description=_("held since"))
+    @admin.display(description="held since")
     def held(self, message: QueuedMessage) -> Any:
         return _moment(message, message.held_since)
 
-    @admin.display(description=_("suspect"))
+    @admin.display(description="suspect")
     def suspicion(self, message: QueuedMessage) -> Any:
-        return _("a worker process died while running it: it runs alone")
+        return "a worker process died while running it: it runs alone"
 
-    @admin.display(description=_("result"))
+    @admin.display(description="result")
     def result_link(self, message: QueuedMessage) -> Any:
         if not Result.objects.using(self.alias).filter(pk=message.pk).exists():
-            return _("requested; not stored yet")
-        return link(self.url(Result, "change", message.pk), _("stored"))
+            return "requested; not stored yet"
+        return link(self.url(Result, "change", message.pk), "stored")
 
-    @admin.display(description=_("dead"))
+    @admin.display(description="dead")
     def died(self, message: QueuedMessage) -> Any:
         reason = message.dead_reason if message.dead_reason in OWN_REASONS else ""
         return format_html("{} {}", _moment(message, message.dead_at), reason)
 
-    @admin.display(description=_("last error"))
+    @admin.display(description="last error")
     def error_line(self, message: QueuedMessage) -> Any:
         return format_html('<span class="mq-error">{}</span>', plain(message.last_error))
 

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
-from django.utils.translation import gettext_lazy as _
 
-from django_mq import handlers, queues
-from django_mq.conf import get_settings
 from django_mq.models import MessageQuerySet, QueueState
 from django_mq.states import MessageState
-
-if TYPE_CHECKING:
-    from django_mq.admin.base import ReadOnlyAdmin
 
 #: Newest attempts among which the most frequent errors are counted.
 RECENT = 1000
@@ -40,7 +34,16 @@ NARROWED: dict[MessageState, Q] = {
     MessageState.DELAYED: _WAITING & Q(processable_after__gt=Now(), attempts=0),
     MessageState.PROCESSABLE: _WAITING & Q(processable_after__lte=Now()),
 }
-
+#: States whose messages have a small index of their own.
+INDEXED = frozenset(
+    (
+        MessageState.DEAD,
+        MessageState.RUNNING,
+        MessageState.LEASED,
+        MessageState.BLOCKED,
+        MessageState.EXPIRED,
+    )
+)
 
 #: Both states in which a worker has a message.
 IN_FLIGHT = "in_flight"
@@ -49,12 +52,26 @@ IN_FLIGHT = "in_flight"
 class StateFilter(admin.SimpleListFilter):
     """By state."""
 
-    title = _("state")
+    title = "state"
     parameter_name = "state"
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether an index finds the messages of the chosen state."""
+        return self.value() == IN_FLIGHT or self.value() in INDEXED
+
+    def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the messages among which an index finds those of the chosen state; else all."""
+        if not self.is_indexed:
+            return rows
+        value = self.value()
+        if value is None or value == IN_FLIGHT:
+            return rows.filter(leased_until__isnull=False)
+        return rows.filter(NARROWED[MessageState(value)])
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         states: list[tuple[str, Any]] = [(state.value, state.label) for state in MessageState]
-        return [*states, (IN_FLIGHT, _("in flight"))]
+        return [*states, (IN_FLIGHT, "in flight")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         value = self.value()
@@ -82,39 +99,10 @@ class ExactFilter(admin.SimpleListFilter):
         return [(each, each) for each in sorted({*values, *([chosen] if chosen else [])})]
 
 
-class QueueFilter(ExactFilter):
-    """By queue, out of the known queues that the user may see."""
-
-    title = _("queue")
-    parameter_name = "queue"
-
-    def lookups(self, request: HttpRequest, model_admin: ReadOnlyAdmin) -> list[tuple[str, str]]:  # type: ignore[override]
-        known = queues.names(using=model_admin.alias)
-        return self.offer(each for each in known if model_admin.may_see(request, each))
-
-
-class HandlerFilter(ExactFilter):
-    """By handler, out of those registered here for a queue that the user may see."""
-
-    title = _("handler")
-    parameter_name = "handler"
-
-    def lookups(self, request: HttpRequest, model_admin: ReadOnlyAdmin) -> list[tuple[str, str]]:  # type: ignore[override]
-        settings = get_settings()
-        return self.offer(
-            each.name
-            for each in handlers.all_handlers()
-            if any(
-                model_admin.may_see(request, queue)
-                for queue in handlers.allowed_queues(each, settings)
-            )
-        )
-
-
 class ErrorFilter(ExactFilter):
     """By error class, out of those of the newest failed attempts, the most frequent first."""
 
-    title = _("recent errors")
+    title = "recent errors"
     parameter_name = "error_class"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -125,3 +113,22 @@ class ErrorFilter(ExactFilter):
         if chosen:
             found.setdefault(chosen, 0)
         return [(name, f"{name} ({count:,})") for name, count in found.most_common(12)]
+
+
+class OutcomeFilter(admin.SimpleListFilter):
+    """Results: returned values or errors."""
+
+    title = "outcome"
+    parameter_name = "outcome"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("returned", "returned"), ("error", "error")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        if value is None:
+            return None
+        if value not in ("returned", "error"):
+            raise IncorrectLookupParameters
+        found = Q(error_class="")
+        return queryset.filter(found if value == "returned" else ~found)

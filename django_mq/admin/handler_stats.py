@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from django.utils.translation import gettext
-
 from django_mq import handlers, queues
 from django_mq.admin.texts import excerpt
 from django_mq.conf import get_settings
@@ -63,7 +61,7 @@ def handlers_of(names: Collection[str]) -> set[str]:
 def _shown(spread: Durations | None) -> Shown | None:
     if spread is None:
         return None
-    text = gettext(
+    text = (
         "last %(last)s, from %(min)s to %(max)s, mean %(mean)s, deviation %(deviation)s,"
         " 90th percentile %(p90)s"
     )

@@ -1,4 +1,4 @@
-"""Heads, the messages that others wait behind, with the operations offered on them."""
+"""Heads, the messages that others wait behind, with the actions offered on them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from django.urls import NoReverseMatch, reverse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.operations import OPERATIONS, Operation
-from django_mq.admin.texts import badge, breakable
+from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
+from django_mq.admin.texts import badge, breakable, moment
 from django_mq.models import QueuedMessage
 
-Offered = list[tuple[Operation, str]]
+Offered = list[tuple[MessageAction, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,12 @@ class HeadRow:
     #: Pages of the message and of its line; empty if the user may not see them.
     url: str
     line_url: str
-    operations: Offered
+    actions: Offered
+
+    @property
+    def at(self) -> str:
+        """Return the time of the head's death, or its due time."""
+        return moment(self.head.at)
 
     @property
     def names(self) -> dict[str, Any]:
@@ -37,24 +42,26 @@ class HeadRow:
 
 
 class HeadsAdmin(ReadOnlyAdmin):
-    """The heads of lines and the operations that the user may perform on messages."""
+    """The heads of lines and the actions that the user may perform on messages."""
 
-    def may(self, request: HttpRequest, operation: Operation) -> bool:
-        """Return whether the user may see messages and perform `operation` on them."""
-        return self.may_see_messages(request) and self._has_right(request, operation.permission)
+    def may(self, request: HttpRequest, action: MessageAction) -> bool:
+        """Return whether the user may see messages and perform `action` on them."""
+        return self.may_see_messages(request) and self._has_right(request, action.permission)
 
-    def operation_url(self, operation: Operation) -> str:
-        """Return the URL that performs `operation` on the posted `ids`."""
-        name = f"{self.admin_site.name}:django_mq_queuedmessage_operation"
-        return reverse(name, args=[operation.name])
+    def action_url(self, action: MessageAction) -> str:
+        """Return the URL that performs `action` on the posted `ids`."""
+        name = f"{self.admin_site.name}:django_mq_queuedmessage_action"
+        return reverse(name, args=[action.name])
 
     def offered(self, request: HttpRequest, state: str) -> Offered:
-        """Return the operations that the user may perform on messages in `state`, with URLs."""
+        """Return the actions that the user may perform on messages in `state`, with URLs."""
         found = [
-            each for each in OPERATIONS.values() if state in each.states and self.may(request, each)
+            each
+            for each in MESSAGE_ACTIONS.values()
+            if state in each.states and self.may(request, each)
         ]
         try:
-            return [(each, self.operation_url(each)) for each in found]
+            return [(each, self.action_url(each)) for each in found]
         except NoReverseMatch:  # this site has no message admin, or a different one
             return []
 

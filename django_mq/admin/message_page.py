@@ -8,12 +8,14 @@ from django.contrib.admin.utils import unquote
 from django.db.models import TextField
 from django.db.models.functions import Cast
 from django.http import HttpRequest, HttpResponse
-from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
-from django_mq.admin.actions import MessageActionsAdmin
+from django_mq.admin.actions import FILTERS, MessageActionsAdmin
+from django_mq.admin.chains import ChainsAdmin
+from django_mq.admin.editing import EditingAdmin
 from django_mq.admin.fields import MessageFieldsAdmin
 from django_mq.admin.heads import Offered
+from django_mq.admin.running import RunningAdmin
 from django_mq.admin.texts import badge, excerpt, full, plain, pretty, took
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues.stalled import standings
@@ -22,7 +24,9 @@ from django_mq.queues.stalled import standings
 RECENT = 25
 
 
-class MessagePageAdmin(MessageFieldsAdmin, MessageActionsAdmin):
+class MessagePageAdmin(
+    MessageFieldsAdmin, MessageActionsAdmin, ChainsAdmin, RunningAdmin, EditingAdmin
+):
     """The page of one message."""
 
     change_form_template = "admin/django_mq/message.html"
@@ -44,26 +48,35 @@ class MessagePageAdmin(MessageFieldsAdmin, MessageActionsAdmin):
         )
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the message with its position in its line."""
-        found = super().get_object(request, object_id, from_field)
-        if found is not None:
-            found.standing = standings([found.pk], using=self.alias).get(found.pk)
-        return found
+        """Return the message with its position in its line; a request reads it once."""
+        read: dict[str, Any] = request.__dict__.setdefault("mq_messages", {})
+        if object_id not in read:
+            found = super().get_object(request, object_id, from_field)
+            if found is not None:
+                found.standing = standings([found.pk], using=self.alias).get(found.pk)
+            read[object_id] = found
+        return read[object_id]
 
     def _message_context(self, request: HttpRequest, message: QueuedMessage) -> dict[str, Any]:
         private = self.may_see_payloads(request)
         why = queues.why(message.pk, using=self.alias)
         attempts = self._attempts(message, private)
+        filters = request.GET.get(FILTERS, "")
         return {
-            "title": _("Message %(id)s: %(type)s") % {"id": message.pk, "type": message.type},
+            "filters": filters,
+            "back": self.list_url(filters),
+            "title": f"Message {message.pk}: {message.type}",
             "subtitle": None,
             "why": why,
             "badge": badge(message.state),
             "why_error": plain(why.error) if private else "",
-            "operations": self._offers(request, message),
+            "actions": self._offers(request, message),
+            "edit_url": self.edit_url(request, message),
             "head": self._head(request, why.behind),
+            **self.running_context(request, message),
             "private": private,
             "documents": self._documents(message) if private else (),
+            **self.chain_context(request, message.pk),
             "attempts": attempts[:RECENT],
             "attempts_url": self.url(FailedAttempt, "changelist", message_id=message.pk)
             if len(attempts) > RECENT and self._has_right(request, "view_failedattempt")
@@ -75,7 +88,7 @@ class MessagePageAdmin(MessageFieldsAdmin, MessageActionsAdmin):
         return [] if in_flight else self.offered(request, message.state)
 
     def _head(self, request: HttpRequest, id: int | None) -> dict[str, Any] | None:
-        """Return the message that this one waits for, with the operations offered on it."""
+        """Return the message that this one waits for, with the actions offered on it."""
         found = None if id is None else self.get_queryset(request).filter(pk=id).first()
         if found is None:
             return None
@@ -83,12 +96,12 @@ class MessagePageAdmin(MessageFieldsAdmin, MessageActionsAdmin):
             "row": found,
             "badge": badge(found.state),
             "url": self.url(QueuedMessage, "change", found.pk),
-            "operations": self._offers(request, found),
+            "actions": self._offers(request, found),
         }
 
     def _documents(self, message: QueuedMessage) -> list[tuple[Any, str]]:
         """Return payload and metadata as text: the driver cannot decode every stored document."""
-        columns = {"payload": _("Payload"), "metadata": _("Metadata")}
+        columns = {"payload": "Payload", "metadata": "Metadata"}
         found = (
             QueuedMessage.objects.using(self.alias)
             .filter(pk=message.pk)

@@ -2,59 +2,153 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib import messages as notices
-from django.contrib.admin.views.main import ChangeList
-from django.db.models import QuerySet
+from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.db import connections
+from django.db.models import Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils import timezone
 from django.utils.html import format_html
-from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
 from django_mq.admin.base import id_of
-from django_mq.admin.bounds import impatient
-from django_mq.admin.filters import HandlerFilter, QueueFilter, StateFilter
+from django_mq.admin.bounds import MOST
+from django_mq.admin.broadcasting import BroadcastingAdmin
+from django_mq.admin.days import FROM, TO, Period, above, chosen, within
+from django_mq.admin.exports import ExportAdmin
+from django_mq.admin.filter_boxes import (
+    FingerprintFilter,
+    HandlerFilter,
+    KeyFilter,
+    LastErrorFilter,
+    MessageQueueFilter,
+    TypeFilter,
+    WorkerFilter,
+    of_queues,
+)
+from django_mq.admin.filter_moments import CreatedFilter, DeadFilter, DueFilter
+from django_mq.admin.filters import StateFilter
+from django_mq.admin.json_paths import read_path
 from django_mq.admin.message_page import MessagePageAdmin
+from django_mq.admin.suggesting import SuggestingAdmin
 from django_mq.admin.texts import badge, breakable, excerpt, link, under, when
-from django_mq.models import FailedAttempt, MessageQuerySet, QueuedMessage, QueueState
+from django_mq.admin.windows import AFTER
+from django_mq.models import (
+    FailedAttempt,
+    HandledMessage,
+    MessageQuerySet,
+    QueuedMessage,
+    QueueState,
+)
+from django_mq.policy.routing import MAX_NAME
 from django_mq.queues.reasons import GONE, OWN_REASONS
 from django_mq.queues.stalled import shown_count, standings
 from django_mq.states import MessageState
+from django_mq.store import find_messages
 
 #: Counts of messages behind one in the list stop here.
 MOST_BEHIND = 100
 
 
-class QueuedMessageAdmin(MessagePageAdmin):
+class QueuedMessageAdmin(ExportAdmin, BroadcastingAdmin, SuggestingAdmin, MessagePageAdmin):
     """Messages, the newest first; the list shows no payload."""
 
     change_list_template = "admin/django_mq/message_list.html"
     exact_lookups = ("id", "queue", "type", "handler", "key", "unique_id", "blocked_by")
     list_display: Any = ("id", "what", "condition", "where", "tries")
     list_display_links = ("id", "what")
-    list_filter = (StateFilter, QueueFilter, HandlerFilter)
+    indexed_lookups = ("id", "pk", "blocked_by")
+    list_filter = (
+        StateFilter,
+        MessageQueueFilter,
+        TypeFilter,
+        HandlerFilter,
+        KeyFilter,
+        LastErrorFilter,
+        FingerprintFilter,
+        WorkerFilter,
+        CreatedFilter,
+        DueFilter,
+        DeadFilter,
+    )
+    queue_is_indexed = True
     search_fields = ("pk",)
     searched_texts = ("type", "key", "unique_id")
-    search_help_text = _("Exact id, type, order key or unique id.")
+    search_help_text = (
+        "Exact id, type, order key or unique id; with the right to see payloads also a value by its"
+        " path, such as payload.user.id:7 or metadata.tenant:acme."
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the messages with their states, without large or private columns."""
         found = cast(MessageQuerySet, super().get_queryset(request))
+        if self.get_queues(request) is not None:
+            found = cast(MessageQuerySet, of_queues(Q(), found))
         return found.with_state().defer("payload", "metadata", "retry")
 
-    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        """Return the list; each message gets its position in its line."""
-        found = super().get_changelist_instance(request)
-        if request.method == "GET":
-            rows = list(found.result_list)
-            with impatient(self.alias):
-                known = standings([row.pk for row in rows], most=MOST_BEHIND, using=self.alias)
-            for row in rows:
-                row.standing = known.get(row.pk)
-        return found
+    def found_by_index(self, request: HttpRequest, term: str) -> list[int]:
+        """Return the ids of the messages with this id, order key or unique id."""
+        found = super().found_by_index(request, term)
+        if len(term) > MAX_NAME or read_path(term) is not None:
+            return found
+        with connections[self.alias].cursor() as cursor:
+            return found + find_messages.find(cursor, key=term, unique_id=term, limit=MOST + 1)
+
+    def text_condition(self, request: HttpRequest, term: str) -> Q:
+        """Return the condition on a type, or on a value in a document."""
+        path = read_path(term)
+        if path is None:
+            return super().text_condition(request, term)
+        if self.may_see_payloads(request) and not path.is_secret:
+            return path.condition
+        return Q(pk__in=())
+
+    def read_rows(self, request: HttpRequest, found: ChangeList) -> None:
+        """Read the messages with their positions in their lines, and the days of creation."""
+        rows = list(found.result_list)
+        known = standings([row.pk for row in rows], most=MOST_BEHIND, using=self.alias)
+        for row in rows:
+            row.standing = known.get(row.pk)
+        found.days = self.days(request)  # type: ignore[attr-defined]  # for the template
+
+    def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:
+        """Return the columns that an index sorts by."""
+        return ("id",)
+
+    def days(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the links to years, months and days of creation; none for a part of the queues."""
+        if self.get_queues(request) is not None:
+            return {}
+        every = QueuedMessage.objects.using(self.alias)
+        ends = (Subquery(every.order_by(order).values("pk")[:1]) for order in ("pk", "-pk"))
+        times = list(every.filter(pk__in=tuple(ends)).values_list("created_at", flat=True))
+        period = chosen(request.GET)
+        try:
+            first, last = (timezone.localdate(pick(times)) for pick in (min, max))
+            found = within(first, last, period)
+        except (ValueError, OverflowError):  # no message, or one of a year that Python lacks
+            return {}
+        query = request.GET.copy()
+        for name in (AFTER, PAGE_VAR, FROM, TO):
+            query.pop(name, None)
+
+        def linked(periods: Iterable[Period]) -> list[tuple[str, str]]:
+            return [
+                (each.label, f"?{urlencode([*query.items(), *each.parameters.items()])}")
+                for each in periods
+            ]
+
+        return {
+            "any": f"?{query.urlencode()}" if period else "",
+            "above": linked(above(period)) if period else (),
+            "period": period,
+            "within": linked(found),
+        }
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """Return the columns; the last error only for users who may see payloads."""
@@ -66,14 +160,20 @@ class QueuedMessageAdmin(MessagePageAdmin):
     ) -> HttpResponse:
         """Show the list, or apply an action to the selected messages."""
         self.check_posted_actions(request)
-        context = {"queues_url": self.url(QueueState, "changelist")}
+        context = {
+            "queues_url": self.url(QueueState, "changelist"),
+            "everything": self.offered_for_all(request),
+            "broadcast_url": self.broadcast_url(request),
+            "exports": self.export_urls(request),
+            "paths_url": self.paths_url(request),
+        }
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> HttpResponseRedirect:
         """Report what became of a message whose row is gone."""
-        text = gettext("Message %(id)s is not stored.") % {"id": excerpt(object_id)}
+        text = f"Message {excerpt(object_id)} is not stored."
         wanted = id_of(object_id)
         if wanted is not None and self.get_queues(request) is None:
             why = queues.why(wanted, using=self.alias)
@@ -82,32 +182,39 @@ class QueuedMessageAdmin(MessagePageAdmin):
         self.message_user(request, text, notices.WARNING)
         attempts = self.scoped(request, FailedAttempt.objects.using(self.alias))
         attempts = attempts.filter(message_id=wanted or 0)
-        target = ""
-        if self._has_right(request, "view_failedattempt") and attempts.exists():
+        target = self._handled_url(request, wanted)
+        if not target and self._has_right(request, "view_failedattempt") and attempts.exists():
             target = self.url(FailedAttempt, "changelist", message_id=wanted)
         return HttpResponseRedirect(target or self.url(QueuedMessage, "changelist"))
 
-    @admin.display(description=_("message"))
+    def _handled_url(self, request: HttpRequest, id: int | None) -> str:
+        """Return the page of a message in the history, empty if the user may not see it."""
+        handled = self.scoped(request, HandledMessage.objects.using(self.alias))
+        if self._has_right(request, "view_handledmessage") and handled.filter(pk=id or 0).exists():
+            return self.url(HandledMessage, "change", id)
+        return ""
+
+    @admin.display(description="message")
     def what(self, message: QueuedMessage) -> Any:
-        notes = [breakable(message.handler) if message.handler else gettext("routed at delivery")]
+        notes = [breakable(message.handler) if message.handler else "routed at delivery"]
         if message.key:
-            notes.append(format_html("{} {}", gettext("key"), breakable(message.key)))
+            notes.append(format_html("{} {}", "key", breakable(message.key)))
         return format_html(
             '<span class="mq-type">{}{}</span>', breakable(message.type), under(*notes)
         )
 
-    @admin.display(description=_("queue"))
+    @admin.display(description="queue")
     def where(self, message: QueuedMessage) -> Any:
         return format_html('<span class="mq-name">{}</span>', breakable(message.queue))
 
-    @admin.display(description=_("state"))
+    @admin.display(description="state")
     def condition(self, message: QueuedMessage) -> Any:
         """Show the state with its time, its worker, or the message it waits behind."""
         notes = [self._detail(message)]
         standing = getattr(message, "standing", None)
         if standing is not None and standing.head is None and standing.behind:
             count = shown_count(standing.behind, MOST_BEHIND)
-            notes.append(gettext("%(count)s behind it") % {"count": count})
+            notes.append(f"{count} behind it")
         return format_html("{}{}", badge(message.state), under(*notes))
 
     def _detail(self, message: QueuedMessage) -> Any:
@@ -115,32 +222,32 @@ class QueuedMessageAdmin(MessagePageAdmin):
         state = message.state
         if state == MessageState.DEAD and message.dead_at is not None:
             expired = message.dead_reason == MessageState.EXPIRED
-            return when(message.dead_at, now, gettext("expired {}") if expired else "{}")
+            return when(message.dead_at, now, "expired {}" if expired else "{}")
         if message.leased_until is not None:
-            lease = when(message.leased_until, now, gettext("lease ends {}"))
+            lease = when(message.leased_until, now, "lease ends {}")
             if message.leased_until <= now:
-                lease = when(message.leased_until, now, gettext("lease lapsed {}"))
+                lease = when(message.leased_until, now, "lease lapsed {}")
             return format_html("{}<br><code>{}</code>", lease, message.claimed_by)
         standing = getattr(message, "standing", None)
         behind = standing.waits_for if standing is not None else None
         if behind is not None and state in (MessageState.BLOCKED, MessageState.PROCESSABLE):
             address = self.url(QueuedMessage, "change", behind)
-            return format_html("{} {}", gettext("behind"), link(address, f"#{behind}"))
+            return format_html("{} {}", "behind", link(address, f"#{behind}"))
         if state == MessageState.BLOCKED:
-            return gettext("now first of its key, freed soon")
+            return "now first of its key, freed soon"
         if state == MessageState.HELD and message.held_since is not None:
             return when(message.held_since, now)
         if state == MessageState.EXPIRED and message.expires_at is not None:
             return when(message.expires_at, now)
-        return when(message.processable_after, now, gettext("due {}"))
+        return when(message.processable_after, now, "due {}")
 
-    @admin.display(description=_("attempts"))
+    @admin.display(description="attempts")
     def tries(self, message: QueuedMessage) -> Any:
         return format_html(
             '<span class="mq-number">{} / {}</span>', message.attempts, message.max_attempts
         )
 
-    @admin.display(description=_("last error"), empty_value="")
+    @admin.display(description="last error", empty_value="")
     def error(self, message: QueuedMessage) -> Any:
         """Show the last error, or the reason a handler gave for the dead letter."""
         reason = message.dead_reason

@@ -1,77 +1,148 @@
-"""The operations on messages: their permissions, the states they apply to, and their texts."""
+"""Operations: what was asked for, by whom, how far it is; and the button that cancels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
-from django.utils.functional import Promise
-from django.utils.translation import gettext_lazy as _
+from django.contrib import admin
+from django.contrib import messages as notices
+from django.contrib.admin.models import CHANGE
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import path
+from django.utils.html import format_html
 
 from django_mq import queues
-from django_mq.states import MessageState
+from django_mq.admin.base import ReadOnlyAdmin, id_of
+from django_mq.admin.bounds import ran_out
+from django_mq.admin.message_actions import MESSAGE_ACTIONS
+from django_mq.admin.message_filters import in_words
+from django_mq.admin.texts import excerpt, full, took, under, when
+from django_mq.models import Operation
+from django_mq.queues.transactions import writing
 
-_IN_FLIGHT = (MessageState.LEASED, MessageState.RUNNING)
-_WAITING = frozenset(MessageState) - {MessageState.DEAD, *_IN_FLIGHT}
-
-Text = str | Promise
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One operation on messages."""
-
-    name: str
-    #: A permission of the app django_mq.
-    permission: str
-    run: Callable[..., queues.Changed]
-    states: frozenset[MessageState]
-    #: It cannot be undone, so it needs confirmation.
-    removes: bool
-    label: Text
-    question: Text
-    #: For the admin log; not translated, since users of other languages read it.
-    past: str
+OPEN = ("waiting", "running")
 
 
-REQUEUE = Operation(
-    name="requeue",
-    permission="requeue_message",
-    run=queues.requeue,
-    states=frozenset((MessageState.DEAD,)),
-    removes=False,
-    label=_("Requeue"),
-    question=_("Requeue these dead letters?"),
-    past="Requeued",
-)
-RUN_NOW = Operation(
-    name="run_now",
-    permission="run_message",
-    run=queues.run_now,
-    states=_WAITING - {MessageState.BLOCKED, MessageState.EXPIRED},
-    removes=False,
-    label=_("Run now"),
-    question=_("Run these messages now?"),
-    past="Made to run now",
-)
-CANCEL = Operation(
-    name="cancel",
-    permission="cancel_message",
-    run=queues.cancel,
-    states=_WAITING,
-    removes=True,
-    label=_("Cancel"),
-    question=_("Cancel these messages?"),
-    past="Cancelled",
-)
-DISCARD = Operation(
-    name="discard",
-    permission="discard_message",
-    run=queues.discard,
-    states=frozenset((MessageState.DEAD,)),
-    removes=True,
-    label=_("Discard"),
-    question=_("Discard these dead letters?"),
-    past="Discarded",
-)
-OPERATIONS = {each.name: each for each in (REQUEUE, RUN_NOW, CANCEL, DISCARD)}
+class OperationAdmin(ReadOnlyAdmin):
+    """Operations, the newest first."""
+
+    list_display: Any = ("what", "progress", "condition", "by", "asked")
+    list_display_links = ("what",)
+    list_filter = ("state", "action")
+    queue_field = None
+    search_fields = ()
+
+    def scoped(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep the operations on the user's queues alone."""
+        allowed = self.get_queues(request)
+        if allowed is None:
+            return queryset
+        return queryset.filter(
+            filter__has_key="queues", filter__queues__contained_by=sorted(allowed)
+        )
+
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        """Return the list; each row knows whether the user may cancel it."""
+        found = super().get_changelist_instance(request)
+        if request.method == "GET":
+            actions = self._may_cancel(request)
+            for row in found.result_list:
+                row.is_cancellable = row.state in OPEN and row.action in actions
+        return found
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = ["what", "progress", "condition", "by", "asked_full", "lasted"]
+        return [(None, {"fields": fields})]
+
+    def _may_cancel(self, request: HttpRequest) -> set[str]:
+        """Return the actions that the user may perform, and so cancel."""
+        return {
+            name
+            for name, action in MESSAGE_ACTIONS.items()
+            if self._has_right(request, action.permission)
+        }
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.cancel_view)
+        return [path("cancel/", view, name="django_mq_operation_cancel"), *super().get_urls()]
+
+    def cancel_view(self, request: HttpRequest) -> HttpResponse:
+        """Cancel the posted operation, and log the user in the same transaction."""
+        back = HttpResponseRedirect(self.url(Operation, "changelist"))
+        if request.method != "POST":
+            return back
+        id = id_of(request.POST.get("operation", ""))
+        row = None if id is None else self.get_queryset(request).filter(pk=id).first()
+        if row is None:
+            raise Http404
+        if not self.has_view_permission(request) or row.action not in self._may_cancel(request):
+            raise PermissionDenied
+        try:
+            with writing(self.alias):
+                cancelled = queues.cancel_operation(row.pk, using=self.alias)
+                if cancelled:
+                    self.log(request, [row], CHANGE, "Cancelled.")
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            text = "A worker is at operation %(id)d. Try again in a moment."
+            self.message_user(request, text % {"id": row.pk}, notices.ERROR)
+            return back
+        text = "Operation %(id)d is cancelled." if cancelled else "Operation %(id)d was over."
+        self.message_user(request, text % {"id": row.pk}, notices.SUCCESS)
+        return back
+
+    @admin.display(description="operation")
+    def what(self, row: Operation) -> Any:
+        words = in_words(row.filter) if isinstance(row.filter, dict) else []
+        label = MESSAGE_ACTIONS[row.action].label
+        notes = [excerpt(each) for each in words] or ["every message"]
+        return format_html('<span class="mq-type">#{} {}{}</span>', row.pk, label, under(*notes))
+
+    @admin.display(description="progress")
+    def progress(self, row: Operation) -> Any:
+        """Show a bar where the number of messages is known, the counts, and the button."""
+        seen = row.done + row.skipped
+        bar: Any = ""
+        if row.state in OPEN and row.matched:
+            bar = format_html(
+                '<progress max="{}" value="{}"></progress> ', row.matched, min(seen, row.matched)
+            )
+        text = "{done} changed".format(done=f"{row.done:,}")
+        if row.matched is not None:
+            text += " " + "of {matched}".format(matched=f"{row.matched:,}")
+        if row.skipped:
+            text += ", " + "{skipped} skipped".format(skipped=f"{row.skipped:,}")
+        return format_html('{}<span class="mq-number">{}</span> {}', bar, text, self._button(row))
+
+    @admin.display(description="state")
+    def condition(self, row: Operation) -> Any:
+        return format_html("{}{}", row.get_state_display(), under(*filter(None, [row.error])))
+
+    @admin.display(description="asked for")
+    def asked(self, row: Operation) -> Any:
+        return when(row.created_at, row.now)  # type: ignore[attr-defined]
+
+    @admin.display(description="asked for")
+    def asked_full(self, row: Operation) -> Any:
+        return full(row.created_at, row.now)  # type: ignore[attr-defined]
+
+    @admin.display(description="took")
+    def lasted(self, row: Operation) -> Any:
+        return took(row.started_at, row.ended_at) if row.ended_at else None
+
+    def _button(self, row: Operation) -> Any:
+        """Return the button that cancels, while there is something to cancel."""
+        if not getattr(row, "is_cancellable", False):
+            return ""
+        return format_html(
+            '<button type="submit" class="button" name="operation" value="{}" formaction="{}">'
+            "{}</button>",
+            row.pk,
+            self.url(Operation, "cancel"),
+            "Cancel",
+        )

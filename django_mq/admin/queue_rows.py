@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest
-from django.utils import timezone
-from django.utils.translation import gettext, ngettext
-from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
 from django_mq.admin.filters import IN_FLIGHT
 from django_mq.admin.heads import HeadsAdmin
-from django_mq.admin.texts import badge, moment, span
+from django_mq.admin.texts import badge, clock, span
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.states import MessageState
 
 #: The columns of counts, in the order of a message's life.
 COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("processable", _("processable")),
-    (IN_FLIGHT, _("in flight")),
-    ("delayed", _("delayed")),
-    ("retrying", _("retrying")),
-    ("blocked", _("blocked")),
-    ("held", _("held")),
-    ("expired", _("expired")),
-    ("dead", _("dead")),
+    ("processable", "processable"),
+    (IN_FLIGHT, "in flight"),
+    ("delayed", "delayed"),
+    ("retrying", "retrying"),
+    ("blocked", "blocked"),
+    ("held", "held"),
+    ("expired", "expired"),
+    ("dead", "dead"),
 )
 #: Messages in these states show as paused themselves while their queue is paused or backs off.
 _PAUSED_INSTEAD = ("processable", "delayed", "retrying")
@@ -77,19 +73,19 @@ class QueueRow:
         if self.counts.paused:
             return badge(MessageState.PAUSED)
         if self.counts.backoff_level:
-            return badge(MessageState.RETRYING, gettext("backing off"))
+            return badge(MessageState.RETRYING, "backing off")
         if self.counts.max_in_flight == 0:
-            return badge(MessageState.PAUSED, gettext("held back"))
+            return badge(MessageState.PAUSED, "held back")
         if self.is_blocked:
             colour = MessageState.DEAD if self.needs_operator else MessageState.BLOCKED
             return badge(colour, MessageState.BLOCKED.label)
         if not self.counts.depth:
-            return badge("idle", gettext("empty"))
+            return badge("idle", "empty")
         if not self.workers:
-            return badge(MessageState.HELD, gettext("no worker"))
+            return badge(MessageState.HELD, "no worker")
         if self.needs_operator:
-            return badge(MessageState.DEAD, gettext("partly blocked"))
-        return badge(MessageState.PROCESSABLE, gettext("active"))
+            return badge(MessageState.DEAD, "partly blocked")
+        return badge(MessageState.PROCESSABLE, "active")
 
     @property
     def note(self) -> str:
@@ -97,20 +93,20 @@ class QueueRow:
         counts = self.counts
         if counts.paused:
             until = counts.paused_until
-            return gettext("until %s") % _clock(until) if until else gettext("until resumed")
+            return f"until {clock(until)}" if until else "until resumed"
         if counts.backoff_level:
             if counts.backoff_until is None:
-                probes, due = gettext("level %d, probing"), gettext("level %d, probe due")
+                probes, due = "level %d, probing", "level %d, probe due"
                 return (probes if counts.probe_by else due) % counts.backoff_level
-            note = gettext("until %(at)s, level %(level)d")
-            return note % {"at": _clock(counts.backoff_until), "level": counts.backoff_level}
+            note = "until %(at)s, level %(level)d"
+            return note % {"at": clock(counts.backoff_until), "level": counts.backoff_level}
         if counts.max_in_flight == 0:
-            return gettext("its limit is 0")
+            return "its limit is 0"
         if self.names_first:
-            dead, other = gettext("behind dead #%d"), gettext("behind #%d")
+            dead, other = "behind dead #%d", "behind #%d"
             return (dead if self.needs_operator else other) % self.first
         count = len(self.workers)
-        return ngettext("%(count)d worker", "%(count)d workers", count) % {"count": count}
+        return ("%(count)d worker" if count == 1 else "%(count)d workers") % {"count": count}
 
     @property
     def names_first(self) -> bool:
@@ -131,10 +127,7 @@ class QueueRow:
         id = (claimer or "").partition(":")[0]
         for worker in self.workers:
             if worker.id == id:
-                return gettext("%(host)s, process %(pid)d") % {
-                    "host": worker.host,
-                    "pid": worker.pid,
-                }
+                return f"{worker.host}, process {worker.pid}"
         return id
 
     @property
@@ -145,8 +138,15 @@ class QueueRow:
 class QueueRowsAdmin(HeadsAdmin):
     """Builds the rows, with links to the pages that the user may see."""
 
-    def rows(self, request: HttpRequest, found: Iterable[queues.QueueCounts]) -> list[QueueRow]:
-        alive = [each for each in queues.workers(using=self.alias) if each.alive]
+    def rows(
+        self,
+        request: HttpRequest,
+        found: Iterable[queues.QueueCounts],
+        workers: Iterable[queues.WorkerProcess] | None = None,
+    ) -> list[QueueRow]:
+        """Return the rows of queues; `workers` are read if the caller has not."""
+        known = queues.workers(using=self.alias) if workers is None else workers
+        alive = [each for each in known if each.alive]
         linked = self.may_see_messages(request)
         rows = []
         for counts in found:
@@ -183,9 +183,3 @@ def _first(counts: queues.QueueCounts) -> int | None:
     if counts.paused or counts.backoff_level or counts.max_in_flight == 0:
         return None
     return counts.head if counts.ordered else counts.dead_head
-
-
-def _clock(at: datetime) -> str:
-    """Return the time of day if it is today, else date and time."""
-    local = timezone.localtime(at) if timezone.is_aware(at) else at
-    return f"{local:%H:%M:%S}" if local.date() == timezone.localdate() else moment(at)

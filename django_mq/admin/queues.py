@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import messages as notices
 from django.contrib.admin.utils import unquote
@@ -11,16 +12,17 @@ from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.utils.translation import gettext
 
 from django_mq import handlers, queues
 from django_mq.admin.decisions import QueueDecisionsAdmin
 from django_mq.admin.handler_stats import timing_rows
 from django_mq.admin.queue_rows import COLUMNS
-from django_mq.admin.texts import excerpt
+from django_mq.admin.texts import clock, excerpt
+from django_mq.admin.topology import TopologyAdmin
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.queues.totals import counts_of
+from django_mq.queues.totals import read_many_counts
+from django_mq.queues.transactions import reading
 
 #: Most heads on the page of a queue.
 MOST_HEADS = 50
@@ -28,7 +30,7 @@ MOST_HEADS = 50
 PER_PAGE = 100
 
 
-class QueueStateAdmin(QueueDecisionsAdmin):
+class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
     """All known queues, with or without a row."""
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -38,19 +40,30 @@ class QueueStateAdmin(QueueDecisionsAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show one row per queue, page by page; only the queues of the page are counted."""
+        """Show one row per queue, page by page; only the queues of the page are counted.
+
+        A search finds queues by a part of their names.
+        """
         if not self.has_view_permission(request):
             raise PermissionDenied
         known = queues.names(using=self.alias)
-        seen = [name for name in known if self.may_see(request, name)]
+        query = request.GET.get("q", "").strip()
+        wanted = query.lower()
+        seen = [name for name in known if wanted in name.lower() and self.may_see(request, name)]
         page = Paginator(seen, PER_PAGE).get_page(request.GET.get("page"))
-        found = counts_of(list(page.object_list), using=self.alias)
+        asked = list(page.object_list)
+        with reading(self.alias) as cursor:
+            found, most = read_many_counts(cursor, asked)
         context = self.page_context(
             request,
-            gettext("Queues"),
+            "Queues",
             rows=self.rows(request, found.values()),
             page=page,
             columns=COLUMNS,
+            most=f"{most:,}",
+            query=query,
+            other_pages="" if not query else f"{urlencode({'q': query})}&",
+            topology_url=self.topology_url(),
             **self.form_context(request),
             **(extra_context or {}),
         )
@@ -68,10 +81,16 @@ class QueueStateAdmin(QueueDecisionsAdmin):
             raise PermissionDenied
         queue = unquote(object_id)
         if not self.knows(request, queue):
-            text = gettext("Queue %s is not known.") % excerpt(queue)
+            text = f"Queue {excerpt(queue)} is not known."
             self.message_user(request, text, notices.WARNING)
             return HttpResponseRedirect(self.url(QueueState, "changelist"))
         (row,) = self.rows(request, [queues.counts(queue, using=self.alias)])
+        state = queues.state(queue, using=self.alias)
+        times = {
+            "due": state.at,
+            "owned": row.counts.owned_until,
+            "backoff": row.counts.backoff_until,
+        }
         heads = queues.heads(queue, limit=MOST_HEADS + 1, using=self.alias)
         context = self.page_context(
             request,
@@ -80,7 +99,11 @@ class QueueStateAdmin(QueueDecisionsAdmin):
             row=row,
             heads=self.head_rows(request, heads[:MOST_HEADS]),
             more_heads=len(heads) > MOST_HEADS,
-            state=queues.state(queue, using=self.alias),
+            blocked_url=self.url(QueuedMessage, "changelist", queue=queue, state="blocked")
+            if self.may_see_messages(request)
+            else "",
+            state=state,
+            times={name: clock(at) for name, at in times.items() if at is not None},
             options=get_settings().queue(queue),
             handlers=_handlers_of(queue),
             timings=timing_rows(queues.timings(using=self.alias).values(), [queue]),

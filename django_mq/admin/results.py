@@ -7,21 +7,25 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.filter_boxes import HandlerFilter
+from django_mq.admin.filter_moments import CreatedFilter
+from django_mq.admin.filters import OutcomeFilter
+from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import badge, block, excerpt, full, plain, pretty, when
 from django_mq.models import Result
 
 
-class ResultAdmin(ReadOnlyAdmin):
+class ResultAdmin(TableAdmin):
     """Results, the newest first. They name no queue, so users limited to some queues see none."""
 
     queue_field = None
     exact_lookups = ("message_id", "handler")
+    indexed_lookups = ("message_id", "pk")
+    list_filter = (HandlerFilter, OutcomeFilter, CreatedFilter)
     list_display: Any = ("message_id", "handler", "outcome", "created")
     search_fields = ("pk",)
-    search_help_text = _("Exact id of a message.")
+    search_help_text = "Exact id of a message."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).defer("value", "payload", "metadata", "attempts")
@@ -36,41 +40,41 @@ class ResultAdmin(ReadOnlyAdmin):
             fields += ["whole_error"] if obj is not None and obj.error_class else ["whole_value"]
         return [(None, {"fields": fields})]
 
-    @admin.display(description=_("outcome"))
+    @admin.display(description="outcome")
     def outcome(self, result: Result) -> Any:
         if result.error_class:
             return badge("dead", excerpt(result.error_class))
-        return badge("processable", _("returned"))
+        return badge("processable", "returned")
 
-    @admin.display(description=_("created"))
+    @admin.display(description="created")
     def created(self, result: Result) -> Any:
         return when(result.created_at, result.now)  # type: ignore[attr-defined]
 
-    @admin.display(description=_("created"))
+    @admin.display(description="created")
     def created_full(self, result: Result) -> Any:
         return full(result.created_at, result.now)  # type: ignore[attr-defined]
 
-    @admin.display(description=_("enqueued"))
+    @admin.display(description="enqueued")
     def enqueued_full(self, result: Result) -> Any:
         at = result.enqueued_at
         return "" if at is None else full(at, result.now)  # type: ignore[attr-defined]
 
-    @admin.display(description=_("kept until"))
+    @admin.display(description="kept until")
     def kept(self, result: Result) -> Any:
         if result.keep_until is None:
-            return _("RESULT_RETENTION is over")
+            return "RESULT_RETENTION is over"
         return full(result.keep_until, result.now)  # type: ignore[attr-defined]
 
-    @admin.display(description=_("arguments"))
+    @admin.display(description="arguments")
     def arguments(self, result: Result) -> Any:
         """Show the arguments with secrets hidden."""
         return block(pretty(self.stored_json(result, "payload")))
 
-    @admin.display(description=_("value"))
+    @admin.display(description="value")
     def whole_value(self, result: Result) -> Any:
         """Show the value with secrets hidden."""
         return block(pretty(self.stored_json(result, "value")))
 
-    @admin.display(description=_("error"))
+    @admin.display(description="error")
     def whole_error(self, result: Result) -> Any:
         return block(plain(result.error_text))

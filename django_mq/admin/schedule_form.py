@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.core.exceptions import ValidationError
-from django.utils.translation import gettext
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
 from django_mq.handlers.cron import times_of
-from django_mq.handlers.periodic import check_metadata, encoded
+from django_mq.handlers.periodic import check_metadata
 from django_mq.models import Schedule
 from django_mq.policy.routing import check_name
 
@@ -61,7 +60,7 @@ class ScheduleForm(StockForm):
         if queue:
             self._checked(lambda: check_name(queue, "queue"))
         if self.allowed_queues is not None and queue not in self.allowed_queues:
-            raise ValidationError(gettext("Choose a queue that you may see."))
+            raise ValidationError("Choose a queue that you may see.")
         return queue
 
     def clean_payload(self) -> Any:
@@ -80,7 +79,7 @@ class ScheduleForm(StockForm):
             cron, every = " ".join(found["cron"].split()), found["every"]
             found["cron"] = cron
             if bool(cron) == (every is not None):
-                self.add_error("cron", gettext("Give either a cron expression or an interval."))
+                self.add_error("cron", "Give either a cron expression or an interval.")
             else:
                 try:
                     times_of(cron, every, found["tz"], start=datetime(2000, 1, 1, tzinfo=UTC))
@@ -89,7 +88,7 @@ class ScheduleForm(StockForm):
         return found
 
     def _encodable(self, value: Any, what: str) -> Any:
-        self._checked(lambda: encoded(value, what, get_settings()))
+        self._checked(lambda: get_settings().encode(value, what))
         return value
 
     def _checked(self, check: Callable[[], Any]) -> Any:

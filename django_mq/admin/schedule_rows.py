@@ -6,8 +6,6 @@ from typing import Any
 
 from django.contrib import admin
 from django.utils.html import format_html, format_html_join
-from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
@@ -19,11 +17,11 @@ from django_mq.models import QueuedMessage, Schedule
 class ScheduleRowsAdmin(ReadOnlyAdmin):
     """The columns of the list, and the fields of a page that cannot be edited."""
 
-    @admin.display(description=_("name"), ordering="name")
+    @admin.display(description="name", ordering="name")
     def short_name(self, row: Schedule) -> Any:
         return breakable(row.name)
 
-    @admin.display(description=_("message"))
+    @admin.display(description="message")
     def what(self, row: Schedule) -> Any:
         return format_html(
             '<span class="mq-type">{}<span class="mq-under">{}</span></span>',
@@ -31,34 +29,34 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
             breakable(row.queue),
         )
 
-    @admin.display(description=_("type"))
+    @admin.display(description="type")
     def what_full(self, row: Schedule) -> Any:
         return breakable(row.type)
 
-    @admin.display(description=_("when"))
+    @admin.display(description="when")
     def timing(self, row: Schedule) -> Any:
         if row.every is not None:
-            return gettext("every %(span)s") % {"span": span(row.every)}
+            return f"every {span(row.every)}"
         return format_html('<code>{}</code><span class="mq-under">{}</span>', row.cron, row.tz)
 
-    @admin.display(description=_("state"))
+    @admin.display(description="state")
     def condition(self, row: Schedule) -> Any:
         if not row.enabled:
-            return badge("paused", _("disabled"))
+            return badge("paused", "disabled")
         if row.last_error:
-            return badge("dead", _("failed"))
-        return badge("processable", _("enabled")) if row.next_at else badge("idle", _("over"))
+            return badge("dead", "failed")
+        return badge("processable", "enabled") if row.next_at else badge("idle", "over")
 
-    @admin.display(description=_("state"))
+    @admin.display(description="state")
     def condition_full(self, row: Schedule) -> Any:
         """Show the same, with the reason that a schedule is disabled."""
         if row.enabled:
             return self.condition(row)
         decided = row.decision is False
-        reason = _("by an operator") if decided else _("by the code, or no process declares it")
+        reason = "by an operator" if decided else "by the code, or no process declares it"
         return format_html("{} {}", self.condition(row), reason)
 
-    @admin.display(description=_("last"))
+    @admin.display(description="last")
     def last(self, row: Schedule) -> Any:
         if row.last_at is None:
             return None
@@ -66,17 +64,17 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
             '{}<span class="mq-under">{}</span>', _when(row, row.last_at), self._message(row)
         )
 
-    @admin.display(description=_("last time"))
+    @admin.display(description="last time")
     def last_full(self, row: Schedule) -> Any:
         if row.last_at is None:
             return self.get_empty_value_display()
         return format_html("{} {}", full(row.last_at, _now(row)), self._message(row))
 
-    @admin.display(description=_("next"))
+    @admin.display(description="next")
     def next(self, row: Schedule) -> Any:
         return None if row.next_at is None else _when(row, row.next_at)
 
-    @admin.display(description=_("next times"))
+    @admin.display(description="next times")
     def next_full(self, row: Schedule) -> Any:
         """Show the next three times."""
         if not row.enabled:
@@ -90,19 +88,19 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
             return self.get_empty_value_display()
         return format_html("{}{}", full(found[0], _now(row)), lines)
 
-    @admin.display(description=_("expires"))
+    @admin.display(description="expires")
     def lifetime(self, row: Schedule) -> Any:
         return self.get_empty_value_display() if row.expires is None else span(row.expires)
 
-    @admin.display(description=_("error"))
+    @admin.display(description="error")
     def error(self, row: Schedule) -> Any:
         return block(row.last_error)
 
-    @admin.display(description=_("payload"))
+    @admin.display(description="payload")
     def whole_payload(self, row: Schedule) -> Any:
         return self._document(row, "payload")
 
-    @admin.display(description=_("metadata"))
+    @admin.display(description="metadata")
     def whole_metadata(self, row: Schedule) -> Any:
         return self._document(row, "metadata")
 

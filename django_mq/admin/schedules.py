@@ -13,8 +13,6 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path
-from django.utils.translation import gettext, gettext_noop
-from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
 from django_mq.admin.bounds import ran_out
@@ -30,7 +28,7 @@ from django_mq.queues.transactions import writing
 SHOWN = ("condition_full", "last_full", "next_full", "source")
 FIXED = ("what_full", "timing", "queue", "catch_up", "overlap", "lifetime")
 
-LOCKED = gettext_noop("Another session is changing this schedule. Try again in a moment.")
+LOCKED = "Another session is changing this schedule. Try again in a moment."
 
 
 class ScheduleAdmin(ScheduleRowsAdmin):
@@ -46,7 +44,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
     search_fields = ("pk",)
     searched_texts = ("name", "type")
     searched_ids = ()
-    search_help_text = _("Exact name or type.")
+    search_help_text = "Exact name or type."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows; contents, which may be long, are read on demand."""
@@ -136,18 +134,16 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         except OperationalError as error:
             if not ran_out(error):
                 raise
-            self.message_user(request, gettext(LOCKED), notices.ERROR)
+            self.message_user(request, LOCKED, notices.ERROR)
             return HttpResponseRedirect(self.url(Schedule, "changelist"))
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
         """Add the buttons that run, enable and disable."""
         obj = kw.get("obj")
         if obj is not None and self.may_change(request):
-            other = ("disable", _("Disable")) if obj.enabled else ("enable", _("Enable"))
-            operations = (("run", _("Run now")), other)
-            context["operations"] = [
-                (label, self.url(Schedule, name)) for name, label in operations
-            ]
+            other = ("disable", "Disable") if obj.enabled else ("enable", "Enable")
+            actions = (("run", "Run now"), other)
+            context["actions"] = [(label, self.url(Schedule, name)) for name, label in actions]
         return super().render_change_form(request, context, *args, **kw)
 
     # ---- what the buttons post to
@@ -169,9 +165,9 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         def run(name: str) -> tuple[str, str]:
             receipt = queues.run_schedule(name, using=self.alias)
             if not receipt:
-                return "", gettext("Not run: the last message of %s still waits or runs.")
+                return "", "Not run: the last message of %s still waits or runs."
             ids = ", ".join(f"#{id}" for id in receipt.ids)
-            return f"Run: {ids}.", gettext("Schedule %s was broadcast.")
+            return f"Run: {ids}.", "Schedule %s was broadcast."
 
         return self._change(request, run)
 
@@ -180,7 +176,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
 
         def enable(name: str) -> tuple[str, str]:
             queues.enable_schedule(name, using=self.alias)
-            return "Enabled.", gettext("Schedule %s is enabled.")
+            return "Enabled.", "Schedule %s is enabled."
 
         return self._change(request, enable)
 
@@ -189,7 +185,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
 
         def disable(name: str) -> tuple[str, str]:
             queues.disable_schedule(name, using=self.alias)
-            return "Disabled.", gettext("Schedule %s is disabled.")
+            return "Disabled.", "Schedule %s is disabled."
 
         return self._change(request, disable)
 
@@ -215,7 +211,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         except OperationalError as error:
             if not ran_out(error):
                 raise
-            self.message_user(request, gettext(LOCKED), notices.ERROR)
+            self.message_user(request, LOCKED, notices.ERROR)
         else:
             self.message_user(request, text % name, notices.SUCCESS if note else notices.WARNING)
         return HttpResponseRedirect(self.url(Schedule, "change", name))

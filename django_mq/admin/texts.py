@@ -9,11 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 
 from django_mq.policy.error_text import one_line
 from django_mq.queues import redacted
@@ -33,10 +30,10 @@ _JOINTS = re.compile("[._:/-]+")
 
 # Seconds and name of a unit, then of the next smaller one.
 _UNITS = (
-    (86400, _("d"), 3600, _("h")),
-    (3600, _("h"), 60, _("min")),
-    (60, _("min"), 1, _("s")),
-    (1, _("s"), 1, ""),
+    (86400, "d", 3600, "h"),
+    (3600, "h", 60, "min"),
+    (60, "min", 1, "s"),
+    (1, "s", 1, ""),
 )
 
 
@@ -68,14 +65,14 @@ def pretty(text: str, *, times: Collection[str] = ()) -> str:
     }
     """
     if len(text) > LONGEST_JSON:
-        return gettext("(too large to show)")
+        return "(too large to show)"
     try:
         found = redacted(json.loads(text))
         if isinstance(found, dict):
             found |= {key: _dated(found[key]) for key in times if key in found}
         shown = json.dumps(found, indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):  # secrets in it could not be hidden
-        return gettext("(cannot be decoded)")
+        return "(cannot be decoded)"
     return _cut(_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", shown))
 
 
@@ -100,7 +97,7 @@ def span(duration: timedelta) -> str:
         if seconds >= size:
             count, rest = seconds // size, seconds % size // smaller
             return f"{count} {unit} {rest} {name}" if rest else f"{count} {unit}"
-    return f"0 {gettext('s')}"
+    return f"0 {'s'}"
 
 
 def took(start: datetime | None, end: datetime) -> str:
@@ -109,21 +106,30 @@ def took(start: datetime | None, end: datetime) -> str:
         return ""
     duration = end - start
     if timedelta(0) <= duration < timedelta(seconds=1):
-        return f"{duration // timedelta(milliseconds=1)} {gettext('ms')}"
+        return f"{duration // timedelta(milliseconds=1)} {'ms'}"
     return span(duration)
 
 
 def moment(at: datetime) -> str:
-    """Return a moment to the second, in the current time zone and the user's format."""
-    local = timezone.localtime(at) if timezone.is_aware(at) else at
-    return f"{date_format(local, 'SHORT_DATE_FORMAT')} {local:%H:%M:%S}"
+    """Return a moment to the second, in the current time zone, as the commands write it."""
+    return f"{_local(at):%Y-%m-%d %H:%M:%S}"
+
+
+def clock(at: datetime) -> str:
+    """Return the time of day if it is today, else date and time."""
+    local = _local(at)
+    return f"{local:%H:%M:%S}" if local.date() == timezone.localdate() else moment(at)
+
+
+def _local(at: datetime) -> datetime:
+    return timezone.localtime(at) if timezone.is_aware(at) else at
 
 
 def since(at: datetime, now: datetime) -> str:
     """Return how long before or after `now`, the database's time, `at` is."""
     if at > now:
-        return gettext("in %(span)s") % {"span": span(at - now)}
-    return gettext("%(span)s ago") % {"span": span(now - at)}
+        return f"in {span(at - now)}"
+    return f"{span(now - at)} ago"
 
 
 def when(at: datetime, now: datetime, pattern: str = "{}") -> SafeString:
@@ -180,6 +186,4 @@ def block(text: str) -> SafeString:
 def _cut(text: str) -> str:
     if len(text) <= LONGEST:
         return text
-    return text[:LONGEST] + gettext("… (%(count)d characters more)") % {
-        "count": len(text) - LONGEST
-    }
+    return f"{text[:LONGEST]}… ({len(text) - LONGEST} characters more)"

@@ -8,24 +8,24 @@ from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
-from django.utils.translation import gettext_lazy as _
 
-from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.filters import QueueFilter
+from django_mq.admin.filter_boxes import QueueFilter, TypeFilter
+from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import badge, block, breakable, full, link, pretty, span, when
 from django_mq.models import QueuedMessage, UniqueKey
 
 
-class UniqueKeyAdmin(ReadOnlyAdmin):
+class UniqueKeyAdmin(TableAdmin):
     """Unique ids, the newest first. Cancel or discard a message to free its id."""
 
     exact_lookups = ("id", "queue", "type", "handler", "unique_id", "message_id")
+    indexed_lookups = ("id", "unique_id")
     list_display: Any = ("unique_id", "what", "queue", "condition")
-    list_filter = (QueueFilter,)
+    list_filter = (QueueFilter, TypeFilter)
     search_fields = ("pk",)
     searched_texts = ("unique_id", "type")
     searched_ids = ("message_id",)
-    search_help_text = _("Exact unique id or type, or the id of a message.")
+    search_help_text = "Exact unique id or type, or the id of a message."
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows without the messages put aside, which hold payloads."""
@@ -39,7 +39,7 @@ class UniqueKeyAdmin(ReadOnlyAdmin):
             fields.append("whole_aside")
         return [(None, {"fields": fields})]
 
-    @admin.display(description=_("type"))
+    @admin.display(description="type")
     def what(self, row: UniqueKey) -> Any:
         return format_html(
             '<span class="mq-type">{}<span class="mq-under">{}</span></span>',
@@ -47,43 +47,43 @@ class UniqueKeyAdmin(ReadOnlyAdmin):
             breakable(row.handler),
         )
 
-    @admin.display(description=_("state"))
+    @admin.display(description="state")
     def condition(self, row: UniqueKey) -> Any:
         """Show whether the id is free, and which message holds it."""
         if row.is_aside:  # type: ignore[attr-defined]  # annotated, as is `now`
-            return badge("delayed", _("put aside"))
+            return badge("delayed", "put aside")
         if row.message_id is not None:
             message = link(self.url(QueuedMessage, "change", row.message_id), f"#{row.message_id}")
-            return format_html("{} {}", badge("running", _("taken")), message)
+            return format_html("{} {}", badge("running", "taken"), message)
         if row.quiet_until is not None:
             now = row.now  # type: ignore[attr-defined]
             return format_html(
                 '{}<span class="mq-under">{}</span>',
-                badge("paused", _("quiet")) if row.quiet_until > now else badge("idle", _("free")),
+                badge("paused", "quiet") if row.quiet_until > now else badge("idle", "free"),
                 when(row.quiet_until, now),
             )
-        return badge("idle", _("free"))
+        return badge("idle", "free")
 
-    @admin.display(description=_("state"))
+    @admin.display(description="state")
     def condition_full(self, row: UniqueKey) -> Any:
         """Show the same in words."""
         if row.is_aside:  # type: ignore[attr-defined]
-            return _("put aside: it becomes a message when the one that holds this id ends")
+            return "put aside: it becomes a message when the one that holds this id ends"
         if row.message_id is not None:
             message = link(self.url(QueuedMessage, "change", row.message_id), f"#{row.message_id}")
-            return format_html("{} {}", _("taken by message"), message)
+            return format_html("{} {}", "taken by message", message)
         if row.quiet_until is None:
-            return _("free")
+            return "free"
         now = row.now  # type: ignore[attr-defined]
-        text = _("quiet until") if row.quiet_until > now else _("free since")
+        text = "quiet until" if row.quiet_until > now else "free since"
         return format_html("{} {}", text, full(row.quiet_until, now))
 
-    @admin.display(description=_("quiet time"))
+    @admin.display(description="quiet time")
     def quiet_time(self, row: UniqueKey) -> Any:
         """Show how long the id stays taken after its message succeeds."""
         return span(row.unique_for) if row.unique_for else None
 
-    @admin.display(description=_("put aside"))
+    @admin.display(description="put aside")
     def whole_aside(self, row: UniqueKey) -> Any:
         """Show the message put aside, with secrets hidden."""
         shown = pretty(self.stored_json(row, "put_aside"), times=("due", "expires"))

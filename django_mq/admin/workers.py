@@ -13,13 +13,11 @@ from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.utils.html import format_html_join
-from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.handler_stats import timing_rows
-from django_mq.admin.texts import badge, link, moment, span
+from django_mq.admin.texts import badge, full, link, moment, span
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.states import MessageState
 
@@ -34,6 +32,7 @@ class Running:
     id: int
     type: str
     url: str
+    ran_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +48,22 @@ class WorkerRow:
     @property
     def badge(self) -> Any:
         if not self.worker.alive:
-            return badge(MessageState.DEAD, gettext("gone"))
+            return badge(MessageState.DEAD, "gone")
         if self.worker.unreadable:
-            return badge(MessageState.HELD, gettext("unreadable"))
+            return badge(MessageState.HELD, "unreadable")
         if self.worker.draining:
-            return badge(MessageState.DELAYED, gettext("draining"))
+            return badge(MessageState.DELAYED, "draining")
         if self.worker.running:
-            return badge(MessageState.RUNNING, gettext("working"))
-        return badge(MessageState.PROCESSABLE, gettext("waiting"))
+            return badge(MessageState.RUNNING, "working")
+        return badge(MessageState.PROCESSABLE, "waiting")
 
     @property
     def serves(self) -> str:
         """The names of its queues, as far as they are readable."""
         names = ", ".join(self.queues)
         if "queues" in self.worker.unreadable:
-            return f"{names} {gettext('(the rest is unreadable)')}".strip()
-        return names or gettext("all")
+            return f"{names} {'(the rest is unreadable)'}".strip()
+        return names or "all"
 
     @property
     def is_degraded(self) -> bool:
@@ -105,7 +104,7 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
         found = queues.timings(using=self.alias).values()
         context = self.page_context(
             request,
-            gettext("Workers"),
+            "Workers",
             rows=rows,
             timings=timing_rows(found, self.get_queues(request)),
             **(extra_context or {}),
@@ -114,7 +113,7 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ("condition", "host", "pid", "version", "wakeup", "serves", "runs", "did")
-        return [(None, {"fields": [*fields, "started_at", "last_seen"]})]
+        return [(None, {"fields": [*fields, "started", "seen"]})]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the heartbeat with its row and its handlers' numbers."""
@@ -126,27 +125,35 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
             found.timings_seen = timing_rows(did, self.get_queues(request))
         return found
 
-    @admin.display(description=_("state"))
+    @admin.display(description="state")
     def condition(self, beat: Any) -> Any:
         return beat.row.badge if beat.row else None
 
-    @admin.display(description=_("queues"))
+    @admin.display(description="queues")
     def serves(self, beat: Any) -> Any:
         return beat.row.serves if beat.row else None
 
-    @admin.display(description=_("runs now"))
+    @admin.display(description="runs now")
     def runs(self, beat: Any) -> Any:
         if not beat.row:
             return None
         running = ((link(each.url, f"#{each.id}"), each.type) for each in beat.row.running)
         return format_html_join(", ", "{} {}", running)
 
-    @admin.display(description=_("did so far"))
+    @admin.display(description="did so far")
     def did(self, beat: Any) -> Any:
         if not beat.timings_seen:
             return None
         context = {"timings": beat.timings_seen}
         return render_to_string("admin/django_mq/includes/timings.html", context)
+
+    @admin.display(description="started")
+    def started(self, beat: Any) -> Any:
+        return full(beat.started_at, beat.now)
+
+    @admin.display(description="last seen")
+    def seen(self, beat: Any) -> Any:
+        return full(beat.last_seen, beat.now)
 
     def _visible(self, request: HttpRequest) -> list[queues.WorkerProcess]:
         allowed = self.get_queues(request)
@@ -163,6 +170,7 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
         allowed = self.get_queues(request)
         listed = {id for worker in workers for id in worker.running[:LISTED]}
         messages = self.scoped_messages(request).filter(pk__in=listed)
+        ran = {each.id: each.ran_for for each in queues.running(ids=listed, using=self.alias)}
         types = dict(messages.values_list("pk", "type") if listed else ())
         rows = []
         for worker in workers:
@@ -175,7 +183,12 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
                     if allowed is None
                     else tuple(sorted(queue for queue in allowed if worker.serves(queue))),
                     tuple(
-                        Running(id, types.get(id, ""), self.message_url(request, id))
+                        Running(
+                            id,
+                            types.get(id, ""),
+                            self.message_url(request, id),
+                            span(since) if (since := ran.get(id)) else "",
+                        )
                         for id in ids[:LISTED]
                     ),
                     max(0, len(ids) - LISTED),

@@ -35,6 +35,7 @@ from django_mq.conf.readers import (
     wrong,
 )
 from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.encoding import encode
 
 DAY = 86400.0
 #: Deeper JSON comes close to the recursion limit of Python's own encoder.
@@ -90,6 +91,8 @@ class QueueOptions:
     max_backlog: int | None = _setting(optional(whole(1)), None)
     warn_depth: int = _setting(whole(0), 1000)
     warn_every: float = _setting(duration(), 6 * 3600.0)
+    history: float | None = _setting(optional(duration()), None)
+    history_payload: bool = _setting(flag, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +155,20 @@ class Settings:
                 f"DJANGO_MQ['ENCODER'] is {self.encoder!r}: it must subclass json.JSONEncoder."
             )
         return found
+
+    def encode(self, value: object, what: str, *, encoder: type[JSONEncoder] | None = None) -> str:
+        """Return a payload, a result or (`what`) metadata as JSON text within the limits.
+
+        `encoder` is `encoder_class`, where that was looked up before. Raises InvalidPayload.
+        """
+        is_metadata = what == "metadata"
+        return encode(
+            value,
+            what=what,
+            max_bytes=self.max_metadata_bytes if is_metadata else self.max_payload_bytes,
+            max_depth=self.max_depth,
+            encoder=encoder or self.encoder_class,
+        )
 
 
 @cache

@@ -66,13 +66,6 @@ def share(value: object) -> float:
     return number
 
 
-def flag(value: object) -> bool:
-    """Read True or False."""
-    if not isinstance(value, bool):
-        raise ValueError("must be True or False")
-    return value
-
-
 def one_of(*allowed: str) -> Reader:
     """Return a reader that accepts only these texts."""
 
@@ -111,18 +104,20 @@ def name(value: object) -> str:
         raise ValueError(f"must be a name: {RULE}") from None
 
 
-def mapping(value: object) -> Mapping[Any, Any]:
-    """Read a dict."""
-    if not isinstance(value, Mapping):
-        raise ValueError("must be a dict")
-    return value
+def _only(kind: type[Any], what: str) -> Reader:
+    """Return a reader that accepts values of one type."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, kind):
+            raise ValueError(f"must be {what}")
+        return value
+
+    return read
 
 
-def retry_policy(value: object) -> RetryPolicy:
-    """Read a retry policy."""
-    if not isinstance(value, RetryPolicy):
-        raise ValueError("must be a django_mq.RetryPolicy")
-    return value
+flag = _only(bool, "True or False")
+mapping = _only(Mapping, "a dict")
+retry_policy = _only(RetryPolicy, "a django_mq.RetryPolicy")
 
 
 def pattern(value: object) -> re.Pattern[str]:

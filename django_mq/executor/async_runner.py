@@ -7,22 +7,25 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from django_mq.executor import replies as answers
 from django_mq.executor import reports as reporting
 from django_mq.executor.async_settler import AsyncSettler
+from django_mq.executor.async_slots import Slots
 from django_mq.executor.connections import Outage
-from django_mq.executor.ended import Ended, Settled
-from django_mq.executor.leased_call import LeasedCall, leased_call, sort_started
+from django_mq.executor.ended import ACKED, Ended, Settled
+from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.leased_call import leased_call, result_of, sort_started
+from django_mq.executor.limit_clock import GRACE, LimitClock
 from django_mq.executor.lingering import LINGER_SHARE, Lingering
 from django_mq.executor.scoreboard import CallEntries
 from django_mq.executor.shared_thread import SharedThread
+from django_mq.executor.start_rules import has_expired, is_sure
 from django_mq.executor.tasks import most_in_call
 from django_mq.messages import current_delivery
-from django_mq.policy.outcomes import TimedOut
+from django_mq.policy.outcomes import TimedOut, was_stopped
+from django_mq.policy.stack import awaited_by, raised_from
 from django_mq.signals import message_started, wanted
 
 if TYPE_CHECKING:
@@ -32,11 +35,13 @@ if TYPE_CHECKING:
     from django_mq.executor.watchdog import Link
     from django_mq.messages import ClaimedRow
     from django_mq.policy.backoff import RetryPolicy
+    from django_mq.policy.outcomes import AttemptEnded
+    from django_mq.policy.stack import Frame
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds that a cancelled handler has to end before its process is killed.
-GRACE = 5.0
+#: Seconds within which slots that came free are announced together: one claim fills them all.
+ROOM_EVERY = 0.002
 #: Seconds that the end waits for the thread of blocking calls, to close its connections.
 LAST = 1.0
 
@@ -68,17 +73,20 @@ class AsyncRunner(threading.Thread):
         self._lease = lease
         self._policy = policy
         self._on_room = on_room
-        self._slots = slots
+        self._slots = Slots(slots)
+        self._first_entry = first_entry
         self._free = list(range(first_entry, first_entry + slots))
-        self._lock = threading.Lock()
-        self._busy = 0
+        self._told_room = False
+        self._sure_for = shortest_lease / 2
         self._batch = batch
         self._lingering = Lingering(batch=batch, longest=shortest_lease / LINGER_SHARE)
         self._timer: asyncio.TimerHandle | None = None
         #: The drain ran out of time and cancelled handlers.
         self.cut_off = False
         self._cancelling = False
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], CallEntries] = {}
+        # By message id: who stopped it.
+        self._stopped: dict[int, str] = {}
         self._settler = AsyncSettler(
             alias=alias,
             lease=lease,
@@ -86,6 +94,7 @@ class AsyncRunner(threading.Thread):
             policy=policy,
             shortest_lease=shortest_lease,
             settled=settled,
+            left=self._leave,
             link=link,
         )
 
@@ -95,17 +104,30 @@ class AsyncRunner(threading.Thread):
         super().start()
 
     def room(self) -> int:
-        """How many more handlers may start now."""
-        with self._lock:
-            return self._slots - self._busy
+        """Return how many more messages may start now."""
+        return self._slots.room()
 
     def submit(self, tasks: list[Task]) -> None:
         """Start `tasks`, for which there is room. Called by the thread that claims."""
-        with self._lock:
-            self._busy += len(tasks)
-        for _ in tasks:
-            self._local_queue.enter()
+        self._slots.take(len(tasks))
+        self._local_queue.enter(len(tasks))
         self._loop.call_soon_threadsafe(self._start, tasks)
+
+    def stop(self, id: int, by: str) -> bool:
+        """Cancel the call of message `id`, if it runs here; from any thread."""
+        if (found := self._call_of(id)) is None:
+            return False
+        self._loop.call_soon_threadsafe(self._cancel, found[1], id, by)
+        return True
+
+    def where(self, id: int) -> list[Frame]:
+        """Return where the call of message `id` waits; none if it does not. From any thread."""
+        found = self._call_of(id)
+        return [] if found is None else awaited_by(found[0].get_coro())
+
+    def _call_of(self, id: int) -> tuple[asyncio.Task[None], CallEntries] | None:
+        calls = list(self._running.items())
+        return next((each for each in calls if each[1].has(id)), None)
 
     def end(self, seconds: float | None) -> None:
         """Wait up to `seconds` for running handlers, then cancel them. Callable from any thread."""
@@ -113,6 +135,7 @@ class AsyncRunner(threading.Thread):
             self._loop.call_soon_threadsafe(self._halt, seconds)
 
     def run(self) -> None:
+        self._scoreboard.run_from(self._first_entry)
         self._settler.start()
         asyncio.set_event_loop(self._loop)
         self._thread = SharedThread(self._loop)
@@ -147,49 +170,70 @@ class AsyncRunner(threading.Thread):
             self._timer = self._loop.call_later(max(0.0, wait), self._start_due)
 
     def _begin(self, tasks: list[Task]) -> None:
-        running = self._loop.create_task(self._run(tasks), context=copy_context())
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
-
-    async def _run(self, tasks: list[Task]) -> None:
         places = [self._free.pop() for _ in tasks]
         fences = [task.delivery.fence for task in tasks]
         entries = CallEntries(self._scoreboard, places, fences)
+        running = self._loop.create_task(self._run(tasks, entries, places))
+        self._running[running] = entries
+        running.add_done_callback(self._running.pop)
+
+    async def _run(self, tasks: list[Task], entries: CallEntries, places: list[int]) -> None:
+        ended: list[Ended] = []
         try:
-            asked = [self._ask("start", task) for task in tasks]
-            started = {fence.id: await each for fence, each in zip(fences, asked, strict=True)}
-            barred, ready = sort_started(tasks, started)
-            for each in barred:
-                if each.settled is Settled.LOST:
-                    reporting.lease_lost(each.delivery)
-                    self._settler.settled([each])
-                else:
-                    await self._ask("settle", each)
-            if ready:
+            if ready := await self._ready(tasks):
                 ended = await self._call(ready, entries)
                 # Before the settle: if the process is ended now, these are not the cause.
                 entries.end()
-                for settled in [self._ask("settle", each) for each in ended]:
-                    await settled
         except asyncio.CancelledError:
             return  # cancelled by the drain: it stays on the scoreboard, and the attempt counts
         except Exception:  # ours, not a handler's: the lease lapses
             logger.exception("async runner failed", extra={"event": "executor_failed"})
-            self._settler.settled([Ended(task.delivery, Settled.LOST) for task in tasks])
+            ended = [Ended(task.delivery, Settled.LOST) for task in tasks]
             entries.end()
         finally:
+            failed = any(each.settled is not ACKED for each in ended)
+            self._slots.end(_ids(tasks), failed=failed)
             self._free += places
-            with self._lock:
-                self._busy -= len(tasks)
-            for task in tasks:
-                self._local_queue.leave(task.line)
+            self._settler.settle(ended, tasks)
+            self._tell_room()
+
+    async def _ready(self, tasks: list[Task]) -> list[Task]:
+        """Return the tasks that may start; settle those that must not."""
+        since = lease_clock() - self._sure_for
+        if all(is_sure(task, since) and not has_expired(task.delivery) for task in tasks):
+            return tasks
+        answer: asyncio.Future[dict[int, bool]] = self._loop.create_future()
+        self._settler.start_leases(tasks, answer)
+        barred, ready = sort_started(tasks, await answer)
+        for each in barred:
+            if each.settled is Settled.LOST:
+                reporting.lease_lost(each.delivery)
+        if barred:
+            self._settler.settle(barred, [])
+        return ready
+
+    def _leave(self, tasks: Sequence[Task]) -> None:
+        """The calls of `tasks` are settled; from the thread that settles."""
+        came_free = self._slots.settle(_ids(tasks))
+        self._local_queue.leave(*[task.line for task in tasks])
+        if came_free:
             self._on_room()
+
+    def _tell_room(self) -> None:
+        """Announce a free slot, a moment later: more may come free meanwhile."""
+        if not self._told_room:
+            self._told_room = True
+            self._loop.call_later(ROOM_EVERY, self._tell_room_now)
+
+    def _tell_room_now(self) -> None:
+        self._told_room = False
+        self._on_room()
 
     async def _call(self, tasks: list[Task], entries: CallEntries) -> list[Ended]:
         result: Any = None
         error: BaseException | None = None
-        limit = asyncio.timeout(tasks[0].timeout)
-        clock = _LimitClock(self._loop, limit, entries)
+        limit = entries.limit = asyncio.timeout(tasks[0].timeout)
+        clock = LimitClock(self._loop, limit, entries)
         lease = max(self._lease(task.delivery.queue) for task in tasks)
         call = leased_call(tasks, alias=self._alias, lease=lease, clock=clock)
         if wanted(message_started):
@@ -200,22 +244,33 @@ class AsyncRunner(threading.Thread):
         began = perf_counter()
         try:
             async with limit:
-                result = await _result(tasks[0].handler.call, call)
+                result = await result_of(tasks[0].handler.call, call)
         except BaseException as raised:
             if isinstance(raised, asyncio.CancelledError) and self._cancelling:
                 raise  # cancelled by the drain, not by the handler itself
             late = isinstance(raised, TimeoutError) and limit.expired()
-            error = TimedOut("the handler ran past its timeout") if late else raised
+            error = self._ended(tasks, raised) if late else raised
             if late:  # its call cannot be cancelled: the supervisor ends the process if it goes on
                 await self._thread.left_by(call.deliveries[0])
         seconds = perf_counter() - began
+        if self._stopped:
+            for task in tasks:
+                self._stopped.pop(task.delivery.id, None)
         self._thread.tidy_up()
         return call.end(self._policy, result, error, seconds)
 
-    def _ask(self, what: str, subject: Any) -> asyncio.Future[Any]:
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        self._settler.put(what, subject, self._loop, answer)
-        return answer
+    def _ended(self, tasks: list[Task], raised: BaseException) -> AttemptEnded:
+        """Return the error of a call that its limit cancelled, with the place where it waited."""
+        stopped = [self._stopped[id] for task in tasks if (id := task.delivery.id) in self._stopped]
+        error = was_stopped(stopped[0]) if stopped else TimedOut("the handler ran past its timeout")
+        error.stack = raised_from(raised.__cause__ or raised)
+        return error
+
+    def _cancel(self, entries: CallEntries, id: int, by: str) -> None:
+        with contextlib.suppress(RuntimeError):  # it has just ended
+            if entries.limit is not None:
+                entries.limit.reschedule(self._loop.time())
+                self._stopped[id] = by
 
     def _halt(self, seconds: float | None) -> None:
         self._loop.create_task(self._drain(seconds))
@@ -234,34 +289,5 @@ class AsyncRunner(threading.Thread):
         self._loop.stop()
 
 
-async def _result(function: Callable[[Any], Any], call: LeasedCall) -> Any:
-    """Return the result of the call, encoded if it was asked for."""
-    if not call.argument:
-        return None  # nothing of the list can be read
-    result = await function(call.argument)
-    if any(each._row.wants_result for each in call.deliveries):
-        result = answers.encoded(result, call.argument)
-    return result
-
-
-class _LimitClock:
-    """Moves the timeout of a call on its loop, and the deadline its supervisor sees."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout, entries: CallEntries
-    ) -> None:
-        self._loop = loop
-        self._limit = limit
-        self._entries = entries
-        self.answered = entries.answered
-
-    def show(self, seconds: float) -> None:
-        self._entries.show(monotonic() + seconds + GRACE)
-
-    def extend(self, seconds: float) -> None:
-        self.show(seconds)
-        self._loop.call_soon_threadsafe(self._reschedule, seconds)
-
-    def _reschedule(self, seconds: float) -> None:
-        with contextlib.suppress(RuntimeError):  # it has just ended
-            self._limit.reschedule(self._loop.time() + seconds)
+def _ids(tasks: Sequence[Task]) -> list[int]:
+    return [task.delivery.id for task in tasks]

@@ -1,4 +1,7 @@
-"""The thread that writes for async handlers: starts and settles what came together at once."""
+"""The thread that writes for async handlers: settles what ended together at once.
+
+It also starts those that must be locked first.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.executor import reports as reporting
 from django_mq.executor.connections import LOST, Outage
+from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.statements import Statements
 from django_mq.signals import named, traced
 from django_mq.store import leases
 
 if TYPE_CHECKING:
-    from django_mq.executor.ended import Ended
     from django_mq.executor.tasks import Task
     from django_mq.executor.watchdog import Link
     from django_mq.messages import ClaimedRow, Fence
@@ -39,6 +42,7 @@ class AsyncSettler(threading.Thread):
         policy: Callable[[ClaimedRow], RetryPolicy],
         shortest_lease: float,
         settled: Callable[[Sequence[Ended]], None],
+        left: Callable[[Sequence[Task]], None],
         link: Link | None = None,
     ) -> None:
         super().__init__(name="mq-settler", daemon=True)
@@ -48,12 +52,20 @@ class AsyncSettler(threading.Thread):
         )
         self._lease = lease
         self._outage = outage
-        self.settled = settled
-        self._asked: queue.SimpleQueue[tuple[str, Any, Any, Any] | None] = queue.SimpleQueue()
+        self._settled = settled
+        self._left = left
+        self._asked: queue.SimpleQueue[_Start | _Settle | None] = queue.SimpleQueue()
 
-    def put(self, what: str, subject: Any, loop: asyncio.AbstractEventLoop, answer: Any) -> None:
-        """Request `start` of a task or `settle` of an Ended; `answer` is resolved on `loop`."""
-        self._asked.put((what, subject, loop, answer))
+    def start_leases(self, tasks: list[Task], answer: asyncio.Future[dict[int, bool]]) -> None:
+        """Request whole leases for `tasks`.
+
+        `answer` gets, by id, whether those still ours have expired; ids of others may be in it.
+        """
+        self._asked.put(_Start(tasks, answer))
+
+    def settle(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:
+        """Request to settle `ended`, save those that are lost; then `left` gets `tasks`."""
+        self._asked.put(_Settle(ended, tasks))
 
     def end(self) -> None:
         """End the thread after all earlier requests."""
@@ -68,23 +80,31 @@ class AsyncSettler(threading.Thread):
                     while True:
                         asked.append(self._asked.get_nowait())
                 ending = None in asked
-                self._serve([each for each in asked if each is not None])
+                self._settle([each for each in asked if isinstance(each, _Settle)])
+                self._start([each for each in asked if isinstance(each, _Start)])
         finally:
             self._statements.close()
 
-    def _serve(self, asked: list[tuple[str, Any, Any, Any]]) -> None:
-        starts = [task for what, task, _, _ in asked if what == "start"]
-        ends = [ended for what, ended, _, _ in asked if what == "settle"]
-        if ends:
-            settled = self._settlement.settle(ends)
+    def _settle(self, asked: list[_Settle]) -> None:
+        ended = [each for request in asked for each in request.ended]
+        lost = [each for each in ended if each.settled is Settled.LOST]
+        if lost:
+            self._settled(lost)
+            ended = [each for each in ended if each.settled is not Settled.LOST]
+        if ended:
+            settled = self._settlement.settle(ended)
             reporting.all_ended(settled)
-            self.settled(settled)
-        started = self._start(starts)
-        for what, subject, loop, answer in asked:
-            value = started.get(subject.delivery.id) if what == "start" else None
-            loop.call_soon_threadsafe(_resolve, answer, value)
+            self._settled(settled)
+        if tasks := [task for request in asked for task in request.tasks]:
+            self._left(tasks)
 
-    def _start(self, starts: list[Task]) -> dict[int, bool]:
+    def _start(self, asked: list[_Start]) -> None:
+        if asked:
+            started = self._start_all([task for request in asked for task in request.tasks])
+            answers = [request.answer for request in asked]
+            answers[0].get_loop().call_soon_threadsafe(_resolve, answers, started)
+
+    def _start_all(self, starts: list[Task]) -> dict[int, bool]:
         """Give each task a whole lease; return, by id, whether those still ours have expired."""
         fences: dict[float, list[Fence]] = {}
         for task in starts:
@@ -122,6 +142,17 @@ class AsyncSettler(threading.Thread):
                 return started
 
 
-def _resolve(answer: asyncio.Future[Any], value: Any) -> None:
-    if not answer.done():
-        answer.set_result(value)
+def _resolve(answers: list[asyncio.Future[dict[int, bool]]], started: dict[int, bool]) -> None:
+    for answer in answers:
+        if not answer.done():
+            answer.set_result(started)
+
+
+class _Start(NamedTuple):
+    tasks: list[Task]
+    answer: asyncio.Future[dict[int, bool]]
+
+
+class _Settle(NamedTuple):
+    ended: Sequence[Ended]
+    tasks: Sequence[Task]

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports as reporting
 from django_mq.executor.calls import argument_of, call
 from django_mq.executor.ended import ACKED, Ended, end
 from django_mq.executor.savepoint import LazySavepoint, TransactionEnded
+from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import DATABASE_ERRORS, Session
 from django_mq.executor.slice_state import Conflicts, NotLocked, Ran, SliceAborted, SliceState
-from django_mq.messages import fence_of
+from django_mq.executor.tasks import Task
+from django_mq.messages import ClaimedRow, fence_of
+from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.queue_backoff import Step, step_of
-
-if TYPE_CHECKING:
-    from django_mq.executor.scoreboard import ExecutorEntries
-    from django_mq.executor.tasks import Task
-    from django_mq.messages import ClaimedRow
-    from django_mq.policy.backoff import RetryPolicy
 
 
 class Attempts:
@@ -97,11 +94,12 @@ class Attempts:
 
     def _show(self, tasks: list[Task], state: SliceState) -> None:
         state.attempted = True
-        state.deadline = deadline = monotonic() + tasks[0].timeout
+        began = monotonic()
+        state.deadline = deadline = began + tasks[0].timeout
         if tasks[0].handler.batch:
-            self._entries.start([task.delivery.fence for task in tasks], deadline, True)
+            self._entries.start([task.delivery.fence for task in tasks], deadline, True, began)
         else:
-            self._entries.start_one(fence_of(tasks[0].delivery._row), deadline, True)
+            self._entries.start_one(fence_of(tasks[0].delivery._row), deadline, True, began)
 
     def _announce(self, tasks: list[Task], state: SliceState) -> bool:
         """Send `message_started`; return whether a receiver used the connection.

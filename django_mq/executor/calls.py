@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import close_old_connections, connections, reset_queries
 
 from django_mq.exceptions import Reject, Retry, Snooze
 from django_mq.executor import replies as answers
+from django_mq.executor.tasks import Task
 from django_mq.messages import Delivery, current_delivery
-
-if TYPE_CHECKING:
-    from django_mq.executor.tasks import Task
 
 #: The SQLSTATEs of conflicts with other transactions: the same attempt runs again.
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+
+#: Entered around each call of a handler, with its argument: a delivery, or a list of them.
+surroundings: list[Callable[[Any], AbstractContextManager[object]]] = []
 
 
 def call(
@@ -37,7 +39,11 @@ def _call(
 ) -> tuple[Any, BaseException | None]:
     current_delivery.set(delivery)
     try:
-        result = function(argument)
+        if surroundings:
+            with surrounded(argument):
+                result = function(argument)
+        else:
+            result = function(argument)
         if type(result) is CoroutineType:
             result.close()
             raise TypeError(
@@ -49,6 +55,15 @@ def _call(
         return result, None
     except BaseException as error:  # SystemExit too: a handler does not end the worker
         return None, error
+
+
+@contextmanager
+def surrounded(argument: Any) -> Iterator[None]:
+    """Enter the `surroundings` for the length of a call."""
+    with ExitStack() as stack:
+        for enter in surroundings:
+            stack.enter_context(enter(argument))
+        yield
 
 
 def tidy_up() -> None:

@@ -34,9 +34,9 @@ LOST = (
     psycopg.errors.IdleInTransactionSessionTimeout,
 )
 
-#: The SQLSTATEs with which a server that is there refuses a statement: it was cancelled, or it is
-#: in conflict with another transaction.
-_REFUSALS = frozenset({"57014", "40001", "40P01", "55P03"})
+#: The SQLSTATEs with which a server that is there refuses a statement: it was cancelled, it is in
+#: conflict with another transaction, or the disk is full.
+_REFUSALS = frozenset({"57014", "40001", "40P01", "55P03", "53100"})
 
 #: Seconds between two tries to reach a lost database: the first wait, and the longest.
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0
@@ -47,7 +47,7 @@ CONNECT_SECONDS = 10
 def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrapper:
     """Return a new connection to `alias` that is not from Django's pool and does not age.
 
-    `link` bounds its waits, whoever makes it connect.
+    `link` bounds its waits, also while it connects.
     """
     original = connections[alias]
     settings: dict[str, Any] = copy.deepcopy(original.settings_dict)
@@ -134,19 +134,19 @@ def prepare_statements(wrapper: BaseDatabaseWrapper) -> bool:
     return safe
 
 
-def take_back(wrapper: BaseDatabaseWrapper) -> None:
+def reset_session(wrapper: BaseDatabaseWrapper) -> None:
     """Reset the session outside a transaction, in one round trip: settings, locks, cursors ...
 
     Behind a transaction pooler only the settings, since the statements may reach a session in
     which others left something. Raises the driver's errors.
     """
-    steps = [taking_back(wrapper)]
+    steps = [reset_statements(wrapper)]
     if may_prepare(wrapper):
         steps.append(sql.Composed([sql.SQL(DISCARD)]))
     psycopg.ClientCursor(wrapper.connection).execute(sql.SQL("; ").join(steps))
 
 
-def taking_back(wrapper: BaseDatabaseWrapper) -> sql.Composed:
+def reset_statements(wrapper: BaseDatabaseWrapper) -> sql.Composed:
     """Return the statements that reset whatever was SET for this session."""
     steps: list[sql.Composable] = [
         sql.SQL("reset session authorization"),  # RESET ALL leaves this one and the role
@@ -179,7 +179,7 @@ class Outage:
     def wait(self, error: BaseException) -> None:
         """Log at most once per wait, then sleep until the next try is due or the worker stops.
 
-        A statement that the server refused is waited for in the same way, but is no outage.
+        A statement that the server refused waits in the same way, but is no outage.
         """
         refused = was_refused(error)
         with self._lock:
@@ -202,6 +202,11 @@ class Outage:
     def wait_quietly(self) -> None:
         """Sleep for the first wait, or until the worker stops."""
         self._stop.wait(FIRST_WAIT)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the database is lost, as far as this process knows."""
+        return self._lost
 
     def stopped(self) -> bool:
         """Say whether the worker stops: nothing waits any more."""

@@ -6,16 +6,14 @@ import random
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from django_mq.exceptions import UnreadablePayload
+from django_mq.messages import Delivery
+from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.error_text import one_line
 from django_mq.policy.outcomes import DeadLettered, Outcome, Retried, Snoozed, decide
 from django_mq.store import settle
-
-if TYPE_CHECKING:
-    from django_mq.messages import Delivery
-    from django_mq.policy.backoff import RetryPolicy
 
 #: The longest wait, in seconds, until a held message is looked at again.
 LONGEST_HOLD = 300.0
@@ -96,6 +94,7 @@ def failed_row(ended: Ended, *, suspect: bool = False) -> settle.FailedDelivery 
         last_error=failure.summary,
         seconds=ended.seconds,
         suspect=suspect and not dead_reason,
+        place=failure.place,
     )
 
 

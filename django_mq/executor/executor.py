@@ -7,24 +7,21 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from django.db import connections
 
 from django_mq.executor.connections import Outage, plain_connection
+from django_mq.executor.ended import Ended
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.nonatomic import NonAtomic
+from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.slices import Slices
 from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.watchdog import Link
-
-if TYPE_CHECKING:
-    from django_mq.executor.ended import Ended
-    from django_mq.executor.scoreboard import ExecutorEntries
-    from django_mq.messages import ClaimedRow
-    from django_mq.policy.backoff import RetryPolicy
+from django_mq.messages import ClaimedRow
+from django_mq.policy.backoff import RetryPolicy
 
 logger = logging.getLogger("django_mq")
 
@@ -72,8 +69,6 @@ class Executor(threading.Thread):
         self._slices = Slices(
             session,
             entries=self._entries,
-            outage=self._outage,
-            policy=self._policy,
             settlement=settlement,
             settled=self._settled,
             slice_seconds=self._slice_seconds,
@@ -84,14 +79,13 @@ class Executor(threading.Thread):
         self._nonatomic = NonAtomic(
             session,
             entries=self._entries,
-            outage=self._outage,
-            policy=self._policy,
             settlement=settlement,
             settled=self._settled,
             lease=self._lease,
         )
 
     def run(self) -> None:
+        self._entries.run_here()
         self._connect()
         try:
             while (slice_ := self._local_queue.take()) is not None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from django_mq import handlers
-from django_mq.executor.ended import Settled
+from django_mq.executor.ended import ACKED, Settled
+from django_mq.executor.minutes import Minutes, Source
+from django_mq.messages import ClaimedRow
 from django_mq.policy.handler_stats import Tally
 from django_mq.policy.outcomes import DeadLettered, Retried
+from django_mq.store.figures import Arrived, MinuteRow
 
 if TYPE_CHECKING:
     from django_mq.executor.ended import Ended
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 
 #: The number of handlers in a heartbeat: those that ended most messages.
 MOST = 100
+#: Pairs of queue and handler counted apart; more of a handler's queues are counted together.
+MOST_SOURCES = 500
 
 
 def queued_for(delivery: Delivery) -> float | None:
@@ -29,76 +35,133 @@ def queued_for(delivery: Delivery) -> float | None:
 
 
 class Timings:
-    """The tallies of one worker's handlers, each in constant memory. Thread-safe."""
+    """The tallies of one worker by queue and handler, each in constant memory. Thread-safe."""
 
     def __init__(self) -> None:
-        self._tallies: dict[str, Tally] = {}
+        self._minutes = Minutes()
+        self._sources: set[Source] = set()
         self._lock = threading.Lock()
 
     def add(self, ended: Sequence[Ended]) -> None:
         """Count deliveries that are settled."""
-        together: dict[str, list[Ended]] = {}
-        for each in ended:
-            name = each.delivery._row.handler
-            if name in together:
-                together[name].append(each)
-            else:
-                together[name] = [each]
-        for name, those in together.items():
+        # Tuples that live on would call the garbage collector: here each is gone at once.
+        names = {_names(each.delivery._row) for each in ended}
+        together: dict[tuple[str, str], Sequence[Ended]] = dict.fromkeys(names, ended)
+        if len(names) > 1:
+            apart: dict[tuple[str, str], list[Ended]] = {name: [] for name in names}
+            for each in ended:
+                apart[_names(each.delivery._row)].append(each)
+            together = dict(apart)
+        for (queue, handler), those in together.items():
             with self._lock:
-                _count(self._tally(name), those)
+                source = self._source(queue, handler)
+                created = _count(self._minutes.tally(source), those)
+                if created:
+                    self._minutes.arrived(source, created)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the heartbeat's tallies: at most 100 handlers, those with most messages first."""
-        with self._lock:
-            most = sorted(self._tallies.items(), key=lambda item: -item[1].total)[:MOST]
-        told = {}
-        for name, tally in most:
-            with self._lock:
-                told[name] = tally.as_json()
-        return told
+        return {name: tally.as_json() for name, tally in self.read().items()}
 
     def read(self) -> dict[str, Tally]:
-        """Return the snapshot as tallies."""
-        return {name: Tally.from_json(told) for name, told in self.snapshot().items()}
+        """Return copies of the tallies of the same handlers, over all queues."""
+        found: dict[str, Tally] = {}
+        for source, tally in self.by_source().items():
+            found.setdefault(source.handler, Tally()).merge(tally)
+        return dict(sorted(found.items(), key=lambda item: -item[1].total)[:MOST])
 
-    def _tally(self, name: str) -> Tally:
-        """Return the tally of a handler by any of its names; unknown names share one."""
-        tally = self._tallies.get(name)
-        if tally is None:
-            known = handlers.get(name)
-            tally = self._tallies.setdefault(known.name if known else "", Tally())
-        return tally
+    def by_source(self) -> dict[Source, Tally]:
+        """Return a copy of the tally of each pair of queue and handler, since the worker started.
+
+        Beyond 500 pairs, the queue is empty.
+        """
+        with self._lock:
+            sources = list(self._sources)
+        found = {}
+        for source in sources:
+            with self._lock:
+                found[source] = self._minutes.total(source)
+        return found
+
+    def set_clock(self, now: float, asked_at: float) -> None:
+        """Learn what the database's clock showed when `lease_clock()` showed `asked_at`."""
+        with self._lock:
+            self._minutes.set_clock(now, asked_at)
+
+    def take_unwritten(self) -> tuple[list[MinuteRow], list[Arrived]]:
+        """Return the figures to store: absolute counts of the minutes that changed.
+
+        Then call `written()` or `not_written()`.
+        """
+        with self._lock:
+            return self._minutes.take_unwritten()
+
+    def written(self) -> None:
+        """Forget the final figures among those taken last: they are stored."""
+        with self._lock:
+            self._minutes.written()
+
+    def not_written(self) -> None:
+        """Take the same figures again next time: they could not be stored."""
+        with self._lock:
+            self._minutes.not_written()
+
+    def _source(self, queue: str, handler: str) -> Source:
+        """Return what is counted for a handler by any of its names; unknown names share one."""
+        source = Source(queue, handler)
+        if source not in self._sources:
+            known = handlers.get(handler)
+            source = Source(queue, known.name if known else "")
+            if source not in self._sources and len(self._sources) >= MOST_SOURCES:
+                source = Source("", source.handler)
+            self._sources.add(source)
+        return source
 
 
-def _count(tally: Tally, ended: list[Ended]) -> None:
-    acked = 0
-    ran: list[float] = []
-    waited: list[float] = []
-    for each in ended:
-        settled, seconds = each.settled, each.seconds
-        if settled is Settled.ACKED or settled is Settled.FINISHED:
-            acked += 1
-        elif settled in (Settled.HELD, Settled.RELEASED):
-            continue  # these are no attempts
-        elif settled is Settled.SNOOZED:
-            tally.snoozed += 1
-        elif isinstance(each.outcome, Retried):
-            tally.failed += 1
-            tally.retried += 1
-        else:
-            tally.failed += isinstance(each.outcome, DeadLettered)
-            tally.dead += 1
-        if seconds:  # else it did not run here
-            ran.append(seconds)
-            row = each.delivery._row
-            if row.attempts == 1:
-                waited.append(row.waited)
-    tally.acked += acked
-    tally.ran.add(ran)
-    tally.waited.add(waited)
-    claimed_at = ended[-1].delivery._row.claimed_at
-    tally.last_at = claimed_at if tally.last_at is None else max(tally.last_at, claimed_at)
+#: Reads two names at the speed of C: this is done for every message.
+_names = itemgetter(*map(ClaimedRow._fields.index, ("queue", "handler")))
+
+
+def _count(tally: Tally, ended: Sequence[Ended]) -> list[float]:
+    """Count deliveries; return when those were created that ended their first attempt."""
+    others = [each for each in ended if each.settled is not ACKED]
+    tally.acked += len(ended) - len(others)
+    last_at = ended[-1].delivery._row.claimed_at
+    if others:
+        ended = [each for each in ended if each.settled is ACKED or _count_other(tally, each)]
+    ran = [each for each in ended if each.seconds]  # the others did not run here
+    first = [row for each in ran if (row := each.delivery._row).attempts == 1]
+    tally.ran.add([each.seconds for each in ran])
+    tally.waited.add([row.waited for row in first])
+    tally.last_at = last_at if tally.last_at is None else max(tally.last_at, last_at)
+    if others:
+        first = [each.delivery._row for each in ended if _is_new(each)]
+    return [row.created for row in first]
+
+
+def _count_other(tally: Tally, each: Ended) -> bool:
+    """Count a delivery that is not simply acked; return whether it was an attempt, or died."""
+    settled = each.settled
+    if settled in (Settled.HELD, Settled.RELEASED):
+        return False
+    if settled is Settled.FINISHED:
+        tally.acked += 1
+    elif settled is Settled.SNOOZED:
+        tally.snoozed += 1
+    elif isinstance(each.outcome, Retried):
+        tally.failed += 1
+        tally.retried += 1
+    else:
+        tally.failed += isinstance(each.outcome, DeadLettered)
+        tally.dead += 1
+    return True
+
+
+def _is_new(each: Ended) -> bool:
+    """Return whether its first attempt ended; a snoozed message begins it again."""
+    row = each.delivery._row
+    first = row.attempts == 1 if row.claimed_by else not row.attempts  # expired: not claimed
+    return first and each.settled is not Settled.SNOOZED
 
 
 #: The timings of each worker that runs in this process, by its id.

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload, When
+from django_mq.executor import replies as answers
 from django_mq.executor import reports as reporting
+from django_mq.executor.calls import surrounded, surroundings
 from django_mq.executor.ended import ACKED, Ended, Settled, end
 from django_mq.executor.leased_delivery import Clock, LeasedDelivery
-
-if TYPE_CHECKING:
-    from django_mq.executor.tasks import Line, Task
-    from django_mq.messages import ClaimedRow, Fence
-    from django_mq.policy.backoff import RetryPolicy
+from django_mq.executor.tasks import Line, Task
+from django_mq.messages import ClaimedRow, Fence
+from django_mq.policy.backoff import RetryPolicy
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,7 +27,7 @@ Policy = Callable[["ClaimedRow"], "RetryPolicy"]
 
 
 class CallClock(Clock, Protocol):
-    """The clock of a call, which also hears of each message that was answered."""
+    """The clock of a call, which is also told of each message that was answered."""
 
     def answered(self, id: int) -> None: ...
 
@@ -35,7 +35,7 @@ class CallClock(Clock, Protocol):
 class Answers(Protocol):
     """Where the answers of a list go."""
 
-    def hear(self, delivery: BatchDelivery, error: BaseException) -> None:
+    def note_answer(self, delivery: BatchDelivery, error: BaseException) -> None:
         """End `delivery` with `error` when the call ends."""
 
 
@@ -64,6 +64,17 @@ def leased_call(tasks: Sequence[Task], *, alias: str, lease: float, clock: CallC
     return _SingleCall(LeasedDelivery(row, alias=alias, lease=lease, clock=clock))
 
 
+async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
+    """Return the result of a coroutine function, encoded if it was asked for."""
+    if not call.argument:
+        return None  # nothing of the list can be read
+    with surrounded(call.argument) if surroundings else nullcontext():
+        result = await function(call.argument)
+    if any(each._row.wants_result for each in call.deliveries):
+        result = answers.encoded(result, call.argument)
+    return result
+
+
 class _SingleCall:
     def __init__(self, delivery: LeasedDelivery) -> None:
         self.argument = delivery
@@ -73,7 +84,7 @@ class _SingleCall:
         self, policy: Policy, result: Any, error: BaseException | None, seconds: float
     ) -> list[Ended]:
         delivery = self.argument
-        return [ended_nonatomic(delivery, policy(delivery._row), result, error, seconds)]
+        return [ended_nonatomic(delivery, policy, result, error, seconds)]
 
 
 class _BatchCall:
@@ -103,7 +114,7 @@ class _BatchCall:
             return False
         return True
 
-    def hear(self, delivery: BatchDelivery, error: BaseException) -> None:
+    def note_answer(self, delivery: BatchDelivery, error: BaseException) -> None:
         """End `delivery` with `error` when the call ends; raises LeaseLost if it has ended."""
         with self._lock:
             if self._ended:
@@ -152,16 +163,16 @@ class BatchDelivery(LeasedDelivery):
     def fail(self, error: Exception) -> None:
         if not isinstance(error, Exception):
             raise TypeError(f"fail({error!r}): give an exception, which operators see")
-        self._to.hear(self, error)
+        self._to.note_answer(self, error)
 
     def retry(self, after: When | None = None) -> None:
-        self._to.hear(self, Retry(after))
+        self._to.note_answer(self, Retry(after))
 
     def snooze(self, after: When, backoff: bool = False) -> None:
-        self._to.hear(self, Snooze(after, backoff=backoff))
+        self._to.note_answer(self, Snooze(after, backoff=backoff))
 
     def reject(self, reason: str = "rejected") -> None:
-        self._to.hear(self, Reject(reason))
+        self._to.note_answer(self, Reject(reason))
 
     def finish(self, result: Any = None) -> AbstractContextManager[None]:
         self._refuse("finish()")
@@ -181,7 +192,7 @@ class BatchDelivery(LeasedDelivery):
 
 def ended_nonatomic(
     delivery: LeasedDelivery,
-    policy: RetryPolicy,
+    policy: Policy,
     result: Any,
     error: BaseException | None,
     seconds: float,
@@ -193,7 +204,7 @@ def ended_nonatomic(
         return Ended(delivery, Settled.FINISHED, result, seconds, error=error)
     if error is None:
         return Ended(delivery, Settled.ACKED, result, seconds)
-    return end(delivery, policy, error, seconds=seconds)
+    return end(delivery, policy(delivery._row), error, seconds=seconds)
 
 
 def sort_started(

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from time import perf_counter
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
+from django_mq.executor import history, settle_effects
 from django_mq.executor import replies as answers
-from django_mq.executor import settle_effects
-from django_mq.messages import Delivery
+from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import MAX_WAIT, as_seconds
-from django_mq.store import leases, notify, open_transaction, settle
+from django_mq.store import Cursor, leases, notify, open_transaction, settle
+from django_mq.store import history as kept_history
 from django_mq.store.results import Reply
-
-if TYPE_CHECKING:
-    from django_mq.messages import ClaimedRow, Fence
-    from django_mq.store import Cursor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,13 +32,14 @@ class Clock(Protocol):
 class LeasedDelivery(Delivery):
     """The delivery that a handler with `atomic=False` gets."""
 
-    __slots__ = ("_alias", "_clock", "_lease", "finished")
+    __slots__ = ("_alias", "_began", "_clock", "_lease", "finished")
 
     def __init__(self, row: ClaimedRow, *, alias: str, lease: float, clock: Clock) -> None:
         super().__init__(row)
         self._alias = alias
         self._lease = lease
         self._clock = clock
+        self._began = perf_counter()
         self.finished = False
 
     def extend(self, seconds: float) -> None:
@@ -97,6 +96,9 @@ class LeasedDelivery(Delivery):
             raise HandlerBrokeTransaction("the block of finish() ended its own transaction")
 
     def _ack(self, cursor: Cursor) -> bool:
+        kept = history.handled_one(self._row, perf_counter() - self._began)
+        if kept is not None:
+            return bool(kept_history.ack(cursor, [kept]))
         return bool(settle.ack(cursor, [self.fence]))
 
     def _answer(self, value: str) -> None:

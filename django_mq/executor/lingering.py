@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
 
-from django_mq.executor.tasks import most_in_call
+from django_mq.executor.tasks import Task, most_in_call
+from django_mq.handlers import Handler
 
-if TYPE_CHECKING:
-    from django_mq.executor.tasks import Task
-    from django_mq.handlers import Handler
-
-#: The longest linger is this part of the shortest lease: renewals, which keep what waits here, are
-#: made for messages that run.
+#: The shortest lease is this many times the longest linger, so that no list depends on renewals.
 LINGER_SHARE = 4
 
 

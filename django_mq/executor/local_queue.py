@@ -9,17 +9,14 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from django_mq.executor.lingering import Lingering
 from django_mq.executor.pace import Pace
 from django_mq.executor.slice_cut import next_slice
 from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.waiting_tasks import WaitingTasks
-
-if TYPE_CHECKING:
-    from django_mq.handlers import Handler
-    from django_mq.messages import Delivery
+from django_mq.handlers import Handler
+from django_mq.messages import Delivery
 
 #: Seconds that a suspect waits for a moment when nothing else runs; after that nothing else starts.
 SUSPECT_PATIENCE = 10.0
@@ -57,7 +54,7 @@ class LocalQueue:
         self._closed = False
         self._paces: dict[str, Pace] = {}
         self._held: dict[int, Delivery] = {}
-        #: Queues of which nothing may start.
+        #: Queues from which nothing may start.
         self.stopped_queues = self._waiting.stopped_queues
 
     def put(self, tasks: Iterable[Task]) -> None:
@@ -179,7 +176,7 @@ class LocalQueue:
             return self._waiting.count_coroutines()
 
     def done(self, slice_: Slice) -> None:
-        """The tasks of this slice have ended."""
+        """Note that the tasks of `slice_` have ended."""
         with self._lock:
             self._running -= 1
             if slice_.alone:
@@ -192,17 +189,18 @@ class LocalQueue:
             self._on_room()  # async handlers may start again
         self._tell_if_idle()
 
-    def enter(self) -> None:
-        """Count an async handler, which runs without `take()`."""
+    def enter(self, count: int = 1) -> None:
+        """Count async handlers, which run without `take()`."""
         with self._lock:
-            self._running += 1
+            self._running += count
 
-    def leave(self, line: Line | None) -> None:
-        """The counterpart of `enter()`; `line` is that of the handler that ended."""
+    def leave(self, *lines: Line | None) -> None:
+        """The counterpart of `enter()`: one handler of each of `lines` has ended."""
         with self._lock:
-            self._running -= 1
-            self._waiting.free_line(line)
-            if self._waiting.suspects or line is not None:
+            self._running -= len(lines)
+            for line in lines:
+                self._waiting.free_line(line)
+            if self._waiting.suspects or any(lines):
                 self._lock.notify_all()
         self._tell_if_idle()
 
@@ -248,7 +246,7 @@ class LocalQueue:
             return any(delivery.queue == queue for delivery in self._held.values())
 
     def idle(self) -> bool:
-        """Nothing waits and nothing runs."""
+        """Return whether nothing waits and nothing runs."""
         with self._lock:
             waiting = self._waiting
             return not (self._held or self._running or waiting.ready or waiting.suspects)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from django_mq.executor import slice_limits
 from django_mq.executor.calls import is_conflict
-from django_mq.executor.connections import simple_query
+from django_mq.executor.connections import roll_back, simple_query
 from django_mq.executor.savepoint import LazySavepoint
+from django_mq.messages import PlainFence
 from django_mq.store import open_transaction, row_locks
-
-if TYPE_CHECKING:
-    from django_mq.messages import PlainFence
 
 
 def begin(
@@ -66,7 +64,7 @@ def wait_for(
             raise
         return False
     if not rows:
-        _roll_back(driver)
+        roll_back(driver)
     return bool(rows)
 
 
@@ -90,10 +88,5 @@ def _query(driver: psycopg.Connection[Any], steps: str, within: bool) -> list[li
         if driver.pgconn.transaction_status == TransactionStatus.ACTIVE:
             driver.close()  # interrupted: the next query would read this one's answer
         elif not within:
-            _roll_back(driver)
+            roll_back(driver)
         raise
-
-
-def _roll_back(driver: psycopg.Connection[Any]) -> None:
-    if driver.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-        simple_query(driver, "rollback")

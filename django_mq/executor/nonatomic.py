@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from asgiref.sync import async_to_sync
@@ -14,19 +14,15 @@ from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports as reporting
 from django_mq.executor.calls import call as run_handler
 from django_mq.executor.calls import tidy_up
-from django_mq.executor.connections import LOST, Outage, simple_query, take_back
+from django_mq.executor.connections import LOST, reset_session, simple_query
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import LeasedCall, leased_call, sort_started
+from django_mq.executor.scoreboard import CallEntries, ExecutorEntries
+from django_mq.executor.session import Session
+from django_mq.executor.settlement import Settlement
+from django_mq.executor.tasks import Task
 from django_mq.signals import message_started, wanted
 from django_mq.store import leases
-
-if TYPE_CHECKING:
-    from django_mq.executor.scoreboard import CallEntries, ExecutorEntries
-    from django_mq.executor.session import Session
-    from django_mq.executor.settlement import Settlement
-    from django_mq.executor.tasks import Task
-    from django_mq.messages import ClaimedRow
-    from django_mq.policy.backoff import RetryPolicy
 
 
 class NonAtomic:
@@ -37,8 +33,6 @@ class NonAtomic:
         session: Session,
         *,
         entries: ExecutorEntries,
-        outage: Outage,
-        policy: Callable[[ClaimedRow], RetryPolicy],
         settlement: Settlement,
         settled: Callable[[Sequence[Ended]], None],
         lease: Callable[[str], float],
@@ -47,8 +41,7 @@ class NonAtomic:
         self._wrapper = session.wrapper
         self._settlement = settlement
         self._entries = entries
-        self._outage = outage
-        self._policy = policy
+        self._outage = settlement.outage
         self._settled = settled
         self._lease = lease
 
@@ -102,7 +95,7 @@ class NonAtomic:
         finally:
             self._session.link.lent = False
             clock.end()
-        self.settle(call.end(self._policy, result, error, seconds))
+        self.settle(call.end(self._settlement.policy, result, error, seconds))
 
     def settle(self, ended: Sequence[Ended]) -> None:
         """Settle `ended`, and report it."""
@@ -117,7 +110,7 @@ class NonAtomic:
         if driver is not None and not driver.closed and not within:
             idle = driver.info.transaction_status == TransactionStatus.IDLE
             if idle and driver.autocommit:
-                self._take_back()
+                self._reset()
                 return False
             within = True
         wrapper.close()
@@ -126,10 +119,10 @@ class NonAtomic:
         wrapper.autocommit = True
         return within
 
-    def _take_back(self) -> None:
+    def _reset(self) -> None:
         """Reset what the handler left in the session."""
         try:
-            take_back(self._wrapper)
+            reset_session(self._wrapper)
         except psycopg.Error:
             self._wrapper.close()
 

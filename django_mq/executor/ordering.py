@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from django_mq.executor.tasks import is_coroutine
-
-if TYPE_CHECKING:
-    from django_mq.executor.tasks import Line, Task
+from django_mq.executor.tasks import Line, Task, is_coroutine
 
 
 class Ordering:

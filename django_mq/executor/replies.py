@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_mq.conf import get_settings
-from django_mq.policy.encoding import encode
-from django_mq.store import results
+from django_mq.messages import Delivery
+from django_mq.store import Cursor, results
 from django_mq.store.results import Reply
-
-if TYPE_CHECKING:
-    from django_mq.messages import Delivery
-    from django_mq.store import Cursor
 
 
 class Encoded(dict[int, str]):
@@ -49,16 +45,9 @@ def encoded(result: Any, argument: Delivery | list[Delivery]) -> Any:
 
 def text(value: Any) -> str:
     """Return a handler's result as JSON text, within the limits of a payload."""
-    settings = get_settings()
-    return encode(
-        value,
-        what="result",
-        max_bytes=settings.max_payload_bytes,
-        max_depth=settings.max_depth,
-        encoder=settings.encoder_class,
-    )
+    return get_settings().encode(value, "result")
 
 
 def store(cursor: Cursor, answers: Sequence[Reply]) -> None:
-    """Store answers in the transaction that settles, and notify those who wait for them."""
+    """Store answers in the transaction that settles, and notify waiting processes."""
     results.store(cursor, answers, ring=get_settings().wakeup != "poll")

@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_mq import signals
 from django_mq.conf import get_settings
 from django_mq.executor import handler_counts as timings
-from django_mq.executor.ended import ACKED, DONE, Settled
+from django_mq.executor.ended import ACKED, DONE, Ended, Settled
 from django_mq.executor.handler_counts import queued_for
+from django_mq.messages import Delivery
 from django_mq.policy.error_text import Failure
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried
-
-if TYPE_CHECKING:
-    from django_mq.executor.ended import Ended
-    from django_mq.messages import Delivery
 
 logger = logging.getLogger("django_mq")
 
@@ -104,21 +101,21 @@ def _announce(signal: signals.LoggedSignal, ended: Ended, text: str, **more: Any
 
 def failed_after_finish(delivery: Delivery, error: BaseException) -> None:
     """Report a handler that raised after `finish()`: the message is done, the error is a bug."""
-    logger.error(
-        "message %s (queue %s, handler %s) is finished, but its handler raised afterwards: %s",
+    signals.log_failure(
+        "failed_after_finish",
+        error,
+        "message %s (queue %s, handler %s) is finished, but its handler raised afterwards",
         delivery.id,
         delivery.queue,
         delivery.handler,
-        signals.named(error),
-        exc_info=signals.traced(error),
-        extra={"event": "failed_after_finish", "message_id": delivery.id},
+        message_id=delivery.id,
     )
 
 
 def lease_lost(delivery: Delivery) -> None:
     """Report a delivery whose lease was lost: its handler's writes are undone."""
     logger.warning(
-        "message %s (queue %s, attempt %s): LeaseLost, it was taken over or removed meanwhile;"
+        "message %s (queue %s, attempt %s): LeaseLost, it was taken over or removed;"
         " nothing of this attempt was kept",
         delivery.id,
         delivery.queue,

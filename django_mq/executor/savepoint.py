@@ -17,7 +17,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import slice_limits
-from django_mq.executor.connections import taking_back
+from django_mq.executor.connections import reset_statements
 from django_mq.executor.watched_connection import WatchedConnection
 
 # Only those that this login can name: the temporary tables of other sessions have some too.
@@ -125,11 +125,11 @@ class LazySavepoint:
         if self._watched.armed:
             self._watched.armed = False
             if not self._unused:
-                self._let_pass()
+                self._begin_or_open()
             self._unused = False
             self.opened = True
 
-    def _let_pass(self) -> None:
+    def _begin_or_open(self) -> None:
         if self.refused is not None:
             self._watched.armed = True
             raise self.refused
@@ -169,7 +169,7 @@ class LazySavepoint:
         if self.opened:
             try:
                 release = self._release or self._compose_release()
-                # What it resets leaves the limits of handlers.
+                # The reset leaves the limits of handlers in force.
                 last = b"; savepoint " + self.NAME.encode() if more else self._to_us
                 self._run(release + last)
                 self._unused = more
@@ -278,7 +278,7 @@ class LazySavepoint:
             sql.SQL("release savepoint {}").format(sql.Identifier(self.NAME)),
         ]
         if own_session:
-            steps.append(taking_back(self.wrapper))
+            steps.append(reset_statements(self.wrapper))
             steps.extend(
                 sql.SQL("set local {} = {}").format(sql.Identifier(name), sql.Literal(value))
                 for name, value in settings.items()

@@ -11,19 +11,26 @@ import threading
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import Fence, PlainFence
 
+if TYPE_CHECKING:
+    import asyncio
+
 # id of the message, its attempt, the number of its claim, deadline (seconds of the system-wide
-# monotonic clock; 0: none), whether a transaction undoes its writes. The id is written last and
-# cleared first: an entry with an id is whole.
-_ENTRY = struct.Struct("=qiqd?")
+# monotonic clock; 0: none), whether a transaction undoes its writes, when it began. The id is
+# written last and cleared first: an entry with an id is whole.
+_ENTRY = struct.Struct("=qiqd?d")
 _ID = struct.Struct("=q")
-_REST = struct.Struct("=iqd?")
+_REST = struct.Struct("=iqd?d")
+_DEADLINE = struct.Struct("=d")
+_DEADLINE_AT = struct.calcsize("=qiq")
 _COUNT = struct.Struct("=q")
 # By the same clock: until when each part that must move counts as moving; 0: it has not begun.
 _MOVING = struct.Struct("=d")
+# The identifier of the thread that runs an entry and those after it; 0: the one before.
+_THREAD = struct.Struct("=Q")
 _NOTHING = _ID.pack(0)
 
 
@@ -32,14 +39,22 @@ class Mover(IntEnum):
 
     LOOP = 0
     RENEWAL = 1
+    LISTENER = 2
+    #: Moves while the database answers; a worker that lacks it is alive, but not ready.
+    DATABASE = 3
 
 
 class Entry(NamedTuple):
-    """A running message: its fence (with the worker's id), and its deadline."""
+    """A running message: its fence (with the worker's id), its deadline, and when it began.
+
+    `thread` is the identifier of the thread that runs it, 0 if that is unknown.
+    """
 
     fence: Fence
     deadline: float
     atomic: bool
+    began: float = 0.0
+    thread: int = 0
 
 
 class Scoreboard:
@@ -47,7 +62,8 @@ class Scoreboard:
 
     def __init__(self, entries: int) -> None:
         self._size = max(1, entries) * _ENTRY.size
-        self._memory = mmap.mmap(-1, self._size + _COUNT.size + len(Mover) * _MOVING.size)
+        self._threads_at = self._size + _COUNT.size + len(Mover) * _MOVING.size
+        self._memory = mmap.mmap(-1, self._threads_at + max(1, entries) * _THREAD.size)
         self._number = ("", 0)
         self.entries = entries
 
@@ -61,15 +77,26 @@ class Scoreboard:
         """Add `count` claimed messages. Only one thread of one process may call this."""
         _COUNT.pack_into(self._memory, self._size, self.taken + count)
 
-    def write(self, index: int, fence: PlainFence, deadline: float, atomic: bool) -> None:
+    def write(
+        self, index: int, fence: PlainFence, deadline: float, atomic: bool, began: float = 0.0
+    ) -> None:
         """Enter the message of `fence`, which runs until `deadline`, at `index`."""
         id, attempt, claimer = fence
         claim = self._number
         if claim[0] != claimer:  # neighbours are mostly of one claim
             claim = self._number = (claimer, int(claimer.rpartition(":")[2] or 0))
         at = index * _ENTRY.size
-        _REST.pack_into(self._memory, at + _ID.size, attempt, claim[1], deadline, atomic)
+        _REST.pack_into(self._memory, at + _ID.size, attempt, claim[1], deadline, atomic, began)
         _ID.pack_into(self._memory, at, id)
+
+    def move(self, index: int, deadline: float) -> None:
+        """Move the deadline of the message at `index`."""
+        _DEADLINE.pack_into(self._memory, index * _ENTRY.size + _DEADLINE_AT, deadline)
+
+    def run_from(self, index: int) -> None:
+        """Note that this thread runs the entries from `index` on, up to the next such note."""
+        ident = threading.get_ident()
+        _THREAD.pack_into(self._memory, self._threads_at + index * _THREAD.size, ident)
 
     def clear(self, index: int) -> None:
         """Clear the id at `index`; the rest of the entry stays, for `used()`."""
@@ -79,13 +106,30 @@ class Scoreboard:
     def read(self, worker: str) -> Iterator[Entry]:
         """Yield what runs, as fences of worker process `worker`."""
         data = self._memory[: self._size]
-        for id, attempt, claim_number, deadline, atomic in _ENTRY.iter_unpack(data):
+        for index, entry in enumerate(_ENTRY.iter_unpack(data)):
+            id, attempt, claim_number, deadline, atomic, began = entry
             if id:
-                yield Entry(Fence(id, attempt, f"{worker}:{claim_number}"), deadline, atomic)
+                fence = Fence(id, attempt, f"{worker}:{claim_number}")
+                yield Entry(fence, deadline, atomic, began, self._thread(index))
+
+    def _thread(self, index: int) -> int:
+        end = self._threads_at + (index + 1) * _THREAD.size
+        noted: list[int] = [
+            each for (each,) in _THREAD.iter_unpack(self._memory[self._threads_at : end])
+        ]
+        return next(filter(None, reversed(noted)), 0)
 
     def running(self) -> list[int]:
         """The ids of the messages that run."""
         return [entry.fence.id for entry in self.read("")]
+
+    def running_for(self) -> dict[int, float]:
+        """The ids of the messages that run, each with for how many seconds; 0 if unknown."""
+        now = monotonic()
+        return {
+            each.fence.id: round(now - each.began, 3) if each.began else 0.0
+            for each in self.read("")
+        }
 
     def used(self) -> bool:
         """Say whether any message has started since `wipe()`, even if it has ended."""
@@ -98,9 +142,16 @@ class Scoreboard:
 
     def still(self) -> list[Mover]:
         """Return what began to move and has stood still for too long."""
-        marks = _MOVING.iter_unpack(self._memory[self._size + _COUNT.size :])
         now = monotonic()
-        return [mover for mover, (until,) in zip(Mover, marks, strict=True) if 0 < until < now]
+        return [mover for mover, until in self._marks() if 0 < until < now]
+
+    def moves(self, mover: Mover) -> bool:
+        """Say whether `mover` has begun to move, and does not stand still."""
+        return dict(self._marks())[mover] >= monotonic()
+
+    def _marks(self) -> Iterator[tuple[Mover, float]]:
+        marks = _MOVING.iter_unpack(self._memory[self._size + _COUNT.size : self._threads_at])
+        return ((mover, until) for mover, (until,) in zip(Mover, marks, strict=True))
 
     def wipe(self) -> None:
         """Clear all entries for the next process that writes here, but keep `taken`."""
@@ -117,19 +168,31 @@ class ExecutorEntries:
         self._first = first
         self._count = count
 
-    def start(self, fences: Sequence[Fence], deadline: float, atomic: bool) -> None:
+    def run_here(self) -> None:
+        """Note that this thread runs them."""
+        self._scoreboard.run_from(self._first)
+
+    def start(
+        self, fences: Sequence[Fence], deadline: float, atomic: bool, began: float = 0.0
+    ) -> None:
         """Enter the messages of a batch."""
         for offset, fence in enumerate(fences[: self._count]):
-            self._scoreboard.write(self._first + offset, fence, deadline, atomic)
+            self._scoreboard.write(self._first + offset, fence, deadline, atomic, began)
 
     def of_call(self, fences: Sequence[Fence]) -> CallEntries:
         """Return the entries of one call outside any transaction, not yet written."""
         first = self._first
         return CallEntries(self._scoreboard, range(first, first + self._count), fences)
 
-    def start_one(self, fence: PlainFence, deadline: float, atomic: bool) -> None:
+    def start_one(
+        self, fence: PlainFence, deadline: float, atomic: bool, began: float = 0.0
+    ) -> None:
         """Enter one message."""
-        self._scoreboard.write(self._first, fence, deadline, atomic)
+        self._scoreboard.write(self._first, fence, deadline, atomic, began)
+
+    def move_one(self, deadline: float) -> None:
+        """Move the deadline of the message that was entered by `start_one()`."""
+        self._scoreboard.move(self._first, deadline)
 
     def end(self, count: int) -> None:
         """Clear the `count` entries that were made last."""
@@ -144,7 +207,7 @@ class CallEntries:
     """The entries of the messages of one call outside any transaction. Thread-safe.
 
     If the process dies, those with an entry are charged. An answered message leaves, except the
-    last of them: a call that always kills its process must end after so many attempts, too.
+    last of them: the attempts of a call that always kills its process must also come to an end.
     """
 
     def __init__(
@@ -153,12 +216,20 @@ class CallEntries:
         self._scoreboard = scoreboard
         self._entries = {fence.id: (at, fence) for at, fence in zip(places, fences, strict=False)}
         self._lock = threading.Lock()
+        self._began = 0.0
+        #: What cancels the call, once that has begun.
+        self.limit: asyncio.Timeout | None = None
+
+    def has(self, id: int) -> bool:
+        """Say whether message `id` runs in the call."""
+        return id in self._entries
 
     def show(self, deadline: float) -> None:
         """Enter the messages, which run until `deadline`."""
         with self._lock:
+            self._began = self._began or monotonic()
             for at, fence in self._entries.values():
-                self._scoreboard.write(at, fence, deadline, False)
+                self._scoreboard.write(at, fence, deadline, False, self._began)
 
     def answered(self, id: int) -> None:
         """Clear the entry of an answered message, unless it is the only one."""

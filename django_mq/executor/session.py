@@ -14,12 +14,12 @@ from django.db import transaction
 from django.db.utils import Error as DjangoDatabaseError
 from psycopg.pq import TransactionStatus
 
-from django_mq.executor.connections import simple_query, statement_cursor, take_back
+from django_mq.executor.connections import reset_session, simple_query, statement_cursor
 from django_mq.executor.savepoint import LazySavepoint
 from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.watchdog import Link
-from django_mq.signals import named, traced
-from django_mq.store import frozen_owner
+from django_mq.signals import log_failure
+from django_mq.store import Cursor, frozen_owner
 from django_mq.store.driver import may_prepare
 from django_mq.store.limits import Limits
 from django_mq.store.session_state import DISCARD
@@ -27,7 +27,6 @@ from django_mq.store.session_state import DISCARD
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from django_mq.store import Cursor
 
 logger = logging.getLogger("django_mq")
 
@@ -158,8 +157,8 @@ class Session:
             self.close()
 
     @contextlib.contextmanager
-    def taken_back(self) -> Iterator[None]:
-        """Reset what hooks and receivers left in the session in this block.
+    def reset_if_used(self) -> Iterator[None]:
+        """Reset what hooks and receivers leave in the session in this block.
 
         Only if they used the connection: otherwise it would cost each slice of 400 messages a
         tenth of its time. And not within a test's transaction.
@@ -175,7 +174,7 @@ class Session:
             self.link.lent = False
             self.savepoint.disarm()
         if self.savepoint.opened:
-            self.take_back()
+            self.reset()
 
     def discard(self) -> None:
         """Drop what handlers left in the session besides settings; those their savepoints reset.
@@ -191,12 +190,12 @@ class Session:
             except DATABASE_ERRORS:
                 self.close()
 
-    def take_back(self) -> None:
+    def reset(self) -> None:
         """Reset what was left in the session; if that fails, drop the connection."""
         self.make_clean()
         try:
             self.connect()
-            take_back(self.wrapper)
+            reset_session(self.wrapper)
         except DATABASE_ERRORS:
             self.close()
 
@@ -248,9 +247,4 @@ def run_hooks(hooks: list[Any]) -> None:
         try:
             hook()
         except BaseException as error:  # SystemExit too: a hook does not end the worker
-            logger.error(
-                "an on_commit hook failed; its message is acked: %s",
-                named(error),
-                exc_info=traced(error),
-                extra={"event": "hook_failed"},
-            )
+            log_failure("hook_failed", error, "an on_commit hook failed; its message is acked")

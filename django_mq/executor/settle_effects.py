@@ -8,27 +8,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import psycopg
 
 from django_mq.executor import replies as answers
 from django_mq.executor.connections import LOST
-from django_mq.executor.ended import DONE, Settled
+from django_mq.executor.ended import DONE, Ended, Settled
 from django_mq.executor.replies import Encoded
+from django_mq.messages import ClaimedRow
 from django_mq.policy.outcomes import DeadLettered
-from django_mq.signals import named, traced
+from django_mq.signals import log_failure
+from django_mq.store import Cursor, kept_results, keys, results
 from django_mq.store import free_unique_ids as freeing
-from django_mq.store import kept_results, keys, results
 from django_mq.store.free_unique_ids import Done
 from django_mq.store.kept_results import KeptResult
 from django_mq.store.results import Reply
 from django_mq.store.unique_ids import UniqueId
-
-if TYPE_CHECKING:
-    from django_mq.executor.ended import Ended
-    from django_mq.messages import ClaimedRow
-    from django_mq.store import Cursor
 
 logger = logging.getLogger("django_mq")
 
@@ -37,11 +32,11 @@ _NOTHING = (None, None, False, False)
 
 
 def having_any(ended: Sequence[Ended]) -> list[Ended]:
-    """Return the deliveries whose end changes other rows; most messages have none."""
+    """Return the deliveries whose end changes other rows; that of most changes none."""
     return [each for each in ended if _more(each.delivery._row) != _NOTHING]
 
 
-def follow(cursor: Cursor, ended: Sequence[Ended]) -> None:
+def write(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Write the effects of deliveries whose rows were just settled, in the same transaction."""
     if more := having_any(ended):
         _answer(cursor, more)
@@ -49,7 +44,7 @@ def follow(cursor: Cursor, ended: Sequence[Ended]) -> None:
         _free_unique_ids(cursor, more)
 
 
-def follow_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
+def write_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Write the effects of dead messages, and skip those that the database refuses.
 
     A trigger or a changed table may refuse the effects of one message, and would at every attempt:
@@ -60,7 +55,7 @@ def follow_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
     if not more:
         return
     try:
-        _follow_or_nothing(cursor, more)
+        _write_or_nothing(cursor, more)
         return
     except LOST:
         raise
@@ -70,23 +65,23 @@ def follow_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
         )
     for each in more:
         try:
-            _follow_or_nothing(cursor, [each])
+            _write_or_nothing(cursor, [each])
         except LOST:
             raise
         except psycopg.Error as error:
-            logger.error(
-                "message %s (queue %s) is dead, but the database refuses the effects of that: %s",
+            log_failure(
+                "settle_refused",
+                error,
+                "message %s (queue %s) is dead, but the database refuses the effects of that",
                 each.delivery.id,
                 each.delivery.queue,
-                named(error),
-                exc_info=traced(error),
-                extra={"event": "settle_refused", "message_id": each.delivery.id},
+                message_id=each.delivery.id,
             )
 
 
-def _follow_or_nothing(cursor: Cursor, ended: Sequence[Ended]) -> None:
+def _write_or_nothing(cursor: Cursor, ended: Sequence[Ended]) -> None:
     with cursor.connection.transaction():
-        follow(cursor, ended)
+        write(cursor, ended)
 
 
 def free_keys(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from django_mq.executor import history, settle_effects
 from django_mq.executor import reports as reporting
-from django_mq.executor import settle_effects
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.connections import LOST, Outage, simple_query
 from django_mq.executor.ended import (
@@ -31,21 +31,19 @@ from django_mq.executor.ended import (
 )
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.statements import within_transaction
-from django_mq.messages import fence_of
+from django_mq.messages import ClaimedRow, fence_of
+from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.outcomes import Snoozed
-from django_mq.store import open_transaction, settle
-
-if TYPE_CHECKING:
-    from django_mq.messages import ClaimedRow
-    from django_mq.policy.backoff import RetryPolicy
-    from django_mq.store import Cursor
+from django_mq.store import Cursor, open_transaction, settle
+from django_mq.store import history as kept_history
+from django_mq.store.history import Handled
 
 #: Conflicts of one delivery with other transactions before they count as a refusal.
 MOST_CONFLICTS = 20
 
 
 class Connection(Protocol):
-    """A connection that settling uses alone meanwhile."""
+    """A connection that nothing else uses during a settle."""
 
     def cursor(self) -> Cursor: ...
 
@@ -82,8 +80,8 @@ class Settlement:
         lease: float,
     ) -> None:
         self._connection = connection
-        self._outage = outage
-        self._policy = policy
+        self.outage = outage
+        self.policy = policy
         self._lease = lease
 
     def settle(self, ended: Sequence[Ended]) -> list[Ended]:
@@ -103,13 +101,14 @@ class Settlement:
                 alive = self._connection.is_alive()
                 if isinstance(error, LOST) and not is_conflict(error):
                     self._connection.close()
-                    if not alive and self.was_committed(attempt.xid):
+                    changed = [e for e in ended if e.delivery.id not in attempt.lost]
+                    if not alive and self.was_committed(attempt.xid, changed):
                         break
                     doubtful = doubtful or not alive
                     answers += alive
                     if answers <= MOST_CONFLICTS:
-                        self._outage.wait(error)
-                        if self._outage.stopped():
+                        self.outage.wait(error)
+                        if self.outage.stopped():
                             return []
                         continue
                 if len(ended) > 1:
@@ -117,41 +116,58 @@ class Settlement:
                 conflicts += 1
                 if not is_conflict(error) or conflicts > MOST_CONFLICTS:
                     return self._refused(ended[0], error)
-        self._outage.over()
+        self.outage.over()
         for each in ended:
             if each.delivery.id in attempt.lost:
                 reporting.lease_lost(each.delivery)
         return ends_or_lost(ended, attempt.lost)
 
-    def was_committed(self, xid: str | None) -> bool:
-        """Say whether transaction `xid` was committed; ask until the server knows."""
-        while xid is not None and not self._outage.stopped():
+    def was_committed(self, xid: str | None, changed: Sequence[Ended] = ()) -> bool:
+        """Say whether transaction `xid`, which settled `changed`, was committed.
+
+        Asks until the server knows. A server that crashed, or its successor after a failover, may
+        have given a lost id to another transaction: if a row still has our claim, it did.
+        """
+        fences = [each.delivery.fence for each in changed]
+        while xid is not None and not self.outage.stopped():
             try:
-                status = open_transaction.transaction_status(self._connection.cursor(), xid)
+                cursor = self._connection.cursor()
+                status = open_transaction.transaction_status(cursor, xid)
+                if status == "committed":
+                    return not (fences and settle.still_ours(cursor, fences))
             except LOST as error:
                 self._connection.close()
-                self._outage.wait(error)
+                self.outage.wait(error)
                 continue
             if status != "in progress":
-                return status == "committed"
-            self._outage.wait_quietly()
+                return False
+            self.outage.wait_quietly()
         return False
 
     def _write(self, ended: Sequence[Ended], attempt: Try, *, doubtful: bool) -> None:
         cursor = self._connection.cursor()
         if all(each.settled is ACKED for each in ended) and not settle_effects.having_any(ended):
-            self._ack_alone(cursor, ended, attempt, doubtful=doubtful)
-            return
+            kept = history.handled(ended)
+            if not kept or len(kept) == len(ended):
+                self._ack_alone(cursor, ended, kept, attempt, doubtful=doubtful)
+                return
         with self._connection.transaction():
             attempt.xid = open_transaction.begin_patiently(cursor)
             attempt.lost = settle_all(cursor, ended)
 
     def _ack_alone(
-        self, cursor: Cursor, ended: Sequence[Ended], attempt: Try, *, doubtful: bool
+        self,
+        cursor: Cursor,
+        ended: Sequence[Ended],
+        kept: Sequence[Handled],
+        attempt: Try,
+        *,
+        doubtful: bool,
     ) -> None:
-        """Ack in a transaction that is one round trip."""
+        """Ack in a transaction that is one round trip; `kept` is the history of all, or empty."""
         fences = [fence_of(each.delivery._row) for each in ended]
-        removed = simple_query(cursor.connection, settle.ack_alone(fences))
+        ack = kept_history.ack_alone(kept) if kept else settle.ack_alone(fences)
+        removed = simple_query(cursor.connection, ack)
         if len(removed) == len(fences):
             return
         attempt.lost = {fence[0] for fence in fences}.difference(
@@ -170,7 +186,7 @@ class Settlement:
         """The server refuses this end: fail an acked delivery, else let the lease lapse."""
         reporting.refused([ended], error)
         if ended.settled is ACKED and not is_conflict(error):
-            policy = self._policy(ended.delivery._row)
+            policy = self.policy(ended.delivery._row)
             return self.settle([end(ended.delivery, policy, error, seconds=ended.seconds)])
         return ends_or_lost([ended], {ended.delivery.id})
 
@@ -186,17 +202,30 @@ def settle_all(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
         return _settle_rows(cursor, ended)
     with within_transaction(cursor):
         lost = _settle_rows(cursor, ended)
-        settle_effects.follow(cursor, [each for each in more if each.delivery.id not in lost])
+        settle_effects.write(cursor, [each for each in more if each.delivery.id not in lost])
     return lost
+
+
+def _ack(cursor: Cursor, acked: Sequence[Ended]) -> set[int]:
+    """Remove messages that were handled, to the history where they have one; return their ids."""
+    fences = [fence_of(each.delivery._row) for each in acked]
+    kept = history.handled(acked)
+    if not kept:
+        return settle.ack(cursor, fences)
+    removed = kept_history.ack(cursor, kept)
+    if len(kept) < len(fences):
+        ids = {each.fence[0] for each in kept}
+        removed |= settle.ack(cursor, [fence for fence in fences if fence[0] not in ids])
+    return removed
 
 
 def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
     lost: set[int] = set()
-    acked = [fence_of(each.delivery._row) for each in ended if each.settled is ACKED]
+    acked = [each for each in ended if each.settled is ACKED]
     if acked:
-        removed = settle.ack(cursor, acked)
+        removed = _ack(cursor, acked)
         if len(removed) != len(acked):
-            lost.update({fence[0] for fence in acked} - removed)
+            lost.update({each.delivery.id for each in acked} - removed)
     if len(acked) == len(ended):
         return lost
     failed = list(filter(None, map(failed_row, ended)))

@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asgiref.sync import AsyncToSync
 from django.db import close_old_connections, connections
 
-from django_mq.messages import current_delivery
-
-if TYPE_CHECKING:
-    from django_mq.messages import Delivery
+from django_mq.messages import Delivery, current_delivery
 
 
 class SharedThread(ThreadPoolExecutor):
@@ -38,7 +35,7 @@ class SharedThread(ThreadPoolExecutor):
     def tidy_up(self) -> None:
         """Close connections that are old or broken, after the calls made so far.
 
-        Nobody waits for it, since a call may block the thread.
+        Does not wait for that, since a call may block the thread.
         """
         if self._used:
             self._used = False

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from django_mq.executor import locks
+from django_mq.executor.attempts import Attempts
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.executor.slice_state import NotLocked
-from django_mq.messages import LONG_AGO, Delivery, fence_of
-
-if TYPE_CHECKING:
-    from django_mq.executor.attempts import Attempts
-    from django_mq.executor.scoreboard import ExecutorEntries
-    from django_mq.executor.session import Session
-    from django_mq.executor.slice_state import SliceState
-    from django_mq.executor.tasks import Task
-    from django_mq.store import row_locks
+from django_mq.executor.scoreboard import ExecutorEntries
+from django_mq.executor.session import Session
+from django_mq.executor.slice_state import NotLocked, SliceState
+from django_mq.executor.start_rules import has_expired, is_sure
+from django_mq.executor.tasks import Task
+from django_mq.messages import fence_of
+from django_mq.store import row_locks
 
 #: PostgreSQL keeps 64 open subtransactions in shared memory; more of them spill over in the
 #: snapshot of every other backend.
@@ -78,7 +75,7 @@ class SliceBody:
                 state.left.append(task)
                 continue
             row = task.delivery._row
-            lock = task.line is not None or row.suspect or task.delivery._sure_at < sure_since
+            lock = not is_sure(task, sure_since)
             if lock and not state.begun:
                 self._begin(state)
             if (state.missing or state.expired or row.expires_in is not None) and (
@@ -114,7 +111,7 @@ class SliceBody:
         delivery = task.delivery
         if delivery.id in state.missing:
             state.skipped.append(task)
-        elif delivery.id in state.expired or _has_expired(delivery):
+        elif delivery.id in state.expired or has_expired(delivery):
             part = state.users if delivery.id in state.expired else state.others
             part.tasks.append(task)
             part.ended.append(Ended(delivery, Settled.BURIED, reason="expired"))
@@ -135,7 +132,7 @@ class SliceBody:
         """
         task, began = state.tasks[state.current], monotonic()
         fences = _fences(state)
-        self._entries.start_one(fences[0], float("inf"), True)
+        self._entries.move_one(float("inf"))
         self._session.link.lent = False
         try:
             locked = locks.begin(state.driver, fences, state.settings, savepoint=True)
@@ -150,7 +147,7 @@ class SliceBody:
         finally:
             self._session.link.lent = True
             state.deadline += monotonic() - began
-            self._entries.start_one(fences[0], state.deadline, True)
+            self._entries.move_one(state.deadline)
 
 
 def _locked(state: SliceState, locked: row_locks.Locked) -> None:
@@ -161,9 +158,3 @@ def _locked(state: SliceState, locked: row_locks.Locked) -> None:
 def _fences(state: SliceState) -> list[tuple[int, int, str]]:
     """Return the fences of the current delivery and of those after it."""
     return [fence_of(task.delivery._row) for task in state.tasks[state.current :]]
-
-
-def _has_expired(delivery: Delivery) -> bool:
-    """Say whether `delivery` has expired, by its claim: early by a round trip, never late."""
-    asked_at, expires_in = delivery._asked_at, delivery._row.expires_in
-    return expires_in is not None and LONG_AGO < asked_at <= lease_clock() - expires_in

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from django_mq.executor.tasks import Slice, most_in_call
-
-if TYPE_CHECKING:
-    from django_mq.executor.ordering import Ordering
-    from django_mq.executor.pace import Pace
-    from django_mq.executor.tasks import Task
-    from django_mq.handlers import Handler
+from django_mq.executor.ordering import Ordering
+from django_mq.executor.pace import Pace
+from django_mq.executor.tasks import Slice, Task, most_in_call
+from django_mq.handlers import Handler
 
 
 def next_slice(

@@ -40,7 +40,7 @@ def limits(timeouts: Sequence[float], *, slice_seconds: float) -> dict[str, str]
 def of_server(version: int) -> dict[str, str]:
     """Return more settings of a slice, for a server of this version as libpq has it.
 
-    A role's limit of whole transactions would end a slice for its neighbours' sake.
+    A role's limit of whole transactions would end a slice because of one of its messages.
 
     >>> of_server(180000), of_server(160000)
     ({'transaction_timeout': '0'}, {})

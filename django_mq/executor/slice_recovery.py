@@ -7,19 +7,15 @@ are settled. Deliveries that used nothing are settled afterwards, as after any s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from django_mq.executor import reports as reporting
 from django_mq.executor.calls import is_conflict
-from django_mq.executor.connections import LOST, Outage
+from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
-from django_mq.executor.slice_state import Conflicts, LeasesLost, Ran
-
-if TYPE_CHECKING:
-    from django_mq.executor.session import Session
-    from django_mq.executor.settlement import Settlement
-    from django_mq.executor.slice_state import SliceState
-    from django_mq.executor.tasks import Task
+from django_mq.executor.session import Session
+from django_mq.executor.settlement import Settlement
+from django_mq.executor.slice_state import Conflicts, LeasesLost, Ran, SliceState
+from django_mq.executor.tasks import Task
 
 
 class SliceRecovery:
@@ -32,14 +28,13 @@ class SliceRecovery:
         self,
         session: Session,
         *,
-        outage: Outage,
         conflicts: Conflicts,
         settlement: Settlement,
         end: Callable[[Task, BaseException, float], Ended],
         finish: Callable[[Ran], None],
     ) -> None:
         self._session = session
-        self._outage = outage
+        self._outage = settlement.outage
         self._conflicts = conflicts
         self._settlement = settlement
         self._end = end
@@ -69,8 +64,8 @@ class SliceRecovery:
     def _transaction_ended(self, state: SliceState) -> None:
         """A handler ended the transaction, or its connection was lost.
 
-        Of a lost session's transaction nothing is asked: a server that crashed gives ids that it
-        had not written down to others, and one of theirs may be committed.
+        Does not ask for the outcome of a lost session's transaction: a server that crashed reuses
+        ids that it had not written to disk, so that of another transaction may be committed.
         """
         ended_by_hand = state.driver is not None and not state.driver.closed
         self._session.close()
@@ -87,7 +82,7 @@ class SliceRecovery:
         answered = state.driver is not None and not state.driver.closed
         if state.committing and not answered:
             self._session.close()
-            if self._settlement.was_committed(state.xid):
+            if self._settlement.was_committed(state.xid, state.users.ended):
                 self._finish(state.users)
             else:
                 self._run_again_or_fail(state, None)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_mq.executor.calls import is_conflict
+from django_mq.executor.ended import Ended
 from django_mq.executor.settlement import MOST_CONFLICTS
-
-if TYPE_CHECKING:
-    from django_mq.executor.ended import Ended
-    from django_mq.executor.stopped_queues import StoppedQueues
-    from django_mq.executor.tasks import Line, Task
+from django_mq.executor.stopped_queues import StoppedQueues
+from django_mq.executor.tasks import Line, Task
 
 #: How often the connection may be lost after a delivery ran, before the delivery is charged: a
 #: handler that outlasts a server's or a pooler's limit would otherwise run for ever.

@@ -1,8 +1,8 @@
 """A slice: several deliveries that run in order, inside one transaction that is opened lazily.
 
-Django's atomic block is entered before the first handler. The server hears of it when somebody
-uses the connection: that first use begins the transaction, locks that message and those that have
-not started, and opens a savepoint. Messages whose handlers used the connection are settled in the
+Django's atomic block is entered before the first handler, but nothing is sent. The first use of the
+connection begins the transaction, locks that message and those that have not started, and opens a
+savepoint. Messages whose handlers used the connection are settled in the
 transaction; the others are settled by their fences after it, and never run again for a neighbour.
 """
 
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from django_mq.executor import reports as reporting
+from django_mq.executor import slice_limits
 from django_mq.executor.attempts import Attempts
 from django_mq.executor.calls import tidy_up
-from django_mq.executor.connections import Outage
+from django_mq.executor.connections import simple_query
 from django_mq.executor.ended import ACKED, Ended, Settled
+from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import DATABASE_ERRORS, Session, run_hooks
 from django_mq.executor.settlement import Settlement, settle_all
 from django_mq.executor.slice_body import SliceBody
-from django_mq.executor.slice_limits import limits, of_server
 from django_mq.executor.slice_recovery import SliceRecovery
 from django_mq.executor.slice_state import (
     Conflicts,
@@ -30,25 +30,20 @@ from django_mq.executor.slice_state import (
     SliceAborted,
     SliceState,
 )
+from django_mq.executor.stopped_queues import StoppedQueues
+from django_mq.executor.tasks import Task
 from django_mq.messages import LONG_AGO
 from django_mq.signals import message_started, wanted
 from django_mq.store import settle
-
-if TYPE_CHECKING:
-    from django_mq.executor.scoreboard import ExecutorEntries
-    from django_mq.executor.stopped_queues import StoppedQueues
-    from django_mq.executor.tasks import Task
-    from django_mq.messages import ClaimedRow
-    from django_mq.policy.backoff import RetryPolicy
 
 
 class Slices:
     """Runs slices on one connection, in the thread that owns it.
 
-    `policy` returns the retry policy of a row; `settled` is called with the deliveries that are no
-    longer held here. After a failure in one of `backoff_queues`, the rest of that queue in the
-    slice does not start; nor does anything that `stopped` has. A delivery starts without a lock
-    for `lease` / 2 seconds after its claim or renewal was asked for.
+    `settled` is called with the deliveries that are no longer held here. After a failure in one of
+    `backoff_queues`, the rest of that queue in the slice does not start; nor does anything that
+    `stopped` has. A delivery starts without a lock for `lease` / 2 seconds after its claim or
+    renewal was asked for.
     """
 
     def __init__(
@@ -56,8 +51,6 @@ class Slices:
         session: Session,
         *,
         entries: ExecutorEntries,
-        outage: Outage,
-        policy: Callable[[ClaimedRow], RetryPolicy],
         settlement: Settlement,
         settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
@@ -66,7 +59,7 @@ class Slices:
         backoff_queues: Collection[str] = (),
     ) -> None:
         self._session = session
-        self._outage = outage
+        self._outage = settlement.outage
         self._settlement = settlement
         self._settled = settled
         self._slice_seconds = slice_seconds
@@ -77,7 +70,7 @@ class Slices:
             session,
             entries=entries,
             conflicts=conflicts,
-            policy=policy,
+            policy=settlement.policy,
             nested=nested,
             backoff_queues=backoff_queues,
         )
@@ -86,7 +79,6 @@ class Slices:
         )
         self._recovery = SliceRecovery(
             session,
-            outage=outage,
             conflicts=conflicts,
             settlement=settlement,
             end=attempts.end,
@@ -103,7 +95,9 @@ class Slices:
         started = monotonic()
         state = SliceState(
             tasks,
-            limits([task.timeout for task in tasks], slice_seconds=self._slice_seconds),
+            slice_limits.limits(
+                [task.timeout for task in tasks], slice_seconds=self._slice_seconds
+            ),
             until=started + self._slice_seconds,
             stopped_queues=self._stopped,
             announcing=wanted(message_started),
@@ -112,7 +106,7 @@ class Slices:
             self._session.make_clean()
         try:
             state.driver = driver = self._session.connect()
-            state.settings.update(of_server(driver.info.server_version))
+            state.settings.update(slice_limits.of_server(driver.info.server_version))
             with self._session.block():
                 self._body.run(state)
                 self._settle_users(state)
@@ -161,14 +155,20 @@ class Slices:
         return [task for task in skipped if task.delivery.id in ours]
 
     def _settle_users(self, state: SliceState) -> None:
-        if state.users.ended and settle_all(self._session.cursor(), state.users.ended):
-            raise LeasesLost
+        if state.users.ended:
+            if any(each.delivery._row.key is not None for each in state.users.ended):
+                # A claim that parks messages behind these holds a lock that their ack needs. It
+                # waits for nobody, so this cannot deadlock; a failed ack would run all of them
+                # again, one by one.
+                simple_query(self._session.connect(), slice_limits.ours({}))
+            if settle_all(self._session.cursor(), state.users.ended):
+                raise LeasesLost
         state.committing = state.begun
 
     def _finish(self, ran: Ran) -> None:
         """Run the hooks of settled deliveries, and report these."""
         if ran.ended:
-            with self._session.taken_back():
+            with self._session.reset_if_used():
                 for each in ran.ended if ran.hooks else ():
                     if each.settled is ACKED:
                         run_hooks(ran.hooks.get(each.delivery.id, []))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from django_mq.messages import Delivery
+from django_mq.messages import Delivery
 
 
 class StoppedQueues:

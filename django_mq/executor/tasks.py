@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from django_mq.handlers import Handler
-    from django_mq.messages import Delivery
+from django_mq.handlers import Handler
+from django_mq.messages import Delivery
 
 #: Identifies deliveries that are handled one after another: those of an order key of a handler,
 #: or of an ordered queue.
@@ -49,7 +48,7 @@ def is_listed(task: Task) -> bool:
 
 
 def most_in_call(task: Task, batch: int) -> int:
-    """Return how many messages the list may have that a batch handler gets with `task`.
+    """Return how many messages a batch handler may get together with `task`.
 
     Outside a transaction nothing of a failed call is undone, so the message that made it fail must
     not fail its neighbours again: later attempts than the first run singly.

@@ -83,7 +83,7 @@ class WaitingTasks:
 
     def take_all(self) -> list[Task]:
         """Remove and return everything."""
-        # Each of these is the next of its line, of which nothing runs yet.
+        # Each of these is the next of a line from which nothing runs yet.
         next_ = [task for _, task in self.suspects] + self.ordering.take_coroutines()
         waiting = [*self.given_back, *self.ready, *next_, *self.ordering.take_waiting()]
         waiting += self.lingering.drop(lambda task: True)
@@ -161,12 +161,12 @@ class WaitingTasks:
                 break
 
     def patience(self) -> float | None:
-        """Return the seconds until something may start that nobody announces; None: for ever."""
+        """Return the seconds until something may start without a notification; None: for ever."""
         wait = self.lingering.next_at() - monotonic()
         if self.suspects:
             wait = min(wait, 1.0)
         return None if wait == float("inf") else max(0.0, wait)
 
     def suspect_waits_since(self) -> float:
-        """Return the time since when the first suspect waits; infinity if there is none."""
+        """Return when the first suspect began to wait; infinity if there is none."""
         return self.suspects[0][0] if self.suspects else float("inf")

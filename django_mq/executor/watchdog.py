@@ -65,6 +65,10 @@ class Link:
 
         driver.wait = wait  # type: ignore[method-assign]
 
+    def progress(self) -> tuple[int, int]:
+        """Return what changes while statements run, or one waits for as long as it may."""
+        return self.waits, self._ticks if self._waiting else 0
+
     def tick(self) -> None:
         """Shut the link if one wait has lasted for longer than it may."""
         if not self._waiting or self.waits != self._seen:
@@ -97,7 +101,7 @@ class Watchdog(threading.Thread):
         super().__init__(name="mq-watchdog", daemon=True)
         self._links: list[Link] = []
         self._draining: list[Link] = []
-        self._moving: list[tuple[Callable[[], int], Callable[[], None]]] = []
+        self._moving: list[tuple[Callable[[], object], Callable[[], None]]] = []
         self._ending = threading.Event()
 
     def add(self, link: Link, *, drains: bool = True) -> Link:
@@ -107,8 +111,8 @@ class Watchdog(threading.Thread):
             self._draining.append(link)
         return link
 
-    def follow(self, count: Callable[[], int], moved: Callable[[], None]) -> None:
-        """Call `moved()` at each tick at which `count()` has changed."""
+    def follow(self, count: Callable[[], object], moved: Callable[[], None]) -> None:
+        """Call `moved()` at each tick at which `count()` has changed, unless it is None."""
         self._moving.append((count, moved))
 
     def hurry(self, seconds: float) -> None:
@@ -120,7 +124,7 @@ class Watchdog(threading.Thread):
         self._ending.set()
 
     def run(self) -> None:
-        before = [-1] * len(self._moving)
+        before: list[object] = [None] * len(self._moving)
         while not self._ending.wait(TICK):
             for link in list(self._links):
                 link.tick()

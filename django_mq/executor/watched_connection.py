@@ -9,13 +9,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 
 class WatchedConnection:
-    """Calls `on_use` before anybody uses the connection of `wrapper`, while it is `armed`.
+    """Calls `on_use` before each use of the connection of `wrapper`, while it is `armed`.
 
     A driver connection that was made since `take_driver()` is watched only through the wrapper.
     """
 
     def __init__(self, wrapper: BaseDatabaseWrapper, on_use: Callable[[], None]) -> None:
-        if "mq_watched" in wrapper.__dict__:
+        if is_watched(wrapper):
             raise RuntimeError("drain() cannot be called by a handler or hook that drain() runs")
         self.armed = False
         self.on_use = on_use
@@ -59,10 +59,15 @@ class WatchedConnection:
         return self._wrapper.__dict__["connection"] is not self.driver
 
 
+def is_watched(wrapper: BaseDatabaseWrapper) -> bool:
+    """Say whether messages run on this connection."""
+    return "mq_watched" in wrapper.__dict__
+
+
 def _watched(base: type[BaseDatabaseWrapper]) -> type[BaseDatabaseWrapper]:
     """Return a subclass of `base` whose driver connection cannot be reached unnoticed.
 
-    Every cursor, and everybody who asks for the driver's connection, passes this property.
+    Every cursor, and every request for the driver's connection, passes this property.
     """
 
     def get(self: BaseDatabaseWrapper) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from django_mq.exceptions import BroadcastError, InvalidHandler
 from django_mq.handlers.callables import check_function, name_of
 from django_mq.handlers.options import (
     check_flags,
+    check_history,
     check_list,
     check_mode,
     check_patterns,
@@ -24,6 +26,7 @@ from django_mq.handlers.options import (
 from django_mq.handlers.periodic import Seconds, declaration, periodic
 from django_mq.handlers.registry import (
     REPLAY,
+    Declaration,
     Handler,
     Match,
     Registry,
@@ -84,6 +87,8 @@ def handler(
     max_batch: int | None = None,
     linger: float | timedelta = 0,
     timeout: float | timedelta | None = None,
+    history: float | timedelta | None = None,
+    history_payload: bool | None = None,
     cron: str | None = None,
     every: Seconds | None = None,
     tz: str = "UTC",
@@ -113,58 +118,62 @@ def handler(
     - `max_batch`: the most deliveries in a list; default the worker's batch size. `linger`: seconds
       or a timedelta that a list which is not full waits for more, at most a quarter of the lease;
       not for atomic handlers.
+    - `history`: seconds or a timedelta for which its handled messages are kept, 0 for none;
+      `history_payload`: with payload and metadata. Default: as the queue says.
     - `cron` or `every`, `tz`: also broadcast the first plain type of `patterns` by the clock, to
       all its subscribers: short for `periodic()` with the handler's name.
 
     Raises InvalidHandler if the decorated object, or an option, cannot make a handler.
     """
-    patterns = check_patterns(patterns)
-    queue = optional_name(queue, "queue")
-    checked_queues = name_tuple(queues, "queues")
-    checked_aliases = name_tuple(aliases, "aliases")
-    name = optional_name(name, "handler name")
-    check_where(where, match)
-    check_version(schema_version)
-    check_retry(retry)
-    seconds = timeout_seconds(timeout)
+    checked_patterns = check_patterns(patterns)
     check_flags(atomic, batch)
-    linger_seconds = check_list(batch=batch, max_batch=max_batch, linger=linger)
-    by_the_clock = None if cron is None and every is None else scheduled_type(patterns, where)
+    lingers = check_list(batch=batch, max_batch=max_batch, linger=linger)
+    make = partial(
+        Handler,
+        patterns=checked_patterns,
+        queue=optional_name(queue, "queue"),
+        queues=name_tuple(queues, "queues"),
+        where=check_where(where, match),
+        match=match,
+        schema_version=check_version(schema_version),
+        retry=check_retry(retry),
+        batch=batch,
+        timeout=timeout_seconds(timeout),
+        max_batch=max_batch,
+        linger=lingers,
+        history=check_history(history, history_payload),
+        history_payload=history_payload,
+    )
+    own_name = optional_name(name, "handler name")
+    former_names = name_tuple(aliases, "aliases")
+    schedule = None
+    if cron is not None or every is not None:
+        type = scheduled_type(checked_patterns, where)
+        schedule = partial(declaration, type=type, cron=cron, every=every, tz=tz)
 
     def register(function: F) -> F:
         is_async = check_function(function)
-        check_mode(function, is_async=is_async, atomic=atomic, linger=linger_seconds)
+        check_mode(function, is_async=is_async, atomic=atomic, linger=lingers)
         is_atomic = not is_async if atomic is None else atomic
-        own_name = name_of(function) if name is None else name
-        schedule = None
-        if by_the_clock is not None:
-            try:
-                schedule = declaration(own_name, by_the_clock, cron=cron, every=every, tz=tz)
-            except BroadcastError as error:
-                raise InvalidHandler(f"{own_name}: {error}") from error
-        add(
-            Handler(
-                function=function,
-                call=typed(function, batch=batch, is_async=is_async, atomic=is_atomic),
-                name=own_name,
-                patterns=patterns,
-                queue=queue,
-                queues=checked_queues,
-                where=dict(where) if where else None,
-                match=match,
-                aliases=tuple(each for each in checked_aliases if each != own_name),
-                schema_version=schema_version,
-                retry=retry,
-                atomic=is_atomic,
-                batch=batch,
-                timeout=seconds,
-                is_async=is_async,
-                max_batch=max_batch,
-                linger=linger_seconds,
-            )
-        )
-        if schedule is not None:
-            add_schedule(schedule)
+        call = typed(function, batch=batch, is_async=is_async, atomic=is_atomic)
+        new = partial(make, function=function, call=call, is_async=is_async, atomic=is_atomic)
+        _register(new, own_name or name_of(function), former_names, schedule)
         return function
 
     return register
+
+
+def _register(
+    make: Callable[..., Handler],
+    name: str,
+    aliases: Iterable[str],
+    schedule: Callable[[str], Declaration] | None,
+) -> None:
+    """Add the handler that `make` makes, and its `schedule`, if it has one."""
+    try:
+        declared = schedule(name) if schedule else None
+    except BroadcastError as error:
+        raise InvalidHandler(f"{name}: {error}") from error
+    add(make(name=name, aliases=tuple(each for each in aliases if each != name)))
+    if declared:
+        add_schedule(declared)

@@ -14,6 +14,9 @@ from django_mq.handlers.callables import shown
 from django_mq.policy.backoff import MAX_WAIT, RetryPolicy, as_seconds
 from django_mq.policy.routing import TASKS, check_name, check_pattern
 
+#: The longest history, in seconds: as in the settings.
+LONGEST_HISTORY = 36525 * 86400.0
+
 
 def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     """Return the patterns, each once; raises InvalidHandler."""
@@ -48,7 +51,7 @@ def scheduled_type(patterns: tuple[str, ...], where: object) -> str:
         if not {"*", "#"} & set(each.split(".")):
             return each
     raise InvalidHandler(
-        f"cron= and every= need a type to broadcast, and {', '.join(patterns)} is none:"
+        f"cron= and every= need a type to broadcast, and {', '.join(patterns)} has wildcards:"
         " add a plain type, or declare the schedule with periodic(name, type, ...)"
     )
 
@@ -71,14 +74,14 @@ def name_tuple(values: Iterable[str], what: str) -> tuple[str, ...]:
         raise InvalidHandler(str(error)) from error
 
 
-def check_where(where: object, match: object) -> None:
-    """Raise InvalidHandler if no metadata could match."""
+def check_where(where: Mapping[str, Any] | None, match: object) -> dict[str, Any] | None:
+    """Return `where` as a dict, None without values; raises InvalidHandler if nothing can match."""
     if match not in ("all", "any"):
         raise InvalidHandler(f'match= must be "all" or "any" of where, not {match!r}')
     if match == "any" and not where:
-        raise InvalidHandler('match="any" needs where= with values, one of which is enough')
+        raise InvalidHandler('match="any" needs where= with values: one that matches is enough')
     if where is None:
-        return
+        return None
     if not (isinstance(where, Mapping) and all(isinstance(key, str) for key in where)):
         raise InvalidHandler('where= must be a dict of metadata, as in where={"tier": "gold"}')
     for key, value in where.items():
@@ -87,6 +90,7 @@ def check_where(where: object, match: object) -> None:
                 f"where= has {key}={value!r}, which never equals metadata: metadata is read back"
                 " from JSON, so give text, a number, True, False, None, or a list or dict of these"
             )
+    return dict(where) or None
 
 
 def _is_json(value: object) -> bool:
@@ -97,18 +101,20 @@ def _is_json(value: object) -> bool:
         return False
 
 
-def check_version(schema_version: object) -> None:
-    """Raise InvalidHandler unless it is a whole number from 1."""
+def check_version(schema_version: int) -> int:
+    """Return `schema_version`; raises InvalidHandler unless it is a whole number from 1."""
     if type(schema_version) is not int or schema_version < 1:
         raise InvalidHandler(
             f"schema_version= must be a whole number from 1, not {schema_version!r}"
         )
+    return schema_version
 
 
-def check_retry(retry: object) -> None:
-    """Raise InvalidHandler unless it is None or a RetryPolicy."""
+def check_retry(retry: RetryPolicy | None) -> RetryPolicy | None:
+    """Return `retry`; raises InvalidHandler unless it is None or a RetryPolicy."""
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise InvalidHandler(f"retry= must be a RetryPolicy(...), not {retry!r}")
+    return retry
 
 
 def timeout_seconds(timeout: float | timedelta | None) -> float | None:
@@ -116,6 +122,18 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
     seconds = None if timeout is None else as_seconds(timeout)
     if timeout is not None and not seconds:
         raise InvalidHandler(f"timeout= must be seconds above zero or a timedelta, not {timeout!r}")
+    return seconds
+
+
+def check_history(history: float | timedelta | None, payload: object) -> float | None:
+    """Return `history` in seconds; raises InvalidHandler if nothing can be kept for so long."""
+    seconds = None if history is None else as_seconds(history)
+    if history is not None and (seconds is None or seconds > LONGEST_HISTORY):
+        raise InvalidHandler(
+            f"history= must be seconds or a timedelta, at most 100 years, or 0, not {history!r}"
+        )
+    if payload is not None and type(payload) is not bool:
+        raise InvalidHandler(f"history_payload= must be True or False, not {payload!r}")
     return seconds
 
 
@@ -153,8 +171,8 @@ def check_mode(
     """Raise InvalidHandler if a function of this kind cannot have these options."""
     if linger and not is_async and atomic is not False:
         raise InvalidHandler(
-            f"{shown(function)}: linger= is for batch=True with atomic=False, or an async def: a"
-            " transaction takes what is there"
+            f"{shown(function)}: linger= is for batch=True with atomic=False, or an async def: an"
+            " atomic handler does not wait for a full list, so leave out linger="
         )
     if is_async and atomic:
         raise InvalidHandler(

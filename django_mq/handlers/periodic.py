@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from django_mq.handlers.registry import Declaration
 from django_mq.policy.backoff import as_seconds
 from django_mq.policy.column_bounds import LONGEST_SPAN
 from django_mq.policy.due_times import CATCH_UP, OVERLAP, CatchUp, Overlap
-from django_mq.policy.encoding import encode
 from django_mq.policy.routing import check_name
 
 if TYPE_CHECKING:
@@ -56,61 +56,37 @@ def periodic(
     Raises InvalidName and InvalidOption. `manage.py check` reports bad expressions, unknown time
     zones and names that are declared twice (django_mq.E010).
     """
-    registry.add_schedule(
-        declaration(
-            name,
-            type,
-            payload,
-            cron=cron,
-            every=every,
-            tz=tz,
-            queue=queue,
-            metadata=metadata,
-            catch_up=catch_up,
-            overlap=overlap,
-            expires=expires,
-            enabled=enabled,
-        )
+    if not isinstance(enabled, bool):
+        raise InvalidOption(f"enabled must be True or False, not {enabled!r}")
+    declared = replace(
+        declaration(name, type, cron=cron, every=every, tz=tz),
+        payload={} if payload is None else payload,
+        metadata=check_metadata(metadata),
+        queue="" if queue is None else check_name(queue, "queue"),
+        catch_up=_one_of(catch_up, "catch_up", CATCH_UP),
+        overlap=_one_of(overlap, "overlap", OVERLAP),
+        expires=None if expires is None else _duration(expires, "expires", least=0),
+        enabled=enabled,
     )
+    registry.add_schedule(declared)
 
 
 def declaration(
-    name: str,
-    type: str,
-    payload: Any = None,
-    *,
-    cron: str | None = None,
-    every: Seconds | None = None,
-    tz: str = "UTC",
-    queue: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    catch_up: CatchUp = "once",
-    overlap: Overlap = "allow",
-    expires: Seconds | None = None,
-    enabled: bool = True,
+    name: str, type: str, *, cron: str | None, every: Seconds | None, tz: str
 ) -> Declaration:
-    """Return what `periodic()` declares; raises as it does."""
+    """Return a schedule without further options; raises as `periodic()` does."""
     if (cron is None) == (every is None):
         raise InvalidOption(f"schedule {name} needs either cron= or every=")
     if cron is not None and not (isinstance(cron, str) and cron.strip()):
         raise InvalidOption(f'cron must be an expression such as "0 6 * * *", not {cron!r}')
     if not isinstance(tz, str):
         raise InvalidOption(f'tz must be a name such as "Europe/Berlin", not {tz!r}')
-    if not isinstance(enabled, bool):
-        raise InvalidOption(f"enabled must be True or False, not {enabled!r}")
     return Declaration(
         name=check_name(name, "schedule name"),
         type=check_name(type, "type"),
-        payload={} if payload is None else payload,
-        metadata=check_metadata(metadata),
         cron=" ".join(cron.split()) if cron else "",
         every=None if every is None else _duration(every, "every", least=1),
         tz=tz,
-        queue="" if queue is None else check_name(queue, "queue"),
-        catch_up=_one_of(catch_up, "catch_up", CATCH_UP),
-        overlap=_one_of(overlap, "overlap", OVERLAP),
-        expires=None if expires is None else _duration(expires, "expires", least=0),
-        enabled=enabled,
     )
 
 
@@ -127,18 +103,6 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return dict(metadata)
 
 
-def encoded(value: Any, what: str, settings: Settings) -> str:
-    """Return payload or metadata as JSON text; raises InvalidPayload."""
-    small = what == "metadata"
-    return encode(
-        value,
-        what=what,
-        max_bytes=settings.max_metadata_bytes if small else settings.max_payload_bytes,
-        max_depth=settings.max_depth,
-        encoder=settings.encoder_class,
-    )
-
-
 def problems(settings: Settings) -> Iterable[tuple[str, str]]:
     """Yield the name of each declared schedule that cannot run, and what is wrong with it."""
     seen: dict[str, Declaration] = {}
@@ -148,8 +112,8 @@ def problems(settings: Settings) -> Iterable[tuple[str, str]]:
             continue
         try:
             times_of(each.cron, each.every, each.tz, start=datetime(2000, 1, 1, tzinfo=UTC))
-            encoded(each.payload, "payload", settings)
-            encoded(each.metadata, "metadata", settings)
+            settings.encode(each.payload, "payload")
+            settings.encode(each.metadata, "metadata")
         except MQError as error:
             yield each.name, str(error)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,8 +35,9 @@ class Handler:
     `call` is `function`, or what converts its argument as the annotation says. Without patterns it
     gets only the messages whose rows name it. `any_queue`: its messages may be in every queue.
     The list of a batch handler has at most `max_batch` messages; while it is not full, it waits
-    `linger` seconds for more. `of_row` returns the handler of one row, where rows carry options of
-    their own.
+    `linger` seconds for more. What it handled is kept `history` seconds (0: not at all), with its
+    content if `history_payload`; None: as the queue says. `of_row` returns the handler of one row,
+    where rows carry options of their own.
     """
 
     function: Callable[..., Any]
@@ -56,6 +57,8 @@ class Handler:
     is_async: bool
     max_batch: int | None = None
     linger: float = 0.0
+    history: float | None = None
+    history_payload: bool | None = None
     any_queue: bool = False
     of_row: Callable[[ClaimedRow], Handler] | None = None
 
@@ -75,16 +78,16 @@ class Declaration:
 
     name: str
     type: str
-    payload: Any
-    metadata: Mapping[str, Any]
     cron: str
     every: timedelta | None
     tz: str
-    queue: str
-    catch_up: CatchUp
-    overlap: Overlap
-    expires: timedelta | None
-    enabled: bool
+    payload: Any = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    queue: str = ""
+    catch_up: CatchUp = "once"
+    overlap: Overlap = "allow"
+    expires: timedelta | None = None
+    enabled: bool = True
 
 
 class Registry:

@@ -84,7 +84,7 @@ class TypedCall:
 
 
 class AsyncTypedCall(TypedCall):
-    """Calls an async handler likewise."""
+    """Calls an async handler in the same way."""
 
     async def __call__(self, argument: Any) -> Any:
         with self._converted(argument) as converted:
@@ -177,7 +177,7 @@ def _accepted(deliveries: list[Delivery[Any]], classes: dict[str, MessageClass])
 
 
 def _innermost(function: Callable[..., Any]) -> tuple[Any, int]:
-    """Return the Python function that gets the delivery, and the place of its parameter."""
+    """Return the Python function that gets the delivery, and the index of its parameter."""
     inner: Any = layers_of(function)[-1]
     while isinstance(inner, functools.partial):
         inner = layers_of(inner.func)[-1]

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from psycopg.errors import UndefinedColumn, UndefinedTable
 
+from django_mq import handlers, queues
 from django_mq.conf import alias_of
 from django_mq.exceptions import MQError
+from django_mq.handlers.nearest import nearest_handlers
 from django_mq.management.output import as_json
+from django_mq.management.serving import mistaken
 from django_mq.policy.error_text import one_line
 from django_mq.queues import Changed
+from django_mq.queues.doctor.schema import unapplied_migrations
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Declined(Exception):
+    """A question at the terminal was answered with no."""
 
 
 class OperatorCommand(BaseCommand):
@@ -32,17 +41,41 @@ class OperatorCommand(BaseCommand):
     Bad input and database errors become a CommandError: exit code 1.
     """
 
+    #: Whether the command is about one queue.
+    needs_queue = False
+
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--database",
             metavar="ALIAS",
             help="database of the messages (default: the setting DATABASE, or the router's choice)",
         )
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command; a reader that has gone, such as `head`, is no error worth a trace."""
+        try:
+            answer = super().execute(*args, **options)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What is buffered must not fail again when the interpreter flushes at its exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(1) from None
+        return answer
 
     def handle(self, *args: Any, **options: Any) -> None:
+        named = options.pop("named_queue", None)
+        if named is not None and options.get("queue") is not None:
+            raise CommandError("name the queue once: as QUEUE or by --queue")
+        if named is not None:
+            options["queue"] = named
+        if self.needs_queue and options["queue"] is None:
+            raise CommandError("name a queue, as QUEUE or by --queue", returncode=2)
         alias = chosen_database(options.setdefault("database", None))
         try:
             self.operate(**options)
+        except Declined:
+            self.stdout.write("Nothing was changed.")
         except (MQError, ValueError, DatabaseError) as error:
             if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
                 must_be_migrated(connections[alias])
@@ -63,11 +96,50 @@ class OperatorCommand(BaseCommand):
             raise CommandError(f"{question} Pass --yes to confirm.")
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
-    def agreed(self, question: str, *, yes: bool, as_json: bool) -> bool:
-        """Ask for confirmation of an action that can be undone, at a terminal only."""
-        if yes or as_json or not sys.stdin.isatty():
-            return True
-        return self.confirm(question, yes=False)
+    def warn_of_unknown(
+        self, queue: str | None, database: str | None, *, handler: str | None = None
+    ) -> None:
+        """Print a warning if `queue` or `handler` is unknown: a name may be misspelled."""
+        warnings = []
+        if queue is not None:
+            warnings.append(mistaken(queue, queues.names(using=database)))
+        if handler is not None and handler not in {each.name for each in handlers.all_handlers()}:
+            warnings.append(f"no handler here is {handler!r}{nearest_handlers(handler)}")
+        for warning in filter(None, warnings):
+            self.stderr.write(self.style.WARNING(f"Note: {warning}"))
+
+    def agree(self, question: str, *, yes: bool, json: bool, **options: Any) -> None:
+        """Ask for confirmation of an action that can be undone, at a terminal only.
+
+        Raises Declined.
+        """
+        if not (yes or json) and sys.stdin.isatty() and not self.confirm(question, yes=False):
+            raise Declined
+
+    def must_be_known(
+        self,
+        *,
+        queue: str,
+        force: bool,
+        yes: bool,
+        json: bool,
+        database: str | None,
+        **options: Any,
+    ) -> None:
+        """Ask before a change of a queue that nothing here knows: its name may be misspelled.
+
+        Without a terminal it raises CommandError, with `force` it does nothing.
+        """
+        if force or queue in (known := queues.names(using=database)):
+            return
+        near = get_close_matches(queue, known, 3)
+        text = f"queue {one_line(queue)} is not known: no messages, settings or handlers name it."
+        if near:
+            text += f" Did you mean {' or '.join(near)}?"
+        if yes or json or not sys.stdin.isatty():
+            raise CommandError(f"{text} Pass --force to change it all the same.")
+        if not self.confirm(f"{text} Change it all the same?", yes=False):
+            raise CommandError("nothing was changed")
 
     def report(
         self, verb: str, changed: Changed, *, json: bool, dry_run: bool, **options: Any
@@ -80,12 +152,27 @@ class OperatorCommand(BaseCommand):
         skipped = f", skipped {changed.skipped:,} (in flight or changed)" if changed.skipped else ""
         self.stdout.write(f"{verb} {count(len(changed.ids))}{skipped}.")
 
-    def nothing(self, text: str, found: Changed, *, json: bool, **options: Any) -> None:
-        """Print that nothing was changed."""
-        if json:
-            self.report("", Changed((), found.skipped), json=True, **options)
+    def change(
+        self,
+        do: str,
+        done: str,
+        question: str | None,
+        found: Changed,
+        act: Callable[[], Changed],
+        **options: Any,
+    ) -> None:
+        """Ask the `question`, if there is one, then `act()`; print how many messages were changed.
+
+        `found` are the messages that `act` would try. `do` and `done` are the verb, for the texts.
+        """
+        if options["dry_run"]:
+            self.report(f"Would {do}", found, **options)
+        elif found and (question is None or self.confirm(question, **options)):
+            self.report(done.capitalize(), act(), **options)
+        elif options["json"]:
+            self.report("", Changed((), found.skipped), **options)
         else:
-            self.stdout.write(text)
+            self.stdout.write(f"Nothing was {done}.")
 
 
 def chosen_database(alias: str | None) -> str:
@@ -108,9 +195,7 @@ def chosen_database(alias: str | None) -> str:
 
 def must_be_migrated(connection: BaseDatabaseWrapper) -> None:
     """Raise CommandError if migrations of django_mq have not been applied."""
-    executor = MigrationExecutor(connection)
-    app = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "django_mq"]
-    if executor.migration_plan(app):
+    if unapplied_migrations(connection):
         raise CommandError(
             f"the tables in database {connection.alias!r} are not up to date: run manage.py migrate"
         )
@@ -125,20 +210,28 @@ def count(n: int) -> str:
     return f"{n:,} message{'' if n == 1 else 's'}"
 
 
+def add_queue(parser: CommandParser) -> None:
+    """Add the two spellings of a queue's name; `handle` makes them one option."""
+    parser.add_argument("queue", metavar="QUEUE", nargs="?", help="name of the queue")
+    parser.add_argument("--queue", metavar="QUEUE", dest="named_queue", help="the same as QUEUE")
+
+
 def add_queue_options(parser: CommandParser) -> None:
     """Add the options of a command that changes one queue."""
-    parser.add_argument("queue", metavar="QUEUE")
+    add_queue(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would change, and stop")
     parser.add_argument("--yes", action="store_true", help="skip the question at a terminal")
-    parser.add_argument("--json", action="store_true", help="print JSON and ask nothing")
+    parser.add_argument(
+        "--force", action="store_true", help="also change a queue that nothing here knows"
+    )
 
 
 #: The options of `add_selection` that select messages by a shared property.
-SELECTION = ("queue", "type", "handler", "key")
+SELECTION = ("queue", "type", "handler", "key", "fingerprint")
 
 
-def add_selection(parser: CommandParser) -> None:
-    """Add the options that select dead letters."""
+def add_common_selection(parser: CommandParser) -> None:
+    """Add the options that select messages, stored or handled, and those of the confirmation."""
     parser.add_argument(
         "--id",
         type=int,
@@ -151,19 +244,28 @@ def add_selection(parser: CommandParser) -> None:
     parser.add_argument("--queue", metavar="NAME", help="messages of this queue")
     parser.add_argument("--type", metavar="TYPE", help="messages of exactly this type")
     parser.add_argument("--handler", metavar="NAME", help="messages of this handler")
-    parser.add_argument("--key", metavar="KEY", help="messages with this order key")
-    parser.add_argument("--all", action="store_true", help="messages of every queue and type")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N, longest dead first")
     parser.add_argument("--dry-run", action="store_true", help="print the number, change nothing")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    parser.add_argument("--json", action="store_true", help="print JSON, with the ids")
+
+
+def add_selection(parser: CommandParser) -> None:
+    """Add the options that select dead letters."""
+    add_common_selection(parser)
+    parser.add_argument("--key", metavar="KEY", help="messages with this order key")
+    parser.add_argument(
+        "--fingerprint", metavar="HASH", help="messages whose last attempt failed so, see mq_errors"
+    )
+    parser.add_argument("--all", action="store_true", help="messages of every queue and type")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N, longest dead first")
 
 
 def check_selection(chosen: Iterable[object], everything: bool) -> None:
     """Raise CommandError unless the options select messages in exactly one way."""
     some = any(each is not None for each in chosen)
     if not some and not everything:
-        raise CommandError("select messages: by --id, --queue, --type, --handler, --key, or --all")
+        raise CommandError(
+            "select messages: by --id, --queue, --type, --handler, --key, --fingerprint, or --all"
+        )
     if some and everything:
         raise CommandError("--all cannot be combined with another selection")
 

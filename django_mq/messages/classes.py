@@ -59,8 +59,8 @@ class MessageClass:
 
     def gap(self, version: int) -> int | None:
         """Return the first version from `version` on that has no upcast; None if all have one."""
-        missing = (each for each in range(version, self.version) if not has_upcast(self.type, each))
-        return next(missing, None)
+        versions = range(version, self.version)
+        return next((each for each in versions if (self.type, each) not in _upcasts), None)
 
     @property
     def oldest(self) -> int:
@@ -92,8 +92,8 @@ def message(type: str, *, version: int = 1) -> Callable[[C], C]:
         if not isinstance(cls, _Type) or not is_supported(cls):
             shown = getattr(cls, "__qualname__", repr(cls))
             raise InvalidMessage(
-                f"{shown} is no dataclass, pydantic model or msgspec Struct: put @message above"
-                " @dataclass"
+                f"{shown} is not a dataclass, a pydantic model or a msgspec Struct: put @message"
+                " above @dataclass"
             )
         holder = _by_type.get(type)
         if holder is not None and _place(holder.cls) != _place(cls):
@@ -135,13 +135,14 @@ def message_class(cls: Any) -> MessageClass | None:
     return _by_class.get(cls) if isinstance(cls, _Type) else None
 
 
+def class_of_type(type: str) -> MessageClass | None:
+    """Return the message class of a type, None if it has none."""
+    return _by_type.get(type)
+
+
 def message_classes() -> list[MessageClass]:
     """Return all message classes, by type."""
     return [_by_type[type] for type in sorted(_by_type)]
-
-
-def has_upcast(type: str, version: int) -> bool:
-    return (type, version) in _upcasts
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class ClaimedRow(NamedTuple):
 
     @property
     def is_task(self) -> bool:
-        """Whether this is a Django task: its result is kept, but nobody waits for it."""
+        """Whether this is a Django task: its result is kept, and no requester waits for it."""
         return self.type.startswith(TASKS)
 
     @property

@@ -78,8 +78,8 @@ class Message:
             )
         if self.payload is not None or self.schema_version != 1:
             raise TypeError(
-                f"a {instance.__class__.__qualname__} is the payload, and its class has the"
-                " version: leave out payload= and schema_version="
+                f"the {instance.__class__.__qualname__} is type, payload and version at once:"
+                " leave out payload= and schema_version="
             )
         object.__setattr__(self, "type", found.type)
         object.__setattr__(self, "payload", found.dump(instance))

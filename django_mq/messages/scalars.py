@@ -30,7 +30,7 @@ class Scalar:
     """The values of one type: those that `is_one` accepts.
 
     `dumped` and `loaded` convert them to JSON and back; without them they are JSON. `loaded` raises
-    ValueError. `shown` names the values in errors.
+    ValueError. In errors, `shown` names the values in JSON and `given` those in Python.
     """
 
     def __init__(
@@ -39,10 +39,12 @@ class Scalar:
         is_one: Callable[[Any], bool],
         schema: dict[str, Any],
         *,
+        given: str | None = None,
         dumped: Callable[[Any], Any] = lambda value: value,
         loaded: Callable[[Any], Any] = lambda value: value,
     ) -> None:
         self._shown = shown
+        self._given = given or shown
         self._is_one = is_one
         self._schema = schema
         self._dumped = dumped
@@ -50,7 +52,7 @@ class Scalar:
 
     def dump(self, value: Any) -> Any:
         if not self._is_one(value):
-            raise self._mismatch(value)
+            raise Mismatch(f"must be {self._given}; got {kind_of(value)}")
         return self._dumped(value)
 
     def load(self, value: Any) -> Any:
@@ -70,7 +72,11 @@ class Scalar:
 
 
 def kind_of(value: object) -> str:
-    """Return what `value` is, not its content: that is shown only to those who may see payloads."""
+    """Return what kind of value it is, without its content, which may be private."""
+    if isinstance(value, datetime) and value.utcoffset() is None:
+        return "a naive datetime, without a time zone"
+    if isinstance(value, Decimal) and not value.is_finite():
+        return "a Decimal that is not finite"
     return _KINDS.get(type(value)) or f"a {type(value).__qualname__}"
 
 
@@ -90,7 +96,7 @@ def _is(*types: type) -> Callable[[Any], bool]:
 
 
 def _read(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Return a `loaded` that parses text; a number is no text."""
+    """Return a `loaded` that parses text, and refuses other values."""
 
     def loaded(value: Any) -> Any:
         if not isinstance(value, str):
@@ -132,6 +138,7 @@ SCALARS: dict[Any, Scalar] = {
         "a date and time with its offset from UTC, in ISO 8601",
         _is_aware,
         _text("date-time"),
+        given="an aware datetime",
         dumped=datetime.isoformat,
         loaded=_read(datetime.fromisoformat),
     ),
@@ -139,6 +146,7 @@ SCALARS: dict[Any, Scalar] = {
         "a date in ISO 8601",
         _is(date),
         _text("date"),
+        given="a date",
         dumped=date.isoformat,
         loaded=_read(date.fromisoformat),
     ),
@@ -146,6 +154,7 @@ SCALARS: dict[Any, Scalar] = {
         "a time in ISO 8601",
         lambda value: isinstance(value, time),
         _text("time"),
+        given="a time",
         dumped=time.isoformat,
         loaded=_read(time.fromisoformat),
     ),
@@ -153,6 +162,7 @@ SCALARS: dict[Any, Scalar] = {
         "a duration in ISO 8601",
         lambda value: isinstance(value, timedelta),
         _text("duration"),
+        given="a timedelta",
         dumped=duration_iso_string,
         loaded=_read(_duration),
     ),
@@ -160,6 +170,7 @@ SCALARS: dict[Any, Scalar] = {
         "a finite decimal number, as text",
         lambda value: isinstance(value, Decimal) and value.is_finite(),
         _text(),
+        given="a finite Decimal",
         dumped=str,
         loaded=_read(Decimal),
     ),

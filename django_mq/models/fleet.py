@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
-from django.utils.translation import gettext_lazy as _
 
 from django_mq.models.constraints import has_json_type, times_are_times
 from django_mq.models.json_column import JSONColumn
@@ -18,31 +17,31 @@ class QueueState(models.Model):
     It is paused while `paused_at` is set and `paused_until` is null or in the future.
     """
 
-    queue = models.CharField(_("queue"), max_length=NAME_LENGTH, db_collation="C", primary_key=True)
-    paused_at = models.DateTimeField(_("paused at"), null=True, blank=True)
-    paused_until = models.DateTimeField(_("paused until"), null=True, blank=True)
-    backoff_level = models.PositiveSmallIntegerField(_("backoff level"), db_default=0)
-    backoff_changed_at = models.DateTimeField(_("backoff changed at"), null=True, blank=True)
-    backoff_until = models.DateTimeField(_("backing off until"), null=True, blank=True)
+    queue = models.CharField("queue", max_length=NAME_LENGTH, db_collation="C", primary_key=True)
+    paused_at = models.DateTimeField("paused at", null=True, blank=True)
+    paused_until = models.DateTimeField("paused until", null=True, blank=True)
+    backoff_level = models.PositiveSmallIntegerField("backoff level", db_default=0)
+    backoff_changed_at = models.DateTimeField("backoff changed at", null=True, blank=True)
+    backoff_until = models.DateTimeField("backing off until", null=True, blank=True)
     probe_by = models.CharField(  # noqa: DJ001
-        _("probe by"), max_length=64, db_collation="C", null=True, blank=True
+        "probe by", max_length=64, db_collation="C", null=True, blank=True
     )
-    probe_until = models.DateTimeField(_("probe until"), null=True, blank=True)
-    max_in_flight = models.PositiveIntegerField(_("in flight at most"), null=True, blank=True)
+    probe_until = models.DateTimeField("probe until", null=True, blank=True)
+    max_in_flight = models.PositiveIntegerField("in flight at most", null=True, blank=True)
     owner = models.CharField(  # noqa: DJ001
-        _("owner"), max_length=64, db_collation="C", null=True, blank=True
+        "owner", max_length=64, db_collation="C", null=True, blank=True
     )
-    owned_until = models.DateTimeField(_("owned until"), null=True, blank=True)
-    warned_at = models.DateTimeField(_("warned at"), null=True, blank=True)
-    chores_ran_at = models.DateTimeField(_("chores ran at"), null=True, blank=True)
-    chores_resume = models.JSONField(_("chores resume at"), null=True, blank=True)
+    owned_until = models.DateTimeField("owned until", null=True, blank=True)
+    warned_at = models.DateTimeField("warned at", null=True, blank=True)
+    chores_ran_at = models.DateTimeField("chores ran at", null=True, blank=True)
+    chores_resume = models.JSONField("chores resume at", null=True, blank=True)
 
     class Meta:
-        verbose_name = _("queue")
-        verbose_name_plural = _("queues")
+        verbose_name = "queue"
+        verbose_name_plural = "queues"
         db_table_comment = "What was decided about one queue (django_mq)"
         default_permissions = ("view",)
-        permissions = (("change_queue", _("Can pause, resume and limit a queue")),)
+        permissions = (("change_queue", "Can pause, resume and limit a queue"),)
         constraints = (
             models.CheckConstraint(
                 name="mq_state_queue_name",
@@ -68,34 +67,39 @@ class QueueState(models.Model):
 class WorkerHeartbeat(models.Model):
     """One worker process, as of its last heartbeat."""
 
-    id = models.CharField(_("worker"), max_length=32, db_collation="C", primary_key=True)
-    queues = JSONColumn(_("queues"))
-    host = models.CharField(_("host"), max_length=255)
-    pid = models.PositiveIntegerField(_("process"))
-    version = models.CharField(_("version"), max_length=32)
+    id = models.CharField("worker", max_length=32, db_collation="C", primary_key=True)
+    queues = JSONColumn("queues")
+    host = models.CharField("host", max_length=255)
+    pid = models.PositiveIntegerField("process")
+    version = models.CharField("version", max_length=32)
     wakeup = models.CharField(
-        _("woken by"), max_length=16, help_text=_("notify, poll, or degraded (LISTEN is dead).")
+        "woken by", max_length=16, help_text="notify, poll, or degraded (LISTEN is dead)."
     )
-    draining = models.BooleanField(_("draining"), db_default=False)
+    draining = models.BooleanField("draining", db_default=False)
     running = JSONColumn(
-        _("running"), help_text=_("Ids of the messages whose handlers ran at the last beat.")
+        "running", help_text="Ids of the messages whose handlers ran at the last beat."
     )
     timings = JSONColumn(
-        _("timings"),
+        "timings",
         db_default=models.Value({}, models.JSONField()),
-        help_text=_("By handler: how many attempts, how long they waited and ran."),
+        help_text="By handler: how many attempts, how long they waited and ran.",
+    )
+    ran = JSONColumn(
+        "ran",
+        db_default=models.Value({}, models.JSONField()),
+        help_text="For how many seconds each of them had run at the last beat, by id.",
     )
     sessions = JSONColumn(
-        _("sessions"),
+        "sessions",
         db_default=models.Value([], models.JSONField()),
-        help_text=_("Server sessions that run messages of ordered queues: process id and start."),
+        help_text="Server sessions that run messages of ordered queues: process id and start.",
     )
-    started_at = models.DateTimeField(_("started at"), db_default=Now())
-    last_seen = models.DateTimeField(_("last seen"), db_default=Now())
+    started_at = models.DateTimeField("started at", db_default=Now())
+    last_seen = models.DateTimeField("last seen", db_default=Now())
 
     class Meta:
-        verbose_name = _("worker")
-        verbose_name_plural = _("workers")
+        verbose_name = "worker"
+        verbose_name_plural = "workers"
         db_table_comment = "One row is one worker process (django_mq)"
         default_permissions = ("view",)
         constraints = (
@@ -106,9 +110,56 @@ class WorkerHeartbeat(models.Model):
                 queues="array",
                 running="array",
                 timings="object",
+                ran="object",
                 sessions="array",
             ),
         )
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
+
+
+class WorkerCommand(models.Model):
+    """What a worker is asked to do with a message that it runs, and its answer.
+
+    Rows are removed after an hour.
+    """
+
+    class CommandAction(models.TextChoices):
+        """What a worker can be asked for."""
+
+        STOP = "stop", "stop"
+        STACK = "stack", "stack"
+
+    id = models.BigAutoField(primary_key=True)
+    worker = models.CharField("worker", max_length=32, db_collation="C")
+    message_id = models.BigIntegerField("message")
+    attempt = models.PositiveIntegerField("attempt")
+    action = models.CharField("action", max_length=16, choices=CommandAction)
+    asked_by = models.TextField("asked by", blank=True, db_default="")
+    asked_at = models.DateTimeField("asked at", db_default=Now())
+    taken_at = models.DateTimeField("taken at", null=True, blank=True)
+    answered_at = models.DateTimeField("answered at", null=True, blank=True)
+    answer = models.TextField("answer", blank=True, db_default="")
+
+    class Meta:
+        verbose_name = "command to a worker"
+        verbose_name_plural = "commands to workers"
+        db_table_comment = "One row is one thing that a worker was asked to do (django_mq)"
+        default_permissions = ()
+        constraints = (
+            models.CheckConstraint(
+                name="mq_command_names",
+                condition=Q(worker__regex=NAME, action__in=("stop", "stack")),
+            ),
+            times_are_times("mq_command_times", "asked_at", "taken_at", "answered_at"),
+        )
+        indexes = (
+            models.Index(
+                fields=("worker",), name="mq_command_open", condition=Q(taken_at__isnull=True)
+            ),
+            models.Index(fields=("message_id",), name="mq_command_message"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.action} of message {self.message_id}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
-from django.utils.translation import gettext_lazy as _
 
 from django_mq.models.constraints import span_is_a_span, times_are_times
 from django_mq.models.json_column import JSONColumn
@@ -40,61 +39,65 @@ class QueuedMessage(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    queue = models.CharField(_("queue"), max_length=NAME_LENGTH, db_collation="C")
-    type = models.CharField(_("type"), max_length=NAME_LENGTH, db_collation="C")
-    schema_version = models.IntegerField(_("schema version"), db_default=1)
-    payload = JSONColumn(_("payload"))
-    metadata = JSONColumn(_("metadata"), db_default=models.Value({}, models.JSONField()))
+    queue = models.CharField("queue", max_length=NAME_LENGTH, db_collation="C")
+    type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
+    schema_version = models.IntegerField("schema version", db_default=1)
+    payload = JSONColumn("payload")
+    metadata = JSONColumn("metadata", db_default=models.Value({}, models.JSONField()))
     handler = models.CharField(
-        _("handler"),
+        "handler",
         max_length=NAME_LENGTH,
         db_collation="C",
         blank=True,
         db_default="",
-        help_text=_("Name of the handler whose copy this is; empty: routed at delivery."),
+        help_text="Name of the handler whose copy this is; empty: routed at delivery.",
     )
-    priority = models.SmallIntegerField(_("priority"), db_default=0)
+    priority = models.SmallIntegerField("priority", db_default=0)
     key = models.CharField(  # noqa: DJ001
-        _("order key"), max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
+        "order key", max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
     )
-    processable_after = models.DateTimeField(_("processable after"), db_default=Now())
-    leased_until = models.DateTimeField(_("leased until"), null=True, blank=True)
+    processable_after = models.DateTimeField("processable after", db_default=Now())
+    leased_until = models.DateTimeField("leased until", null=True, blank=True)
     claimed_by = models.CharField(  # noqa: DJ001
-        _("claimed by"), max_length=64, db_collation="C", null=True, blank=True
+        "claimed by", max_length=64, db_collation="C", null=True, blank=True
     )
-    attempts = models.IntegerField(_("attempts"), db_default=0)
-    max_attempts = models.IntegerField(_("attempts at most"), db_default=20)
-    retry = JSONColumn(_("retry policy"), null=True, blank=True)
-    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
-    blocked_by = models.BigIntegerField(_("blocked by"), null=True, blank=True)
-    held_since = models.DateTimeField(_("held since"), null=True, blank=True)
-    suspect = models.BooleanField(_("suspect"), db_default=False)
+    attempts = models.IntegerField("attempts", db_default=0)
+    max_attempts = models.IntegerField("attempts at most", db_default=20)
+    retry = JSONColumn("retry policy", null=True, blank=True)
+    expires_at = models.DateTimeField("expires at", null=True, blank=True)
+    blocked_by = models.BigIntegerField("blocked by", null=True, blank=True)
+    held_since = models.DateTimeField("held since", null=True, blank=True)
+    suspect = models.BooleanField("suspect", db_default=False)
     unique_id = models.CharField(  # noqa: DJ001
-        _("unique id"), max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
+        "unique id", max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
     )
-    unique_for = models.DurationField(_("unique for"), null=True, blank=True)
-    wants_result = models.BooleanField(_("wants a result"), db_default=False)
+    unique_for = models.DurationField("unique for", null=True, blank=True)
+    wants_result = models.BooleanField("wants a result", db_default=False)
     ordered = models.BooleanField(
-        _("in line"), db_default=False, help_text=_("One of the line of an ordered queue.")
+        "in line", db_default=False, help_text="One of the line of an ordered queue."
     )
-    last_error = models.TextField(_("last error"), blank=True, db_default="")
-    dead_at = models.DateTimeField(_("dead at"), null=True, blank=True)
-    dead_reason = models.TextField(_("dead because"), blank=True, db_default="")
-    created_at = models.DateTimeField(_("created at"), db_default=Now())
+    last_error = models.TextField("last error", blank=True, db_default="")
+    dead_at = models.DateTimeField("dead at", null=True, blank=True)
+    dead_reason = models.TextField("dead because", blank=True, db_default="")
+    created_at = models.DateTimeField("created at", db_default=Now())
 
     objects = MessageQuerySet.as_manager()
 
     class Meta:
-        verbose_name = _("message")
-        verbose_name_plural = _("messages")
+        verbose_name = "message"
+        verbose_name_plural = "messages"
         db_table_comment = "One row is one message for one subscriber (django_mq)"
         default_permissions = ("view",)
         permissions = (
-            ("requeue_message", _("Can requeue a dead letter")),
-            ("run_message", _("Can make a message run now")),
-            ("cancel_message", _("Can cancel a waiting message")),
-            ("discard_message", _("Can discard a dead letter")),
-            ("view_payload", _("Can see payloads and error texts")),
+            ("requeue_message", "Can requeue a dead letter"),
+            ("run_message", "Can make a message run now"),
+            ("cancel_message", "Can cancel a waiting message"),
+            ("discard_message", "Can discard a dead letter"),
+            ("view_payload", "Can see payloads and error texts"),
+            ("export_message", "Can export messages"),
+            ("stop_message", "Can stop a running message"),
+            ("broadcast_message", "Can broadcast a message"),
+            ("edit_message", "Can edit a waiting message"),
         )
         # The server parses these for each statement that inserts or updates, at 1.7 us per
         # thousand characters of pg_constraint.conbin: so they are few and short.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Func, Q
 from django.db.models.functions import Now
-from django.utils.translation import gettext_lazy as _
 
 from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
+from django_mq.models.generated import GeneratedColumn
 from django_mq.models.json_column import JSONColumn
 from django_mq.policy.column_bounds import KEY, NAME, NAME_LENGTH, NAME_OR_EMPTY
 
@@ -16,21 +16,44 @@ class FailedAttempt(models.Model):
     """One failed attempt. The row outlives its message, so a late success keeps its history."""
 
     id = models.BigAutoField(primary_key=True)
-    message_id = models.BigIntegerField(_("message"))
-    queue = models.CharField(_("queue"), max_length=NAME_LENGTH, db_collation="C")
-    type = models.CharField(_("type"), max_length=NAME_LENGTH, db_collation="C")
-    handler = models.CharField(_("handler"), max_length=NAME_LENGTH, db_collation="C", blank=True)
-    attempt = models.PositiveIntegerField(_("attempt"))
-    worker = models.CharField(_("worker"), max_length=64, db_collation="C", blank=True)
-    started_at = models.DateTimeField(_("started at"), null=True, blank=True)
-    ended_at = models.DateTimeField(_("ended at"), db_default=Now())
-    error_class = models.TextField(_("error class"), blank=True)
-    error_text = models.TextField(_("error text"), blank=True)
-    traceback = models.TextField(_("traceback"), blank=True)
+    message_id = models.BigIntegerField("message")
+    queue = models.CharField("queue", max_length=NAME_LENGTH, db_collation="C")
+    type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
+    handler = models.CharField("handler", max_length=NAME_LENGTH, db_collation="C", blank=True)
+    attempt = models.PositiveIntegerField("attempt")
+    worker = models.CharField("worker", max_length=64, db_collation="C", blank=True)
+    started_at = models.DateTimeField("started at", null=True, blank=True)
+    ended_at = models.DateTimeField("ended at", db_default=Now())
+    error_class = models.TextField("error class", blank=True)
+    error_text = models.TextField("error text", blank=True)
+    traceback = models.TextField("traceback", blank=True)
+    place = models.TextField(
+        "place",
+        blank=True,
+        db_default="",
+        help_text="Module and function that failed; empty if no traceback tells it.",
+    )
+    # The database computes it, so that each statement and program that writes an attempt gives it
+    # the same. `decode(..., 'escape')` is the one immutable way to the bytes of a text.
+    fingerprint = GeneratedColumn(
+        verbose_name="fingerprint",
+        expression=Func(
+            "error_class",
+            "handler",
+            "place",
+            arg_joiner=" || chr(10) || ",
+            template=(
+                r"left(encode(sha256(decode(replace(%(expressions)s, '\', '\\'), 'escape')),"
+                " 'hex'), 16)"
+            ),
+        ),
+        output_field=models.CharField(max_length=16, db_collation="C"),
+        db_persist=True,
+    )
 
     class Meta:
-        verbose_name = _("failed attempt")
-        verbose_name_plural = _("failed attempts")
+        verbose_name = "failed attempt"
+        verbose_name_plural = "failed attempts"
         db_table_comment = "One row is one failed attempt (django_mq)"
         default_permissions = ("view",)
         constraints = (
@@ -49,6 +72,10 @@ class FailedAttempt(models.Model):
         indexes = (
             models.Index(fields=("message_id", "attempt"), name="mq_attempt_message"),
             models.Index(fields=("ended_at",), name="mq_attempt_ended"),
+            # In groups, and the newest of each.
+            models.Index(
+                fields=("fingerprint", "queue", "ended_at"), name="mq_attempt_fingerprint"
+            ),
         )
 
     def __str__(self) -> str:
@@ -62,25 +89,25 @@ class Result(models.Model):
     and errors. `keep_until` is null where RESULT_RETENTION applies.
     """
 
-    message_id = models.BigIntegerField(_("message"), primary_key=True)
-    handler = models.CharField(_("handler"), max_length=NAME_LENGTH, db_collation="C", blank=True)
-    value = JSONColumn(_("value"), null=True)
-    error_class = models.TextField(_("error class"), blank=True, db_default="")
-    error_text = models.TextField(_("error text"), blank=True, db_default="")
-    created_at = models.DateTimeField(_("created at"), db_default=Now())
+    message_id = models.BigIntegerField("message", primary_key=True)
+    handler = models.CharField("handler", max_length=NAME_LENGTH, db_collation="C", blank=True)
+    value = JSONColumn("value", null=True)
+    error_class = models.TextField("error class", blank=True, db_default="")
+    error_text = models.TextField("error text", blank=True, db_default="")
+    created_at = models.DateTimeField("created at", db_default=Now())
     queue = models.CharField(
-        _("queue"), max_length=NAME_LENGTH, db_collation="C", blank=True, db_default=""
+        "queue", max_length=NAME_LENGTH, db_collation="C", blank=True, db_default=""
     )
-    priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
-    payload = JSONColumn(_("payload"), null=True, blank=True)
-    metadata = JSONColumn(_("metadata"), null=True, blank=True)
-    enqueued_at = models.DateTimeField(_("enqueued at"), null=True, blank=True)
-    attempts = JSONColumn(_("attempts"), null=True, blank=True)
-    keep_until = models.DateTimeField(_("keep until"), null=True, blank=True)
+    priority = models.SmallIntegerField("priority", null=True, blank=True)
+    payload = JSONColumn("payload", null=True, blank=True)
+    metadata = JSONColumn("metadata", null=True, blank=True)
+    enqueued_at = models.DateTimeField("enqueued at", null=True, blank=True)
+    attempts = JSONColumn("attempts", null=True, blank=True)
+    keep_until = models.DateTimeField("keep until", null=True, blank=True)
 
     class Meta:
-        verbose_name = _("result")
-        verbose_name_plural = _("results")
+        verbose_name = "result"
+        verbose_name_plural = "results"
         db_table_comment = "What a handler returned, where somebody asked (django_mq)"
         default_permissions = ("view",)
         constraints = (
@@ -115,25 +142,25 @@ class UniqueKey(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    queue = models.CharField(_("queue"), max_length=NAME_LENGTH, db_collation="C")
+    queue = models.CharField("queue", max_length=NAME_LENGTH, db_collation="C")
     handler = models.CharField(
-        _("handler"), max_length=NAME_LENGTH, db_collation="C", blank=True, db_default=""
+        "handler", max_length=NAME_LENGTH, db_collation="C", blank=True, db_default=""
     )
-    type = models.CharField(_("type"), max_length=NAME_LENGTH, db_collation="C")
-    unique_id = models.CharField(_("unique id"), max_length=NAME_LENGTH, db_collation="C")
-    message_id = models.BigIntegerField(_("message"), null=True, blank=True)
+    type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
+    unique_id = models.CharField("unique id", max_length=NAME_LENGTH, db_collation="C")
+    message_id = models.BigIntegerField("message", null=True, blank=True)
     unique_for = models.DurationField(
-        _("unique for"),
+        "unique for",
         null=True,
         blank=True,
-        help_text=_("How long it stays taken once its message is handled."),
+        help_text="How long it stays taken once its message is handled.",
     )
-    quiet_until = models.DateTimeField(_("quiet until"), null=True, blank=True)
-    put_aside = JSONColumn(_("put aside"), null=True, blank=True)
+    quiet_until = models.DateTimeField("quiet until", null=True, blank=True)
+    put_aside = JSONColumn("put aside", null=True, blank=True)
 
     class Meta:
-        verbose_name = _("unique id")
-        verbose_name_plural = _("unique ids")
+        verbose_name = "unique id"
+        verbose_name_plural = "unique ids"
         db_table_comment = "One row is one unique id that is taken (django_mq)"
         default_permissions = ("view",)
         constraints = (

@@ -7,7 +7,6 @@ from datetime import timedelta
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
-from django.utils.translation import gettext_lazy as _
 
 from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
 from django_mq.models.json_column import JSONColumn
@@ -16,95 +15,95 @@ from django_mq.policy.due_times import CATCH_UP, OVERLAP
 
 # Labels of the values of policy.due_times, and of where a schedule comes from.
 CATCH_UP_LABELS = (
-    ("once", _("the latest")),
-    ("all", _("all, at most the newest 1,000")),
-    ("none", _("none")),
+    ("once", "the latest"),
+    ("all", "all, at most the newest 1,000"),
+    ("none", "none"),
 )
-OVERLAP_LABELS = (("allow", _("allowed")), ("skip", _("skipped")))
-SOURCE_LABELS = (("code", _("code")), ("admin", _("admin")))
+OVERLAP_LABELS = (("allow", "allowed"), ("skip", "skipped"))
+SOURCE_LABELS = (("code", "code"), ("admin", "admin"))
 
 
 class Schedule(models.Model):
     """A message that workers broadcast by the clock. It is off while `next_at` is null."""
 
-    name = models.CharField(_("name"), max_length=NAME_LENGTH, db_collation="C", primary_key=True)
-    type = models.CharField(_("type"), max_length=NAME_LENGTH, db_collation="C")
+    name = models.CharField("name", max_length=NAME_LENGTH, db_collation="C", primary_key=True)
+    type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
     payload = JSONColumn(
-        _("payload"), blank=True, default=dict, db_default=models.Value({}, models.JSONField())
+        "payload", blank=True, default=dict, db_default=models.Value({}, models.JSONField())
     )
     metadata = JSONColumn(
-        _("metadata"), blank=True, default=dict, db_default=models.Value({}, models.JSONField())
+        "metadata", blank=True, default=dict, db_default=models.Value({}, models.JSONField())
     )
     cron = models.CharField(
-        _("cron expression"),
+        "cron expression",
         max_length=256,
         blank=True,
         db_default="",
-        help_text=_("Minute, hour, day of month, month, day of week, as in 0 6 * * mon-fri."),
+        help_text="Minute, hour, day of month, month, day of week, as in 0 6 * * mon-fri.",
     )
     every = models.DurationField(
-        _("every"),
+        "every",
         null=True,
         blank=True,
-        help_text=_("Instead: an interval, as in 3600 (seconds)."),
+        help_text="Instead: an interval, as in 3600 (seconds).",
     )
     tz = models.CharField(
-        _("time zone"),
+        "time zone",
         max_length=64,
         default="UTC",
         db_default="UTC",
-        help_text=_("Of the cron expression, as in Europe/Berlin."),
+        help_text="Of the cron expression, as in Europe/Berlin.",
     )
     queue = models.CharField(
-        _("queue"),
+        "queue",
         max_length=NAME_LENGTH,
         db_collation="C",
         blank=True,
         db_default="",
-        help_text=_("Empty: the queues of the handlers."),
+        help_text="Empty: the queues of the handlers.",
     )
     catch_up = models.CharField(
-        _("catch up"),
+        "catch up",
         max_length=8,
         choices=CATCH_UP_LABELS,
         default="once",
         db_default="once",
-        help_text=_("Which of the times to make up for that no worker was there for."),
+        help_text="Which of the times to make up for that no worker was there for.",
     )
     overlap = models.CharField(
-        _("overlap"),
+        "overlap",
         max_length=8,
         choices=OVERLAP_LABELS,
         default="allow",
         db_default="allow",
-        help_text=_("A time that comes while the last message still waits or runs."),
+        help_text="A time that comes while the last message still waits or runs.",
     )
     expires = models.DurationField(
-        _("expires"),
+        "expires",
         null=True,
         blank=True,
-        help_text=_("No attempt starts so long after the broadcast."),
+        help_text="No attempt starts so long after the broadcast.",
     )
     source = models.CharField(
-        _("source"), max_length=8, choices=SOURCE_LABELS, default="admin", db_default="admin"
+        "source", max_length=8, choices=SOURCE_LABELS, default="admin", db_default="admin"
     )
-    enabled = models.BooleanField(_("enabled"), default=True, db_default=True)
+    enabled = models.BooleanField("enabled", default=True, db_default=True)
     decision = models.BooleanField(
-        _("decision"), null=True, help_text=_("Of an operator; it outweighs the code's.")
+        "decision", null=True, help_text="Of an operator; it outweighs the code's."
     )
-    declared_at = models.DateTimeField(_("declared at"), null=True, blank=True)
-    last_at = models.DateTimeField(_("last time"), null=True, blank=True)
-    next_at = models.DateTimeField(_("next time"), null=True, blank=True)
-    last_message = models.BigIntegerField(_("last message"), null=True, blank=True)
-    last_error = models.TextField(_("last error"), blank=True, db_default="")
-    created_at = models.DateTimeField(_("created at"), db_default=Now())
+    declared_at = models.DateTimeField("declared at", null=True, blank=True)
+    last_at = models.DateTimeField("last time", null=True, blank=True)
+    next_at = models.DateTimeField("next time", null=True, blank=True)
+    last_message = models.BigIntegerField("last message", null=True, blank=True)
+    last_error = models.TextField("last error", blank=True, db_default="")
+    created_at = models.DateTimeField("created at", db_default=Now())
 
     class Meta:
-        verbose_name = _("schedule")
-        verbose_name_plural = _("schedules")
+        verbose_name = "schedule"
+        verbose_name_plural = "schedules"
         db_table_comment = "One row is one message broadcast by the clock (django_mq)"
         default_permissions = ("view",)
-        permissions = (("change_schedule", _("Can add, change, run and enable schedules")),)
+        permissions = (("change_schedule", "Can add, change, run and enable schedules"),)
         constraints = (
             models.CheckConstraint(
                 name="mq_schedule_names",

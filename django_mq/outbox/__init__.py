@@ -133,10 +133,10 @@ def cancel(
 
     Copies that a worker holds are only counted (`in_flight`); dead letters stay. The unique ids of
     removed copies are free again. Messages put aside by `on_duplicate="requeue"` or `"rerun"` have
-    no id yet: a matching type or unique id removes them, too, and counts them (`put_aside`). The
+    no id yet: a matching type or unique id also removes them, and counts them (`put_aside`). The
     removal is part of your transaction, if one is open.
 
-    An id or a unique id is found by its index, which is fit for a web request. A type alone has no
+    An id or a unique id is found by an index, fast enough for a web request. A type alone has no
     index: many short statements walk over all messages, 0.5 s per million.
 
     Raises TypeError without arguments, and InvalidName or InvalidOption for bad ones.

@@ -14,7 +14,7 @@ from django_mq.exceptions import InvalidName, InvalidOption, RoutingError
 from django_mq.messages import Message
 from django_mq.outbox.options import check_retry, check_unique, check_whole, moments
 from django_mq.outbox.origin import joined, origin_metadata
-from django_mq.policy.encoding import encode
+from django_mq.outbox.write import CallQueues
 from django_mq.policy.routing import MAX_NAME, TASKS, check_key, check_name
 from django_mq.store.rows import Kind, NewRow, Rows
 
@@ -79,11 +79,7 @@ class RowBuilder:
         # Rows that depend on this call stay out of the cache that calls share.
         private = wants_result or recipient is not None or self._origin != "{}"
         self._cached_kinds = {} if private else cache.kinds
-        #: `max_backlog` of the queues met so far that have one.
-        self.limits: dict[str, int] = {}
-        #: The queues met so far that have `key_order="commit"`; True if the queue is ordered, so
-        #: that all its rows share one line.
-        self.in_commit_order: dict[str, bool] = {}
+        self.queues = CallQueues(settings)
 
     def add(self, rows: Rows, message: Message) -> int:
         """Append a row for each subscriber, or one without a handler; return how many.
@@ -96,7 +92,7 @@ class RowBuilder:
             found = self._build(message, route)
             rows.extend(found)
             return len(found)
-        payload = self._encode_payload(message.payload)
+        payload = self._encode(message.payload, "payload")
         for kind in kinds:
             rows.add(kind, payload)
         return len(kinds)
@@ -104,8 +100,8 @@ class RowBuilder:
     def _build(self, message: Message, route: Route | None) -> list[NewRow]:
         rows = self._checked_rows(message)
         # Most messages of a bulk call differ only in their payload: the rest is checked and routed
-        # once. A queue with `limits` or `in_commit_order` must be met anew by each call.
-        if route is not None and not (self.limits or self.in_commit_order):
+        # once. A queue with a limit, or in commit order, must be met anew by each call.
+        if route is not None and not (self.queues.limits or self.queues.in_commit_order):
             if len(self._cached_kinds) >= MAX_CACHED_ROUTES:
                 self._cached_kinds.clear()
             self._cached_kinds[route] = [row.kind for row in rows]
@@ -121,7 +117,7 @@ class RowBuilder:
         version = check_whole(message.schema_version, "schema_version", 1, _LARGEST)
         due, delay, expires, lifetime = moments(message, max_delay)
         policy = check_retry(message.retry)
-        payload = self._encode_payload(message.payload)
+        payload = self._encode(message.payload, "payload")
         metadata = self._encode_metadata(message.metadata)
         if self._recipient is None:
             subscribers = self._subscribers(type, metadata)
@@ -169,11 +165,7 @@ class RowBuilder:
         message: Message,
         shared: Mapping[str, Any],
     ) -> NewRow:
-        options = self.settings.queue(queue)
-        if options.max_backlog is not None:
-            self.limits[queue] = options.max_backlog
-        if options.key_order is not None:
-            self.in_commit_order[queue] = options.ordered
+        options = self.queues.meet(queue)
         policy = message.retry or handlers.retry_of(handler, queue, self.settings)
         return NewRow(
             queue=queue,
@@ -183,14 +175,9 @@ class RowBuilder:
             **shared,
         )
 
-    def _encode_payload(self, payload: object) -> str:
-        return encode(
-            {} if payload is None else payload,
-            what="payload",
-            max_bytes=self.settings.max_payload_bytes,
-            max_depth=self.settings.max_depth,
-            encoder=self._encoder,
-        )
+    def _encode(self, value: object, what: str) -> str:
+        value = {} if value is None else value
+        return self.settings.encode(value, what, encoder=self._encoder)
 
     def _encode_metadata(self, metadata: object) -> str:
         if metadata is None:
@@ -205,13 +192,7 @@ class RowBuilder:
                     f"metadata has the key {key[:MAX_NAME]!r}: keys that begin with"
                     f" {RESERVED} are reserved; omit them when you pass on a delivery's metadata"
                 )
-        return encode(
-            dict(metadata),
-            what="metadata",
-            max_bytes=self.settings.max_metadata_bytes,
-            max_depth=self.settings.max_depth,
-            encoder=self._encoder,
-        )
+        return self._encode(dict(metadata), "metadata")
 
 
 def _route_of(message: Message) -> Route | None:
@@ -243,7 +224,7 @@ def _queue_for(
     if queue is None:
         return handlers.queue_of(handler, settings)
     if not handler.patterns:
-        return queue  # whoever names the handler has checked the queue
+        return queue  # the task backend has checked the queue
     allowed = handlers.allowed_queues(handler, settings)
     if queue not in allowed:
         raise RoutingError(

@@ -74,7 +74,7 @@ class Chunk:
         return builder.receipts
 
     def _dedupe(self, writer: RowWriter) -> list[Receipt]:
-        """Store rows with unique ids; observers hear of no duplicates."""
+        """Store rows with unique ids; observers are not told of duplicates."""
         candidates = [self._unique.get(n) or Candidate(row) for n, row in enumerate(self.rows)]
         copies = writer.dedupe(candidates)
         receipts = []

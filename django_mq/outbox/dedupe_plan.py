@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from django_mq.exceptions import DuplicateMessage
@@ -85,7 +86,7 @@ class DedupeCall:
                 replacing.append((rows[id], found.due is not None))
             elif found.action is Action.PUT_ASIDE:
                 aside.append(rows[id])
-        return Writes(sorted(adding, key=_index), replacing, moving, aside, plans, seen)
+        return Writes(sorted(adding, key=itemgetter(0)), replacing, moving, aside, plans, seen)
 
     def copies(self, writes: Writes, ids: Mapping[int, int]) -> list[CopyReceipt]:
         """Return what became of each candidate; `ids` has the id of each inserted row by index."""
@@ -141,7 +142,3 @@ def _refusal(id: UniqueId, seen: Seen, state: UniqueState) -> str:
         UniqueState.IN_FLIGHT: f"{holder} has it and is in flight",
     }.get(state, f"its message was handled, and it stays taken until {seen.quiet_until}")
     return f"{named([id])} is taken: {why}"
-
-
-def _index(each: tuple[int, Unique]) -> int:
-    return each[0]

@@ -39,7 +39,7 @@ LOCK_NOT_AVAILABLE, DEADLOCK = "55P03", "40P01"
 
 
 class Stored(NamedTuple):
-    """What became of each candidate, the rows that are due soon, and the lines that were left."""
+    """What became of each candidate, the rows that are due soon, and the rows that left a key."""
 
     copies: list[CopyReceipt]
     rows: list[NewRow]
@@ -184,9 +184,9 @@ def _put_aside(connection: BaseDatabaseWrapper, cursor: CursorWrapper, writes: W
 
 
 def _bring_forward_after_commit(alias: str, ids: list[UniqueId]) -> None:
-    """Look once more after the commit: whoever ended the message may not have seen the row.
+    """Look again after the commit: the session that ended the message may not have seen the row.
 
-    An optimisation: the workers' chores and the next broadcast look, too.
+    An optimisation: the workers' chores and the next broadcast also look.
     """
 
     def bring_forward() -> None:

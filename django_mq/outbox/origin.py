@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django_mq.exceptions import TooManyHops, UnreadablePayload
-from django_mq.messages import current_delivery
+from django_mq.messages import Delivery, current_delivery
 from django_mq.policy.routing import MAX_NAME
+
+#: Each returns further metadata for what is broadcast now, such as the context of a trace. Called
+#: once for each call of `broadcast()` or `broadcast_many()`.
+carriers: list[Callable[[], Mapping[str, str]]] = []
 
 
 def origin_metadata(max_hops: int) -> str:
     """Return the `mq.` metadata of a message that is broadcast now, as JSON text.
 
     Inside a handler: the id that the whole chain shares, the id of the current message, and the
-    length of the chain. Elsewhere `{}`. Raises TooManyHops when the chain is longer than
-    `max_hops`: handlers that broadcast to each other would go on for ever.
+    length of the chain. Elsewhere only what `carriers` add. Raises TooManyHops when the
+    chain is longer than `max_hops`: handlers that broadcast to each other would go on for ever.
     """
     delivery = current_delivery.get()
-    if delivery is None:
+    if delivery is None and not carriers:
         return "{}"
+    found: dict[str, Any] = {}
+    for carry in carriers:
+        found.update(carry())
+    if delivery is not None:
+        found.update(_chain(delivery, max_hops))
+    return json.dumps(found) if found else "{}"
+
+
+def _chain(delivery: Delivery, max_hops: int) -> dict[str, Any]:
+    """Return the `mq.` metadata of what the handler of `delivery` broadcasts."""
     found: Any
     try:
         found = delivery.metadata
@@ -37,13 +52,11 @@ def origin_metadata(max_hops: int) -> str:
     chain = found.get("mq.correlation_id")
     if not (isinstance(chain, str) and 0 < len(chain) <= MAX_NAME):
         chain = str(delivery.id)
-    return json.dumps(
-        {"mq.correlation_id": chain, "mq.causation_id": str(delivery.id), "mq.hops": hops}
-    )
+    return {"mq.correlation_id": chain, "mq.causation_id": str(delivery.id), "mq.hops": hops}
 
 
 def joined(metadata: str, origin: str) -> str:
-    """Return one JSON object with the keys of both; they share none."""
+    """Return one JSON object with the keys of both; jsonb keeps those of `origin`."""
     if origin == "{}":
         return metadata
     return origin if metadata == "{}" else f"{metadata[:-1]},{origin[1:]}"

@@ -27,9 +27,10 @@ with your data:
         broadcast("shop.orders.placed", {{"order_id": order.pk}})
 
 A post_save receiver runs after its own save has committed: open the block around the code that \
-saves, or set ATOMIC_REQUESTS. The block that TestCase opens does not count. In async code, put \
-this into a function and await sync_to_async(function)(), or use abroadcast(), which commits by \
-itself. \
+saves, or set ATOMIC_REQUESTS. In a receiver of a signal that is not yours, open it around \
+broadcast() alone: docs/guides/signals.md says what that gives up. The block that TestCase opens \
+does not count. In async code, put this into a function and await sync_to_async(function)(), or \
+use abroadcast(), which commits by itself. \
 DJANGO_MQ = {{"REQUIRE_ATOMIC": False}} turns this check off."""
 
 
@@ -93,7 +94,7 @@ def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceip
     """Store messages as they come, all or none, in constant memory."""
     connection = connection_in_transaction(using)
     builder = RowBuilder(get_settings())
-    writer = RowWriter(connection, builder, has_savepoint=True)
+    writer = RowWriter(connection, builder.queues, has_savepoint=True)
     count = 0
     with transaction.atomic(using=connection.alias):
         for chunk in _chunks(builder, messages):
@@ -125,7 +126,7 @@ def _checked(
     chunk = Chunk(builder)
     for message in messages:
         chunk.add(message)
-    return partial(chunk.store, RowWriter(connection, builder))
+    return partial(chunk.store, RowWriter(connection, builder.queues))
 
 
 def queue_connection(using: str | None) -> BaseDatabaseWrapper:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -13,23 +14,46 @@ from django_mq.messages import CopyReceipt
 from django_mq.outbox import deduplicate
 from django_mq.outbox import notify as bell
 from django_mq.outbox.backlog import admit
-from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.dedupe_plan import Candidate
 from django_mq.store.backlog import lock_lines
 from django_mq.store.insert import FEW, insert, nobody
 from django_mq.store.rows import NewRow
 
+if TYPE_CHECKING:
+    from django_mq.conf import QueueOptions, Settings
+
+
+class CallQueues:
+    """The queues of one call's rows that have a `max_backlog`, or that are in commit order."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        #: By name, their `max_backlog`.
+        self.limits: dict[str, int] = {}
+        #: By name, those with `key_order="commit"`: whether the queue is ordered, so that all its
+        #: rows share one line.
+        self.in_commit_order: dict[str, bool] = {}
+
+    def meet(self, queue: str) -> QueueOptions:
+        """Note that a row goes to `queue`; return the options of the queue."""
+        options = self.settings.queue(queue)
+        if options.max_backlog is not None:
+            self.limits[queue] = options.max_backlog
+        if options.key_order is not None:
+            self.in_commit_order[queue] = options.ordered
+        return options
+
 
 class RowWriter:
-    """Write the rows of one call, by the options of the queues that `builder` met."""
+    """Write the rows of one call, by the options of the `queues` that they go to."""
 
     def __init__(
-        self, connection: BaseDatabaseWrapper, builder: RowBuilder, *, has_savepoint: bool = False
+        self, connection: BaseDatabaseWrapper, queues: CallQueues, *, has_savepoint: bool = False
     ) -> None:
         self.connection = connection
-        self._settings = builder.settings
-        self._limits = builder.limits
-        self._in_commit_order = builder.in_commit_order
+        self._settings = queues.settings
+        self._limits = queues.limits
+        self._in_commit_order = queues.in_commit_order
         self._has_savepoint = has_savepoint
 
     def insert(

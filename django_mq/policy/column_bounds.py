@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 NAME = r"^[A-Za-z0-9_.:/-]+$"
 NAME_OR_EMPTY = r"^[A-Za-z0-9_.:/-]*$"
 #: The rule for order keys and unique ids: no control character (C0, DEL, C1). As cheap as NAME.
-#: `store.free_unique_ids` uses it, too.
+#: `store.free_unique_ids` also uses it.
 KEY = r"^[^\u0001-\u001F\u007F-\u009F]+$"
 #: The longest name, key or unique id, in characters.
 NAME_LENGTH = 128
@@ -18,3 +18,5 @@ NAME_LENGTH = 128
 FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
 #: The longest duration of the settings: now plus this is a time that the tables accept.
 LONGEST_SPAN = timedelta(days=36525)
+#: The largest count in a row of figures: JSON numbers and sums of many rows stay exact.
+LARGEST_COUNT = 2**53

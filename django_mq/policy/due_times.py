@@ -51,7 +51,7 @@ class Every:
 
 
 class Due(NamedTuple):
-    """The times to broadcast now, in order, and the next time after now; None: there is none."""
+    """The times to broadcast now, in order, and the next time after now, if there is one."""
 
     times: tuple[datetime, ...]
     next_at: datetime | None

@@ -8,21 +8,23 @@ source lines, never the values of variables.
 from __future__ import annotations
 
 import contextlib
-import linecache
-import os.path
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
+
+from django_mq.policy.error_place import error_place
+from django_mq.policy.stack import Frame, shown
 
 #: The largest failure, and the largest class name and text in it, in bytes of UTF-8.
 MAX_FAILURE = 16 * 1024
 MAX_CLASS = 256
 MAX_TEXT = 4 * 1024
+MAX_PLACE = 256
 #: How many exceptions of a chain or group are shown, and how many frames of each.
 MAX_EXCEPTIONS = 10
 MAX_FRAMES = 40
@@ -53,11 +55,15 @@ _TRUSTED_ARGUMENTS = frozenset({str, bytes, int, float, bool, type(None)})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The text of a failed attempt: the error class with its module, its text, the traceback."""
+    """The text of a failed attempt: the error class with its module, its text, the traceback.
+
+    `place` is the module and function that failed, empty if no traceback tells it.
+    """
 
     error_class: str
     text: str
     traceback: str = ""
+    place: str = ""
 
     @property
     def summary(self) -> str:
@@ -65,34 +71,37 @@ class Failure:
         return one_line(f"{self.error_class}: {self.text}" if self.text else self.error_class)
 
 
-def describe(error: BaseException) -> Failure:
+def describe(error: BaseException, *, stack: Iterable[Frame] = ()) -> Failure:
     """Return the text of `error`, at most 16 KiB of UTF-8 in all; never raises.
 
-    The exceptions' own `__str__()` methods get one second in all.
+    The exceptions' own `__str__()` methods get one second in all. `stack` has the calls that led
+    to an error that was not raised.
 
     >>> describe(ValueError("no\\x00such order")).text
     'no\ufffdsuch order'
     """
     name = text = traceback = "(cannot be had)"
+    place = ""
     texts = _Texts()
     # The attempt counts whatever its exception is like: keep as much as can be read.
     with contextlib.suppress(Exception):
         name = _class_name(error)
+        place = one_line(error_place(error), MAX_PLACE)
         text = _cut(texts.of(error), MAX_TEXT)
         room = MAX_FAILURE - len(name.encode()) - len(text.encode())
-        traceback = _cut_middle(_clean("".join(_lines(error, texts))), room)
-    return Failure(name, text, traceback)
+        traceback = _cut_middle(_clean("".join(_lines(error, texts, stack))), room)
+    return Failure(name, text, traceback, place)
 
 
-def place(error: BaseException) -> str:
+def source_line(error: BaseException) -> str:
     """Return the file, line and function that raised `error`, without its text or any value.
 
     >>> try:
     ...     one_line(None)
     ... except TypeError as error:
-    ...     place(error).rpartition("/")[2].split(":")[0]
+    ...     source_line(error).rpartition("/")[2].split(":")[0]
     'error_text.py'
-    >>> place(ValueError("never raised"))
+    >>> source_line(ValueError("never raised"))
     ''
     """
     found = _get_traceback(error)
@@ -183,11 +192,12 @@ def _class_name(error: BaseException) -> str:
     return one_line(name, MAX_CLASS)
 
 
-def _lines(error: BaseException, texts: _Texts) -> Iterator[str]:
+def _lines(error: BaseException, texts: _Texts, stack: Iterable[Frame]) -> Iterator[str]:
     """Yield the traceback as Python prints it: causes first, the parts of a group after it."""
     for heading, each in _related(error):
         yield heading
-        frames = list(_frames(_get_traceback(each)))
+        found = _get_traceback(each)
+        frames = list(_frames(stack if found is None and each is error else _walk(found)))
         if frames:
             yield "Traceback (most recent call last):\n"
             yield from frames
@@ -232,34 +242,35 @@ def _related(error: BaseException) -> Iterator[tuple[str, BaseException]]:
             shown += 1
 
 
-def _frames(traceback: TracebackType | None) -> Iterator[str]:
-    """Yield the first and last frames of a traceback, each with its source line."""
-    walk = _walk(traceback)
+def stack_text(calls: Iterable[Frame]) -> str:
+    """Return calls as a traceback shows them, at most 16 KiB of UTF-8; empty for none.
+
+    >>> print(stack_text([("/shop/mail.py", 7, "send")]).rstrip())
+      File "/shop/mail.py", line 7, in send
+    """
+    return _cut_middle(_clean("".join(_frames(calls))), MAX_FAILURE)
+
+
+def _frames(calls: Iterable[Frame]) -> Iterator[str]:
+    """Yield the first and last of `calls`, each with its source line."""
+    walk = iter(calls)
     head = list(islice(walk, MAX_FRAMES // 2))
-    tail: deque[tuple[str, int, str]] = deque(maxlen=MAX_FRAMES // 2)
+    tail: deque[Frame] = deque(maxlen=MAX_FRAMES // 2)
     left_out = -(MAX_FRAMES // 2)
     for frame in walk:
         tail.append(frame)
         left_out += 1
-    yield from map(_frame, head)
+    yield from map(shown, head)
     if left_out > 0:
         yield f"  ... {left_out} frames left out ...\n"
-    yield from map(_frame, tail)
+    yield from map(shown, tail)
 
 
-def _walk(traceback: TracebackType | None) -> Iterator[tuple[str, int, str]]:
+def _walk(traceback: TracebackType | None) -> Iterator[Frame]:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         yield code.co_filename, traceback.tb_lineno or 0, code.co_name
         traceback = traceback.tb_next
-
-
-def _frame(frame: tuple[str, int, str]) -> str:
-    filename, number, function = frame
-    # Only plain files are read: a code object may claim to come from a pipe or /dev/zero.
-    source = linecache.getline(filename, number).strip() if os.path.isfile(filename) else ""
-    header = f'  File "{filename}", line {number}, in {function}\n'
-    return f"{header}    {source[:500]}\n" if source else header
 
 
 def _clean(text: str) -> str:

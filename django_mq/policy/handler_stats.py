@@ -88,10 +88,10 @@ class Tally:
         True
         >>> Tally.from_json({"acked": -2})
         Traceback (most recent call last):
-        ValueError: is no count
+        ValueError: is not a count
         """
         if not isinstance(value, Mapping):
-            raise ValueError("is no object")
+            raise ValueError("is not an object")
         counts = {name: whole(value.get(name)) for name in _COUNTS}
         at = value.get("last_at")
         if not isinstance(at, str | None):

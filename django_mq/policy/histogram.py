@@ -153,11 +153,21 @@ class Spread:
             "buckets": self.buckets[first:end],
         }
 
+    def counts(self) -> dict[int, int]:
+        """Return the counts of the buckets in use, by number.
+
+        >>> spread = Spread()
+        >>> spread.add([0.25, 0.25, 0.75])
+        >>> spread.counts()
+        {54: 2, 59: 1}
+        """
+        return {bucket: count for bucket, count in enumerate(self.buckets) if count}
+
     @classmethod
     def from_json(cls, value: object) -> Spread:
         """Return the histogram that `as_json()` wrote; raise ValueError for any other data."""
         if not isinstance(value, Mapping):
-            raise ValueError("is no object")
+            raise ValueError("is not an object")
         counts = value.get("buckets")
         first = whole(value.get("first"))
         if not isinstance(counts, list) or first + len(counts) > len(BOUNDS) + 1:
@@ -177,13 +187,13 @@ _MOMENTS = ("last", "least", "most", "mean", "squares")
 def whole(value: object) -> int:
     """Return `value` if it is a count; raise ValueError otherwise."""
     if type(value) is not int or not 0 <= value <= MOST:
-        raise ValueError("is no count")
+        raise ValueError("is not a count")
     return value
 
 
 def _seconds(value: object) -> float:
     if not isinstance(value, int | float) or not 0 <= value <= LONGEST:
-        raise ValueError("is no duration")
+        raise ValueError("is not a duration")
     return float(value)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from django_mq.exceptions import Reject, Retry, Snooze, UnexpectedPayload, moment
 from django_mq.policy.backoff import MAX_WAIT, BackoffFailed, Random, RetryPolicy
 from django_mq.policy.error_text import Failure, describe, one_line
+from django_mq.policy.stack import Frame
 
 #: Seconds that a message waits if the callable of its policy fails.
 WAIT_WITHOUT_POLICY = 1.0
@@ -19,15 +21,31 @@ class AttemptEnded(Exception):
     """An attempt was ended from outside; passed to `decide()`, never raised by a handler.
 
     It says nothing about the service that a handler depends on, so it signals no queue backoff.
+    `stack` says where the handler was, as far as that is known.
     """
+
+    stack: Sequence[Frame] = ()
 
 
 class TimedOut(AttemptEnded):
     """The handler ran past its timeout."""
 
 
+class Stopped(AttemptEnded):
+    """An operator stopped the handler while it ran."""
+
+
 class WorkerLost(AttemptEnded):
     """The worker's process died, or was lost, while the handler ran."""
+
+
+def was_stopped(by: str) -> Stopped:
+    """Return the error of an attempt that an operator stopped.
+
+    >>> str(was_stopped("ana")), str(was_stopped(""))
+    ('stopped by ana', 'stopped by an operator')
+    """
+    return Stopped(f"stopped by {by or 'an operator'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +108,7 @@ def decide(
     """
     asked: float | datetime | None = None
     backoff = True
+    stack: Sequence[Frame] = ()
     try:
         if isinstance(error, Snooze):
             return Snoozed(*_cut(moment(error.after)), backoff=bool(error.backoff))
@@ -101,10 +120,10 @@ def decide(
             asked = None if error.after is None else moment(error.after)
             backoff = error.backoff
         elif isinstance(error, AttemptEnded):
-            backoff = False
+            backoff, stack = False, error.stack
     except Exception:
         asked = None  # a subclass with broken attributes is an error like any other
-    failure = describe(error)
+    failure = describe(error, stack=stack)
     if attempt >= max_attempts:
         return DeadLettered(EXHAUSTED, failure)
     after, warning = _cut(asked) if asked is not None else _policy_delay(policy, attempt, random)

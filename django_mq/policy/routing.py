@@ -14,12 +14,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from django_mq.exceptions import InvalidName
 
-#: The rule for types, queues and handlers; the tables CHECK it, too.
+#: The rule for types, queues and handlers; the tables also CHECK it.
 MAX_NAME = 128
 RULE = f"1 to {MAX_NAME} ASCII letters, digits and _ . : / -"
 _NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_NAME}}}")
 #: The rule for order keys and unique ids, which name the things of an application: any text. The
-#: tables CHECK it, too. No encoding has a lone surrogate.
+#: tables also CHECK it. No encoding has a lone surrogate.
 _KEY = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME}}}")
 _WORD = re.compile(r"[A-Za-z0-9_:/-]*|[*#]")
 
@@ -240,7 +240,7 @@ def _explain(
     if meets(subscription.where, subscription.match, metadata):
         return True, f"{hit} matches, and so does the metadata ({subscription.match} of where)"
     return False, (
-        f"{hit} matches, but the metadata has not {' or '.join(missed)}"
+        f"{hit} matches, but the metadata lacks {' or '.join(missed)}"
         f" ({subscription.match} of where is wanted)"
     )
 

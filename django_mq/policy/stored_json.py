@@ -1,4 +1,4 @@
-"""Limits of stored JSON, checked before it is decoded: other programs write rows, too.
+"""Limits of stored JSON, checked before it is decoded: other programs also write rows.
 
 The limits are those of `encode()`. jsonb is longer than what a producer wrote: it has a space after
 each comma and colon, and no exponents. So the size is that of the shortest text that a producer can

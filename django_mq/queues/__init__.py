@@ -5,12 +5,20 @@ All functions work inside and outside `atomic()`. Arguments are checked before a
 raises InvalidName, any other bad argument ValueError.
 """
 
+from django_mq.policy.figures import Counted, Latency
 from django_mq.policy.handler_stats import HandlerTimings
 from django_mq.queues.actions import Changed, cancel, discard, purge, requeue, run_now
+from django_mq.queues.causes import Chain, ChainLink, chain
 from django_mq.queues.decisions import end_backoff, limit, pause, resume
+from django_mq.queues.editing import edit
+from django_mq.queues.errors import ErrorGroup, errors
+from django_mq.queues.figures import Figures, Rate, figures, rates
 from django_mq.queues.fleet import WorkerProcess, horizon, timings, workers
+from django_mq.queues.history import history, replay
+from django_mq.queues.operations import cancel_operation, operate, operations
 from django_mq.queues.reasons import Why, why
 from django_mq.queues.redaction import redacted
+from django_mq.queues.running import RunningMessage, ask_stack, commands, running, stop
 from django_mq.queues.scheduling import (
     disable_schedule,
     enable_schedule,
@@ -20,40 +28,67 @@ from django_mq.queues.scheduling import (
 )
 from django_mq.queues.stalled import Head, heads
 from django_mq.queues.states import State, peek, state
+from django_mq.queues.topology import MessageType, Subscriber, Topology, topology
 from django_mq.queues.totals import QueueCounts, counts, names
 from django_mq.store.oldest_snapshot import HorizonHolder
 
 __all__ = [
+    "Chain",
+    "ChainLink",
     "Changed",
+    "Counted",
+    "ErrorGroup",
+    "Figures",
     "HandlerTimings",
     "Head",
     "HorizonHolder",
+    "Latency",
+    "MessageType",
     "QueueCounts",
+    "Rate",
+    "RunningMessage",
     "State",
+    "Subscriber",
+    "Topology",
     "Why",
     "WorkerProcess",
+    "ask_stack",
     "cancel",
+    "cancel_operation",
+    "chain",
+    "commands",
     "counts",
     "disable_schedule",
     "discard",
+    "edit",
     "enable_schedule",
     "end_backoff",
+    "errors",
+    "figures",
     "heads",
+    "history",
     "horizon",
     "limit",
     "names",
     "next_times",
+    "operate",
+    "operations",
     "pause",
     "peek",
     "purge",
+    "rates",
     "redacted",
+    "replay",
     "requeue",
     "resume",
     "run_now",
     "run_schedule",
+    "running",
     "schedules",
     "state",
+    "stop",
     "timings",
+    "topology",
     "why",
     "workers",
 ]

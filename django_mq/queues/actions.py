@@ -7,22 +7,20 @@ waits a second at most for locked rows, then skips them and the rest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.db import OperationalError
-from django.db.backends.utils import CursorWrapper
 
-from django_mq.conf import alias_of, get_settings
-from django_mq.outbox.notify import ring_for_next
-from django_mq.policy.routing import check_key, check_name
-from django_mq.queues.arguments import LARGEST, flag, seconds, whole
+from django_mq.conf import alias_of
+from django_mq.operations import changes
+from django_mq.operations.changes import CHANGES, Change
+from django_mq.policy.routing import check_key
+from django_mq.queues.arguments import LARGEST, check_fingerprint, check_names, flag, seconds, whole
 from django_mq.queues.transactions import reading, wake, writing
-from django_mq.store import free_unique_ids as freeing
-from django_mq.store import operators as store
 from django_mq.store import queue_names
 from django_mq.store import select_messages as selection
 
@@ -54,30 +52,39 @@ class Changed:
         return bool(self.ids)
 
 
-def cancel(ids: Ids, *, using: str | None = None) -> Changed:
-    """Remove those of `ids` that wait: due, delayed, retrying, held or blocked."""
-    remove = partial(_remove, waiting=True, dead=False, reason="cancelled")
-    return _change("messages_cancelled", remove, _checked(ids), alias_of(using))
+def cancel(
+    ids: Ids | None = None, *, fingerprint: str | None = None, using: str | None = None
+) -> Changed:
+    """Remove those of `ids` that wait: due, delayed, retrying, held or blocked.
+
+    Or select them by the `fingerprint` of their last failed attempt, see `errors()`.
+    """
+    alias = alias_of(using)
+    wanted = _named(alias, ids, fingerprint)
+    return _change("messages_cancelled", CHANGES["cancel"], wanted, alias)
 
 
-def discard(ids: Ids, *, using: str | None = None) -> Changed:
-    """Remove those of `ids` that are dead letters."""
-    remove = partial(_remove, waiting=False, dead=True, reason="discarded")
-    return _change("messages_discarded", remove, _checked(ids), alias_of(using))
+def discard(
+    ids: Ids | None = None, *, fingerprint: str | None = None, using: str | None = None
+) -> Changed:
+    """Remove those of `ids`, or of those with this `fingerprint`, that are dead letters."""
+    alias = alias_of(using)
+    wanted = _named(alias, ids, fingerprint, waiting=False)
+    return _change("messages_discarded", CHANGES["discard"], wanted, alias)
 
 
-def run_now(ids: Ids, *, using: str | None = None) -> Changed:
-    """Make those of `ids` due now that are delayed, retrying or held.
+def run_now(
+    ids: Ids | None = None, *, fingerprint: str | None = None, using: str | None = None
+) -> Changed:
+    """Make delayed, retrying and held messages due now: of `ids`, or with this `fingerprint`.
 
     A message behind another of its key keeps its order and is skipped; so is an expired one. In a
     paused queue they still wait for the end of the pause.
     """
-
-    def run(cursor: CursorWrapper, chunk: Sequence[int]) -> list[int]:
-        return store.run_now(cursor, ids=chunk)
-
     alias = alias_of(using)
-    changed = _change("messages_run_now", run, _checked(ids), alias)
+    changed = _change(
+        "messages_run_now", CHANGES["run_now"], _named(alias, ids, fingerprint), alias
+    )
     if changed:
         wake(alias)
     return changed
@@ -90,6 +97,7 @@ def requeue(
     type: str | None = None,
     handler: str | None = None,
     key: str | None = None,
+    fingerprint: str | None = None,
     attempts: int = 1,
     limit: int | None = None,
     dry_run: bool = False,
@@ -97,24 +105,30 @@ def requeue(
 ) -> Changed:
     """Give dead letters at least `attempts` more attempts, due now.
 
-    Select them by `ids`, or by `queue`, `type`, `handler` and order `key` (None: any), at most
-    `limit`, longest dead first. `max_attempts` is raised and attempt numbers continue. An expiry
-    in the past is removed. A message is skipped if its unique id is taken by now, or quiet after
-    a success; of several with the same unique id the last is requeued. `dry_run` changes nothing
-    and returns the messages that would be tried.
+    Select them by `ids`, or by `queue`, `type`, `handler`, order `key` and the `fingerprint` of
+    their last failed attempt (None: any), at most `limit`, longest dead first. `max_attempts` is
+    raised and attempt numbers continue. An expiry in the past is removed. A message is skipped if
+    its unique id is taken by now, or quiet after a success; of several with the same unique id the
+    last is requeued. `dry_run` changes nothing and returns the messages that would be tried.
     """
     whole(attempts, "attempts", most=MOST_ATTEMPTS)
-
-    def again(cursor: CursorWrapper, chunk: Sequence[int]) -> list[int]:
-        unique = freeing.take_again(cursor, ids=chunk)
-        return store.requeue(cursor, ids=chunk, attempts=attempts, unique=unique)
-
     alias = alias_of(using)
-    wanted = _selected(alias, ids, queue=queue, type=type, handler=handler, key=key, limit=limit)
+    wanted = _selected(
+        alias,
+        ids,
+        queue=queue,
+        type=type,
+        handler=handler,
+        key=key,
+        fingerprint=fingerprint,
+        limit=limit,
+    )
     if dry_run:
         dead = _among(alias, wanted)
         return Changed(tuple(dead), len(wanted) - len(dead))
-    changed = _change("messages_requeued", again, wanted, alias)
+    changed = _change(
+        "messages_requeued", partial(changes.requeue, attempts=attempts), wanted, alias
+    )
     if changed:
         wake(alias)
     return changed
@@ -126,6 +140,7 @@ def purge(
     type: str | None = None,
     handler: str | None = None,
     key: str | None = None,
+    fingerprint: str | None = None,
     older_than: float | timedelta | None = None,
     waiting: bool = False,
     ids: Ids | None = None,
@@ -133,12 +148,12 @@ def purge(
     dry_run: bool = False,
     using: str | None = None,
 ) -> Changed:
-    """Remove dead letters: those of `ids`, or those of `queue`, `type`, `handler` and order `key`.
+    """Remove dead letters: those of `ids`, or those of `queue`, `type`, `handler` and so on.
 
-    None means any; the longest dead go first. Only those that died more than `older_than`
-    (seconds or timedelta) ago are removed, and at most `limit`. `waiting` also removes messages
-    that are due, delayed, retrying, held or blocked (their age counts from the broadcast), but
-    never those in flight. Messages behind a removed one proceed. `dry_run` changes nothing and
+    They are selected as by `requeue()`, the longest dead first. Only those that died more than
+    `older_than` (seconds or timedelta) ago are removed, at most `limit`. `waiting` also removes
+    messages that are due, delayed, retrying, held or blocked (their age counts from the broadcast),
+    but never those in flight. Messages behind a removed one proceed. `dry_run` changes nothing and
     returns the messages that would be tried.
     """
     alias = alias_of(using)
@@ -150,21 +165,19 @@ def purge(
         type=type,
         handler=handler,
         key=key,
+        fingerprint=fingerprint,
         older_than=None if older_than is None else seconds(older_than, "older_than"),
         limit=limit,
     )
     if dry_run:
         found = wanted if ids is None else _among(alias, wanted, waiting=waiting)
         return Changed(tuple(found), len(wanted) - len(found))
-    remove = partial(_remove, waiting=waiting, dead=True, reason="purged")
+    remove = partial(changes.remove, waiting=waiting, dead=True, reason="purged")
     return _change("messages_purged", remove, wanted, alias)
 
 
-Change = Callable[[CursorWrapper, Sequence[int]], list[int]]
-
-
 def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Changed:
-    """Apply `change` to `ids` in chunks and log it, so that no operation is without a trace."""
+    """Apply `change` to `ids` in chunks and log it, so that no action is without a trace."""
     changed: list[int] = []
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
@@ -177,25 +190,21 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
             break  # wait for a lock once at most: the rest counts as skipped
         changed += [id for id in chunk if id in done]
     result = Changed(tuple(changed), len(ids) - len(changed))
-    logger.info(
-        "%s: %d, skipped %d (first ids: %s)",
-        event.replace("_", " "),
-        len(result.ids),
-        result.skipped,
-        ", ".join(map(str, result.ids[:NAMED])) or "none",
-        extra={"event": event, "message_ids": result.ids[:RECORDED], "skipped": result.skipped},
-    )
+    log_changed(event, result)
     return result
 
 
-def _remove(
-    cursor: CursorWrapper, ids: Sequence[int], *, waiting: bool, dead: bool, reason: str
-) -> list[int]:
-    removed = store.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
-    store.free_followers(cursor, removed)
-    freeing.end_removed(cursor, removed)
-    ring_for_next(cursor.db, get_settings(), removed)
-    return [row.id for row in removed]
+def log_changed(event: str, changed: Changed, where: str = "") -> None:
+    """Log an action on messages; `where` follows its name."""
+    logger.info(
+        "%s%s: %d, skipped %d (first ids: %s)",
+        event.replace("_", " "),
+        where,
+        len(changed.ids),
+        changed.skipped,
+        ", ".join(map(str, changed.ids[:NAMED])) or "none",
+        extra={"event": event, "message_ids": changed.ids[:RECORDED], "skipped": changed.skipped},
+    )
 
 
 def _selected(
@@ -206,7 +215,16 @@ def _selected(
         return _find(alias, waiting=waiting, **filters)
     if any(value is not None for value in filters.values()):
         raise ValueError("select messages by ids, or by queue, type and so on, not both")
-    return _checked(ids)
+    return checked_ids(ids)
+
+
+def _named(
+    alias: str, ids: Ids | None, fingerprint: str | None, *, waiting: bool = True
+) -> Sequence[int]:
+    """Return `ids`, or those of the messages with this fingerprint; one of the two is needed."""
+    if ids is None and fingerprint is None:
+        raise ValueError("select messages by ids or by fingerprint")
+    return _selected(alias, ids, waiting=waiting, fingerprint=fingerprint)
 
 
 def _among(alias: str, ids: Sequence[int], *, waiting: bool = False) -> list[int]:
@@ -221,15 +239,16 @@ def _find(
     type: str | None = None,
     handler: str | None = None,
     key: str | None = None,
+    fingerprint: str | None = None,
     limit: int | None = None,
     older_than: float | None = None,
     waiting: bool = False,
 ) -> list[int]:
-    for what, name in (("queue", queue), ("type", type), ("handler", handler)):
-        if name is not None:
-            check_name(name, what)
+    check_names(queue=queue, type=type, handler=handler)
     if key is not None:
         check_key(key, "key")
+    if fingerprint is not None:
+        check_fingerprint(fingerprint)
     if limit is not None:
         whole(limit, "limit")
     with reading(alias) as cursor:
@@ -239,13 +258,14 @@ def _find(
             type=type,
             handler=handler,
             key=key,
+            fingerprint=fingerprint,
             older_than=older_than,
             waiting=waiting,
             limit=limit,
         )
 
 
-def _checked(ids: Ids) -> list[int]:
+def checked_ids(ids: Ids) -> list[int]:
     """Return `ids` sorted and without repeats; raises ValueError for an impossible id."""
     every = list(ids) if isinstance(ids, Iterable) else [ids]
     for each in every:

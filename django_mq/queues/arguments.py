@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 
 from django_mq.policy.backoff import as_seconds
+from django_mq.policy.message_filter import FINGERPRINT
+from django_mq.policy.routing import check_name
 
 LARGEST = 2**63 - 1
 #: Seconds in 5,000 years; `datetime` cannot represent moments much further away.
 LONGEST = 5000 * 365.25 * 86400
+
+
+def check_names(**names: str | None) -> None:
+    """Raise InvalidName unless each is None or a name; the keywords say what they name."""
+    for what, name in names.items():
+        if name is not None:
+            check_name(name, what)
+
+
+def queue_names(queue: str | Collection[str] | None) -> list[str] | None:
+    """Return the names that `queue` gives: one, several, or None for all; raises InvalidName."""
+    if queue is None:
+        return None
+    given = [queue] if isinstance(queue, str) else list(queue)
+    return [check_name(each, "queue") for each in given]
 
 
 def whole(value: object, what: str, *, most: int = LARGEST) -> int:
@@ -44,4 +62,18 @@ def flag(value: object, what: str) -> bool:
     """
     if not isinstance(value, bool):
         raise ValueError(f"{what} must be True or False, not {value!r}")
+    return value
+
+
+def check_fingerprint(value: str) -> str:
+    """Return `value` if it can be a fingerprint; raise ValueError otherwise.
+
+    >>> check_fingerprint("00c0ffee00c0ffee")
+    '00c0ffee00c0ffee'
+    """
+    if not isinstance(value, str) or not FINGERPRINT.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not a fingerprint: queues.errors() and the page Errors show those of the"
+            " failed attempts, 16 hexadecimal digits each"
+        )
     return value

@@ -32,10 +32,9 @@ def pause(
 ) -> datetime | None:
     """Stop workers from claiming from `queue`; return when the pause ends, None if it does not.
 
-    Workers are woken: a new end may be sooner than the one they sleep for.
-
     `until` is seconds from now, a timedelta, an aware datetime, or None for no end. Messages that
-    already run are not affected. Raises ValueError for a time in the past or too far ahead.
+    already run are not affected. Workers are woken: a new end may be sooner than the one they sleep
+    for. Raises ValueError for a time in the past or too far ahead.
     """
     check_name(queue, "queue")
     when = None if until is None else moment(until)

@@ -59,8 +59,8 @@ def workers(*, using: str | None = None) -> list[WorkerProcess]:
 
 
 def _worker(beat: WorkerHeartbeat, silent: timedelta) -> WorkerProcess:
-    names = _readable(beat.queues, _is_name)
-    running = _readable(beat.running, _is_id)
+    names = _readable(beat.queues, lambda value: isinstance(value, str))
+    running = _readable(beat.running, lambda value: type(value) is int and abs(value) <= LARGEST)
     read = {"queues": (names, beat.queues), "running": (running, beat.running)}
     return WorkerProcess(
         id=beat.pk,
@@ -80,16 +80,8 @@ def _worker(beat: WorkerHeartbeat, silent: timedelta) -> WorkerProcess:
 
 
 def _readable(value: object, is_good: Callable[[object], bool]) -> tuple[Any, ...]:
-    """Return the valid elements of a list: other clients may write rows, too."""
+    """Return the valid elements of a list: other programs also write rows."""
     return tuple(filter(is_good, value)) if isinstance(value, list) else ()
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_id(value: object) -> bool:
-    return type(value) is int and abs(value) <= LARGEST
 
 
 def timings(*, worker: str | None = None, using: str | None = None) -> dict[str, HandlerTimings]:
@@ -112,7 +104,7 @@ def timings(*, worker: str | None = None, using: str | None = None) -> dict[str,
 def added_up(columns: Iterable[object]) -> dict[str, HandlerTimings]:
     """Merge the `timings` columns of heartbeats, the latest first, into timings by handler.
 
-    Skips values that no worker of this version writes: other clients may write rows, too.
+    Skips values that no worker of this version writes: other programs also write rows.
 
     >>> added_up([{"mail": {"acked": "many"}}, None])
     {}

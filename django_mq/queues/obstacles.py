@@ -1,4 +1,4 @@
-"""Why a held message has no handler, and a due one no worker; what is left of a removed one."""
+"""Why a held message has no handler, and a due one no worker; what is known of a removed one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from django_mq import handlers
 from django_mq.conf import get_settings
+from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess
@@ -25,12 +26,14 @@ def obstacle(message: QueuedMessage) -> str:
     if message.handler:
         known = handlers.get(message.handler)
         if known is None:
-            return f"no handler named {message.handler} is registered here"
+            near = nearest_handlers(message.handler)
+            return f"no handler named {message.handler} is registered here{near}"
         found: tuple[handlers.Handler, ...] = (known,)
     else:
         found = handlers.table().match(message.type, _metadata(message))
         if not found:
-            return f"no handler registered here takes {message.type}"
+            near = nearest_types(message.type)
+            return f"no handler registered here takes {message.type}{near}"
     allowed = [each for each in found if message.queue in handlers.allowed_queues(each, settings)]
     if not allowed:
         names = ", ".join(each.name for each in found)
@@ -90,7 +93,7 @@ def shown(at: datetime | None) -> str:
 
 
 def _backing_off(queue: QueueState) -> str:
-    """Say who probes; before the wait of the queue is over, its messages are paused instead."""
+    """Say which worker probes. Until the queue has waited, its messages count as paused instead."""
     now: datetime = queue.now  # type: ignore[attr-defined]  # annotated
     text = f"but its queue is backing off (level {queue.backoff_level})"
     if queue.probe_by and queue.probe_until and queue.probe_until > now:

@@ -6,8 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_mq.conf import alias_of, get_settings
+from django.db import connections
+
+from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
+from django_mq.operations.heads import ordered_queues, skipping_queues
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import whole
 from django_mq.queues.transactions import reading
@@ -88,7 +91,7 @@ def standings(
     ids: Iterable[int], *, most: int = MOST, using: str | None = None
 ) -> dict[int, LinePosition]:
     """Return, by id, the positions of those of `ids` that are in a line; counts stop at `most`."""
-    with reading(alias_of(using)) as cursor:
+    with connections[alias_of(using)].cursor() as cursor:
         return store.standings(
             cursor, ids=list(ids), ordered=ordered_queues(), skipping=skipping_queues(), most=most
         )
@@ -117,14 +120,3 @@ def _head(found: store.Blocking, row: QueuedMessage) -> Head:
         behind=found.behind,
         capped=found.behind >= MOST,
     )
-
-
-def ordered_queues() -> list[str]:
-    """Return the names of the ordered queues."""
-    return [name for name, options in get_settings().queues.items() if options.ordered]
-
-
-def skipping_queues() -> list[str]:
-    """Return the names of the queues in which a dead head does not block its line."""
-    listed = get_settings().queues.items()
-    return [name for name, options in listed if options.on_dead_head == "skip"]

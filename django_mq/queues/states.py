@@ -13,7 +13,6 @@ from django_mq.queues.arguments import whole
 from django_mq.queues.stalled import PRIVATE
 from django_mq.queues.transactions import reading
 from django_mq.store import peek as rows
-from django_mq.store import queue_names
 from django_mq.store import queue_state as store
 
 
@@ -39,7 +38,7 @@ def state(queue: str, *, using: str | None = None) -> State:
 
     A message is processable when it is due or its lease has lapsed, unless it is leased, locked
     by another session, or behind another message of its key. `at` is the next time at which a
-    message becomes due or a lease lapses; if there is none but due messages are taken at this
+    message becomes due or a lease lapses; without one, if due messages are locked at this
     moment, it is one poll interval from now. A pause or a backoff of the queue does not change
     `kind`.
 
@@ -113,7 +112,7 @@ def peek(
     messages = QueuedMessage.objects.using(alias).with_state().order_by("pk")
     messages = messages.defer(*PRIVATE)
     with reading(alias) as cursor:
-        asked = sorted(queue_names.names(cursor)) if queue is None else [queue]
+        asked = None if queue is None else [queue]
         if dead:
             ids = rows.peek_dead(cursor, queues=asked, limit=limit)
         else:

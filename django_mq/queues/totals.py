@@ -7,18 +7,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import overload
 
+from django.db import connections
+
 from django_mq import handlers
 from django_mq.conf import alias_of, get_settings
+from django_mq.operations.heads import ordered_queues, skipping_queues
 from django_mq.policy.routing import check_name
 from django_mq.queues.decisions import effective_limit
-from django_mq.queues.stalled import ordered_queues, skipping_queues
 from django_mq.queues.transactions import reading
 from django_mq.states import GONE_AFTER
+from django_mq.store import Cursor, queue_names
 from django_mq.store import counts as store
-from django_mq.store import queue_names
 
 #: Counts stop here. 10,000 rows take about 5 ms, a million half a second.
 MOST = 10_000
+#: Rows that `read_many_counts` reads, about, and where its counts may stop. Rows that lie on pages
+#: of their own take 4 us each.
+READ, STOPS = 50_000, (100, 200, 500, 1_000, 2_000, 5_000)
+#: Kinds of messages of which each count reads rows: due, later, leased, keyed.
+_KINDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,19 +122,42 @@ def counts(
 def counts_of(asked: Sequence[str], *, using: str | None = None) -> dict[str, QueueCounts]:
     """Return the counts of the queues `asked`, by name."""
     with reading(alias_of(using)) as cursor:
-        found = store.counts(
-            cursor,
-            queues=asked,
-            ordered=ordered_queues(),
-            skipping=skipping_queues(),
-            limit=MOST + 1,
-            gone_after=GONE_AFTER.total_seconds(),
-        )
-    by_name = {row.queue: _counts(row) for row in found}
+        return read_counts(cursor, asked)
+
+
+def read_counts(
+    cursor: Cursor, asked: Sequence[str], *, most: int | None = None
+) -> dict[str, QueueCounts]:
+    """Return the counts of the queues `asked`, each up to `most`; call it in a transaction."""
+    most = MOST if most is None else most
+    found = store.counts(
+        cursor,
+        queues=asked,
+        ordered=ordered_queues(),
+        skipping=skipping_queues(),
+        limit=most + 1,
+        gone_after=GONE_AFTER.total_seconds(),
+    )
+    by_name = {row.queue: _counts(row, most) for row in found}
     return {name: by_name[name] for name in asked}
 
 
-def _by_state(row: store.Census) -> tuple[dict[str, int], frozenset[str]]:
+def read_many_counts(cursor: Cursor, asked: Sequence[str]) -> tuple[dict[str, QueueCounts], int]:
+    """Return the counts of the queues `asked`, and where they stop: the more are long, the sooner.
+
+    Call it in a transaction.
+    """
+    least = min(STOPS[0], MOST)
+    found = read_counts(cursor, asked, most=least)
+    longer = [name for name, each in found.items() if each.capped]
+    share = READ // (_KINDS * max(1, len(longer)))
+    most = min(MOST, max(each for each in (*STOPS, MOST) if each <= max(share, least)))
+    if longer and most > least:
+        found |= read_counts(cursor, longer, most=most)
+    return found, most
+
+
+def _by_state(row: store.Census, most: int) -> tuple[dict[str, int], frozenset[str]]:
     """Return the count of each state, and the names of those that were capped."""
     due, due_held, due_expired = row.due
     later, later_held, later_expired, retrying = row.later
@@ -144,18 +174,18 @@ def _by_state(row: store.Census) -> tuple[dict[str, int], frozenset[str]]:
         "dead": row.dead,
     }
     capped = frozenset().union(
-        _DUE if due > MOST else (),
-        _LATER if later > MOST else (),
-        # Lapsed leases are counted first: beyond 10,000 of them, rows of any kind may follow.
-        _IN_FLIGHT | _DUE if leased > MOST else (),
-        {"blocked"} if row.keyed[0] > MOST else (),
-        {"dead"} if row.dead > MOST else (),
+        _DUE if due > most else (),
+        _LATER if later > most else (),
+        # Lapsed leases are counted first: beyond `most` of them, rows of any kind may follow.
+        _IN_FLIGHT | _DUE if leased > most else (),
+        {"blocked"} if row.keyed[0] > most else (),
+        {"dead"} if row.dead > most else (),
     )
-    return {name: min(n, MOST) if name in capped else n for name, n in found.items()}, capped
+    return {name: min(n, most) if name in capped else n for name, n in found.items()}, capped
 
 
-def _counts(row: store.Census) -> QueueCounts:
-    by_state, capped = _by_state(row)
+def _counts(row: store.Census, most: int) -> QueueCounts:
+    by_state, capped = _by_state(row, most)
     return QueueCounts(
         queue=row.queue,
         **by_state,
@@ -183,9 +213,14 @@ def names(*, using: str | None = None) -> list[str]:
     A queue is known when it has messages, was ever paused or limited, appears in the settings, or
     has a handler in this process.
     """
+    with connections[alias_of(using)].cursor() as cursor:
+        return read_names(cursor)
+
+
+def read_names(cursor: Cursor) -> list[str]:
+    """Return the names of the known queues, sorted."""
     settings = get_settings()
-    with reading(alias_of(using)) as cursor:
-        found = queue_names.names(cursor)
+    found = queue_names.names(cursor)
     found |= {settings.default_queue, *settings.queues}
     for each in handlers.all_handlers():
         found.update(handlers.allowed_queues(each, settings))

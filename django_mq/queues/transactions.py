@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from django.db import connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import get_settings
@@ -40,7 +39,7 @@ def writing(alias: str, *, dry_run: bool = False) -> Iterator[CursorWrapper]:
     `dry_run` rolls everything back.
     """
     connection = connections[alias]
-    own = _own_transaction(connection)
+    own = connection.get_autocommit() and not connection.in_atomic_block
     with transaction.atomic(using=alias), connection.cursor() as cursor:
         if own:
             cursor.execute(store.READ_COMMITTED)
@@ -50,7 +49,3 @@ def writing(alias: str, *, dry_run: bool = False) -> Iterator[CursorWrapper]:
             transaction.set_rollback(True, using=alias)
         elif not own:
             store.restore_waits(cursor, before)
-
-
-def _own_transaction(connection: BaseDatabaseWrapper) -> bool:
-    return connection.get_autocommit() and not connection.in_atomic_block

@@ -48,7 +48,7 @@ def request(
 
     Inside `atomic()` the message is part of that transaction, and its reply can be waited for
     after the commit; elsewhere it is committed when this returns. Give `expires`, so that a
-    request nobody waits for any more does not run.
+    request does not run after its caller stopped waiting.
 
     Raises RoutingError when several handlers match, since only one can answer (no match in this
     process is fine: a worker may have the handler), and the errors of `broadcast()`.

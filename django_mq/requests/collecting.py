@@ -94,7 +94,7 @@ async def acollect(
 
 
 def seconds_of(timeout: float | timedelta | None) -> float | None:
-    """Return `timeout` in seconds, or None; raises ValueError for anything that is no duration."""
+    """Return `timeout` in seconds, or None; raises ValueError unless it is a duration."""
     seconds = None if timeout is None else as_seconds(timeout)
     if seconds is None and timeout is not None:
         raise ValueError(f"timeout must be seconds, a timedelta or None, not {timeout!r}")

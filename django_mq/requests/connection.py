@@ -107,11 +107,11 @@ class ServerLink:
             connection = shared or _connect(wakeup)
         except LOST:
             return
-        connection.add_notify_handler(self._hear)
+        connection.add_notify_handler(self._on_notify)
         connection.execute(results.LISTEN)
         self._listening = connection
 
-    def _hear(self, notification: object) -> None:
+    def _on_notify(self, notification: object) -> None:
         self._rang = True
 
 

@@ -18,7 +18,7 @@ from django_mq.exceptions import (
     Unanswered,
     UnreadablePayload,
 )
-from django_mq.messages import current_delivery
+from django_mq.messages import Receipt, current_delivery
 from django_mq.outbox.options import check_whole
 from django_mq.outbox.send import queue_connection
 from django_mq.requests.collecting import TIMEOUT, acollect, collect
@@ -27,7 +27,6 @@ from django_mq.store import results
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from django_mq.messages import Receipt
 
 #: Called before each query in a TestCase, whose transaction no worker sees: they run messages.
 test_runners: list[Callable[[], object]] = []

@@ -57,7 +57,7 @@ class Waiter:
 
     @contextmanager
     def waiting_for(self, id: int) -> Iterator[Future[Found]]:
-        """Yield a future for the reply to message `id`, or for the news that none can come.
+        """Yield a future for the reply to message `id`, or for the answer that none can come.
 
         The wait lasts until the block ends. The future fails if the database refuses the query.
         """

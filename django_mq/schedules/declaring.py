@@ -1,4 +1,4 @@
-"""Store the schedules that the code of this process declares, and retire those of none."""
+"""Store the schedules that this process declares, and retire those that no process declares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from django_mq.conf import Settings
 from django_mq.exceptions import MQError
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import times_of
-from django_mq.handlers.periodic import encoded
 from django_mq.handlers.registry import Declaration
 from django_mq.policy.error_text import one_line
 from django_mq.store import Cursor
@@ -21,7 +20,7 @@ from django_mq.store import schedules as store
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds after which a process says again what it declares, and after which a schedule that no
+#: Seconds after which a process declares its schedules again, and after which a schedule that no
 #: process has declared is disabled.
 FRESH, FORGOTTEN = 3600.0, 86400.0
 
@@ -33,7 +32,7 @@ def declare_all(block: Block, settings: Settings) -> None:
     """Store what this process declares, each schedule in a transaction of its own.
 
     Logs those that cannot run. Raises OperationalError if the database is lost or, once the others
-    are stored, if somebody has the row of a schedule locked.
+    are stored, if another session has locked the row of a schedule.
     """
     _declare_each(block, _declared().values(), settings)
 
@@ -52,7 +51,7 @@ def retire(block: Block) -> None:
 
 
 def keep_declared(block: Block, settings: Settings) -> None:
-    """Say again what this process declares.
+    """Declare again what this process declares.
 
     It does not overwrite what another process has declared meanwhile: of two versions of the code,
     the one that started last decides. Raises as `declare_all()`.
@@ -104,8 +103,8 @@ def declare(cursor: Cursor, declared: Declaration, settings: Settings) -> None:
         fresh=FRESH,
         name=declared.name,
         type=declared.type,
-        payload=encoded(declared.payload, "payload", settings),
-        metadata=encoded(declared.metadata, "metadata", settings),
+        payload=settings.encode(declared.payload, "payload"),
+        metadata=settings.encode(declared.metadata, "metadata"),
         cron=declared.cron,
         every=None if declared.every is None else declared.every.total_seconds(),
         tz=declared.tz,

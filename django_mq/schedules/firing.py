@@ -1,4 +1,4 @@
-"""Broadcast what schedules say, in the transaction that moves them to their next time."""
+"""Broadcast the messages of schedules, in the transaction that moves these to their next time."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Fired(NamedTuple):
 def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST) -> Fired:
     """Broadcast what is due after position `after`; call it in a transaction of its own.
 
-    A schedule that another session has locked is passed over, as is one with a cron expression
-    where `cronsim` is missing. One whose broadcast fails moves on, with `last_error`; one whose
+    A schedule that another session has locked is skipped, as is one with a cron expression where
+    `cronsim` is missing. One whose broadcast fails moves on, with `last_error`; one whose
     queue is full stays due.
     """
     rows = store.take_due(cursor, limit=MOST, after=after, cron=can_read_cron())

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from django_mq.messages import ClaimedRow
+from django_mq.store import array
 from django_mq.store.claim import OPEN_LANES, Claim, Lane, lane_columns
 from django_mq.store.claimed_row import NEXT_ATTEMPT, WIDTH, claimed_columns
 
@@ -212,7 +213,8 @@ with seen as materialized ({_WINDOW}), line as materialized (
     returning m.id
 ), claimed as (
     update django_mq_queuedmessage m
-       set attempts = {NEXT_ATTEMPT}, claimed_by = %(claimer)s, blocked_by = null,
+       set attempts = {NEXT_ATTEMPT}, blocked_by = null,
+           claimed_by = (%(claimers)s::text[])[(taken.turn - 1) / %(each)s + 1],
            leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
       from taken
      where m.id = any(array[taken.id])
@@ -250,6 +252,7 @@ def claim(
     max_bytes: int,
     skip_dead: bool,
     admitted: bool = False,
+    further: Sequence[str] = (),
     marks: bool = True,
 ) -> Claim:
     """Take up to `limit` due messages of `lanes`, with and without keys; see `claim.claim()`.
@@ -258,7 +261,7 @@ def claim(
     `skip_dead`), delayed, retrying or claimed blocks those behind it; they are parked, with
     `blocked_by` set to the head. The caller opens a transaction and commits it at once. The marks
     pass only messages that were taken or parked; those that are freed later lie before them. They
-    are returned if `marks`, for a seventh of the server's time.
+    are returned if `marks`, for a seventh of the server's time. `further` claimers share the rows.
     """
     given = {
         **lane_columns(lanes),
@@ -274,7 +277,8 @@ def claim(
         {
             **given,
             **lines,
-            "claimer": claimer,
+            "claimers": array((claimer, *further)),
+            "each": -(-limit // (1 + len(further))),
             "lease": lease,
             "bytes": max_bytes,
             "marks": marks,

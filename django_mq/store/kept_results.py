@@ -174,6 +174,19 @@ def is_kept(kept: str = "kept") -> str:
                 or m.id = any(%({kept})s::bigint[]))"""
 
 
+# A heartbeat may still list an earlier attempt of the message: that one ended before this started.
+_STARTED = f"""(
+    select extract(epoch from began)::float8
+      from (select case jsonb_typeof(w.ran -> m.id::text) when 'number' then
+                        w.last_seen - make_interval(secs =>
+                            least((w.ran -> m.id::text)::numeric, {MOST_SECONDS})::float8)
+                   end as began, w.last_seen
+              from django_mq_workerheartbeat w
+             where w.id = split_part(m.claimed_by, ':', 1)) listed
+     where began < last_seen
+       and not exists (select from django_mq_failedattempt f
+                        where f.message_id = m.id and f.ended_at > began))"""  # noqa: S608
+
 LOOK = f"""
 select 0 as place, m.handler, m.queue, m.priority, m.payload::text, m.metadata::text,
        extract(epoch from m.created_at)::float8, {_failed("m.id")}::text, m.attempts,
@@ -184,7 +197,7 @@ select 0 as place, m.handler, m.queue, m.priority, m.payload::text, m.metadata::
                                  or starts_with(m.dead_reason, 'held for too long')
                                then 'Unanswered' else '' end) end,
        m.dead_reason, split_part(m.claimed_by, ':', 1),
-       extract(epoch from m.leased_until)::float8
+       extract(epoch from m.leased_until)::float8, {_STARTED}
   from django_mq_queuedmessage m
   left join django_mq_result r on r.message_id = m.id
  where m.id = %(id)s and starts_with(m.type, '{TASKS}') and m.wants_result
@@ -192,7 +205,7 @@ union all
 select 1, r.handler, r.queue, r.priority, r.payload::text, r.metadata::text,
        extract(epoch from r.enqueued_at)::float8, r.attempts::text, jsonb_array_length(r.attempts),
        extract(epoch from r.created_at)::float8, r.value::text, r.error_class, r.error_text,
-       null, null
+       null, null, null
   from django_mq_result r
  where r.message_id = %(id)s and r.payload is not null
  order by place
@@ -204,7 +217,8 @@ class StoredTask(NamedTuple):
     """A task as the tables have it; `payload`, `metadata`, `attempts` and `value` are JSON text.
 
     Times are seconds since 1970. `stored`: its message is still in its queue. `ended` is None while
-    it waits or runs; `worker` and `leased_until` are those of a claimed message, else None.
+    it waits or runs; `worker` and `leased_until` are those of a claimed message, else None, and
+    `started` is when its attempt began, which is None until the worker's next heartbeat.
     `error_class` is empty, unless its result says that it failed: then it is the class of the last
     error, or UNANSWERED with `error_text` as the reason.
     """
@@ -224,6 +238,7 @@ class StoredTask(NamedTuple):
     error_text: str
     worker: str | None
     leased_until: float | None
+    started: float | None
 
 
 def look(cursor: Cursor, id: int) -> StoredTask | None:

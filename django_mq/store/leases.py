@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq.store import LOCKED, fence_columns, fenced, literals
 from django_mq.store.limits import Limits, set_local
@@ -65,6 +65,28 @@ def started(rows: Sequence[Sequence[bytes | None]]) -> dict[int, bool]:
     return {int(id or 0): expired == b"t" for id, expired in rows}
 
 
+class Command(NamedTuple):
+    """What a worker is asked to do with a message: `action` is `stop` or `stack`."""
+
+    id: int
+    message_id: int
+    attempt: int
+    action: str
+    by: str
+
+
+class Beat(NamedTuple):
+    """What the server answers to a heartbeat.
+
+    `since_chores`: seconds since the fleet last did its chores, None if it never did. `now`: the
+    time in seconds since 1970.
+    """
+
+    since_chores: float | None
+    now: float
+    commands: Sequence[Command] = ()
+
+
 # A locked row is skipped: the renewals come next on the same connection and must not wait.
 BEAT = """
 with known as materialized (
@@ -74,17 +96,25 @@ with known as materialized (
 ), moved as (
     update django_mq_workerheartbeat
        set last_seen = statement_timestamp(), wakeup = %(wakeup)s, draining = %(draining)s,
-           running = %(running)s::jsonb, timings = %(timings)s::jsonb
+           running = %(running)s::jsonb, ran = %(ran)s::jsonb, timings = %(timings)s::jsonb
      where id = any(array(select id from free))
 ), added as (
     insert into django_mq_workerheartbeat
-           (id, queues, host, pid, version, wakeup, draining, running, timings)
+           (id, queues, host, pid, version, wakeup, draining, running, ran, timings)
     select %(worker)s, %(queues)s::jsonb, %(host)s, %(pid)s::int, %(version)s, %(wakeup)s,
-           %(draining)s, %(running)s::jsonb, %(timings)s::jsonb
+           %(draining)s, %(running)s::jsonb, %(ran)s::jsonb, %(timings)s::jsonb
      where not exists (select from known)
         on conflict (id) do nothing
+), taken as (
+    update django_mq_workercommand
+       set taken_at = statement_timestamp()
+     where worker = %(worker)s and taken_at is null
+    returning id, message_id, attempt, action, asked_by
 )
-select extract(epoch from statement_timestamp() - s.chores_ran_at)::float8
+select extract(epoch from statement_timestamp() - s.chores_ran_at)::float8,
+       extract(epoch from statement_timestamp())::float8,
+       (select jsonb_agg(jsonb_build_array(id, message_id, attempt, action, asked_by) order by id)
+          from taken)
   from (select) one
   left join django_mq_queuestate s on s.queue = ':'
 """
@@ -100,12 +130,12 @@ def beat(
     version: str,
     wakeup: str,
     draining: bool,
-    running: Sequence[int],
+    running: Mapping[int, float],
     timings: Mapping[str, Any],
-) -> float | None:
-    """Record that worker process `worker` is alive, which message ids it runs, and its timings.
+) -> Beat:
+    """Record that worker process `worker` is alive, and its timings.
 
-    Returns how many seconds ago the fleet last did its chores, None if it never did.
+    `running` has the ids of the messages that it runs, each with for how many seconds.
     """
     cursor.execute(
         BEAT,
@@ -118,11 +148,13 @@ def beat(
             "wakeup": wakeup,
             "draining": draining,
             "running": json.dumps(list(running)),
+            "ran": json.dumps(running),
             "timings": json.dumps(timings),
         },
     )
-    since: float | None = cursor.fetchone()[0]
-    return since
+    since, now, commands = cursor.fetchone()
+    commands = json.loads(commands) if isinstance(commands, str) else commands
+    return Beat(since, now, [Command(*each) for each in commands or ()])
 
 
 LEAVE = "delete from django_mq_workerheartbeat where id = %(worker)s"

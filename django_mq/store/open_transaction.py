@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import psycopg
+
 from django_mq.store.limits import STATEMENT_SECONDS
 from django_mq.store.row_locks import PATIENCE
 
@@ -51,7 +53,14 @@ COMMITTED = "select pg_xact_status(%(xid)s::xid8)"
 
 
 def transaction_status(cursor: Cursor, xid: str) -> str | None:
-    """Return committed, aborted or in progress; None if the transaction is too old to know."""
-    cursor.execute(COMMITTED, {"xid": xid})
+    """Return committed, aborted or in progress; None if the server does not know.
+
+    It does not know a transaction that is too old, nor one whose id it lost in a crash and has not
+    given out again.
+    """
+    try:
+        cursor.execute(COMMITTED, {"xid": xid})
+    except psycopg.errors.InvalidParameterValue:  # "transaction ID ... is in the future"
+        return None
     status: str | None = cursor.fetchone()[0]
     return status

@@ -2,7 +2,8 @@
 
 No index has the ids of a queue in order, nor those of living messages. So each queue gives its
 first `limit` messages of each kind in the order of an index, and the lowest ids of all these are
-returned: exactly the first messages of a queue with up to `limit` of each kind.
+returned: exactly the first messages of a queue with up to `limit` of each kind. Of all queues
+together, the first messages are those at the beginning of the table.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from django_mq.store import queue_names
 from django_mq.store.readers import prepare_to_read
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Messages with an order key that are examined per queue for blocked ones.
 WINDOW = 1000
+#: Messages, dead ones included, that are examined for the first of all queues.
+FIRST = 10_000
 
 # A blocked row has a key, so the indexes of waiting, leased and keyed rows cover all living ones.
 _PEEK = """
@@ -68,29 +72,91 @@ select found.id
  order by found.id
  limit %(limit)s
 """
-PEEK = _PEEK.format(locking="offset 0", lapsed="")
+_LOCK, _NO_LOCK = "for share of m skip locked", "offset 0"
 _LAPSED = "and m.leased_until <= statement_timestamp()"
-PEEK_FREE = _PEEK.format(locking="for share of m skip locked", lapsed=_LAPSED)
+PEEK = _PEEK.format(locking=_NO_LOCK, lapsed="")
+PEEK_FREE = _PEEK.format(locking=_LOCK, lapsed=_LAPSED)
 #: For logins and servers that only read: it cannot see which rows are locked.
-PEEK_UNLEASED = _PEEK.format(locking="offset 0", lapsed=_LAPSED)
+PEEK_UNLEASED = _PEEK.format(locking=_NO_LOCK, lapsed=_LAPSED)
+
+_PEEK_FIRST = """
+select first.id
+  from (
+    select m.id, m.dead_at
+      from django_mq_queuedmessage m
+     order by m.id
+     limit %(first)s
+ ) first
+ cross join lateral (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.id = first.id and m.dead_at is null {lapsed}
+    {locking}
+ ) m
+ where first.dead_at is null
+ order by first.id
+ limit %(limit)s
+"""
+_NOT_LEASED = f"and (m.leased_until is null or {_LAPSED.removeprefix('and ')})"
+PEEK_FIRST = _PEEK_FIRST.format(locking=_NO_LOCK, lapsed="")
+PEEK_FIRST_FREE = _PEEK_FIRST.format(locking=_LOCK, lapsed=_NOT_LEASED)
+PEEK_FIRST_UNLEASED = _PEEK_FIRST.format(locking=_NO_LOCK, lapsed=_NOT_LEASED)
+HAS_MORE = """
+select exists (select from django_mq_queuedmessage m order by m.id offset %(first)s)
+"""
 
 
-def peek(cursor: Cursor, *, queues: Iterable[str], limit: int, free: bool = False) -> list[int]:
+def peek(
+    cursor: Cursor, *, queues: Iterable[str] | None, limit: int, free: bool = False
+) -> list[int]:
     """Return the lowest `limit` ids of the first living messages of `queues`, together.
 
-    `free` leaves out messages that are leased or locked by another session, and locks the others
-    until the transaction ends: roll back to a savepoint. A login that may not update messages
-    locks none and sees no locks.
+    With None for `queues`, those of all. `free` leaves out messages that are leased or locked by
+    another session, and locks the others until the transaction ends: roll back to a savepoint. A
+    login that may not update messages locks none and sees no locks.
     """
     may_lock = prepare_to_read(cursor)
-    statement = (PEEK_FREE if may_lock else PEEK_UNLEASED) if free else PEEK
+    kind = (1 if may_lock else 2) if free else 0
+    if queues is None:
+        statement = (PEEK_FIRST, PEEK_FIRST_FREE, PEEK_FIRST_UNLEASED)[kind]
+        cursor.execute(statement, {"first": FIRST, "limit": limit})
+        found = _ids(cursor.fetchall())
+        if len(found) == limit or not _has_more(cursor):
+            return found
+        queues = queue_names.names(cursor)
+    statement = (PEEK, PEEK_FREE, PEEK_UNLEASED)[kind]
     cursor.execute(statement, {"queues": list(queues), "limit": limit, "window": WINDOW})
     return _ids(cursor.fetchall())
 
 
+def _has_more(cursor: Cursor) -> bool:
+    cursor.execute(HAS_MORE, {"first": FIRST})
+    return bool(cursor.fetchone()[0])
+
+
+# All queues: those that have dead letters, by a loose index scan.
 PEEK_DEAD = """
+with recursive dead (queue) as (
+    (select m.queue
+       from django_mq_queuedmessage m
+      where m.dead_at is not null and %(queues)s::text[] is null
+      order by m.queue
+      limit 1)
+    union all
+    select (select m.queue
+              from django_mq_queuedmessage m
+             where m.dead_at is not null and m.queue > dead.queue
+             order by m.queue
+             limit 1)
+      from dead
+     where dead.queue is not null
+)
 select m.id
-  from unnest(%(queues)s::text[]) as asked (queue)
+  from (
+    select queue from dead where queue is not null
+    union all
+    select queue from unnest(%(queues)s::text[]) as named (queue)
+ ) as asked (queue)
  cross join lateral (
     select m.id
       from django_mq_queuedmessage m
@@ -103,10 +169,14 @@ select m.id
 """
 
 
-def peek_dead(cursor: Cursor, *, queues: Iterable[str], limit: int) -> list[int]:
-    """Return the lowest `limit` ids of the longest dead messages of `queues`, together."""
+def peek_dead(cursor: Cursor, *, queues: Iterable[str] | None, limit: int) -> list[int]:
+    """Return the lowest `limit` ids of the longest dead messages of `queues`, together.
+
+    With None for `queues`, those of all.
+    """
     prepare_to_read(cursor)
-    cursor.execute(PEEK_DEAD, {"queues": list(queues), "limit": limit})
+    asked = None if queues is None else list(queues)
+    cursor.execute(PEEK_DEAD, {"queues": asked, "limit": limit})
     return _ids(cursor.fetchall())
 
 

@@ -60,3 +60,19 @@ def anything_left(cursor: Cursor, *, worker: str) -> bool:
     """Return whether worker process `worker` still has a claimed message."""
     cursor.execute(REMAINING, {"prefix": f"{worker}:"})
     return bool(cursor.fetchone()[0])
+
+
+BACKDATE = """
+update django_mq_failedattempt a
+   set started_at = a.started_at - make_interval(secs => %(seconds)s),
+       ended_at = a.ended_at - make_interval(secs => %(seconds)s)
+  from unnest(%(ids)s::bigint[], %(attempts)s::int[]) as charged (id, attempt)
+ where a.message_id = charged.id and a.attempt = charged.attempt
+   and a.ended_at >= transaction_timestamp()
+"""
+
+
+def backdate(cursor: Cursor, fences: Sequence[Fence], *, seconds: float) -> None:
+    """Move the failed attempts that this transaction recorded to when they ended, `seconds` ago."""
+    params = {"ids": [each.id for each in fences], "attempts": [each.attempt for each in fences]}
+    cursor.execute(BACKDATE, {**params, "seconds": max(0.0, seconds)})

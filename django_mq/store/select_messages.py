@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from django_mq.store.error_groups import failed_last_with
 from django_mq.store.readers import prepare_to_read
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def _of_queue(condition: str, *, by: str, since: str) -> str:
            and (%(type)s::text is null or m.type = %(type)s)
            and (%(handler)s::text is null or m.handler = %(handler)s)
            and (%(key)s::text is null or m.key = %(key)s)
+           and (%(fingerprint)s::text is null or {failed_last_with("%(fingerprint)s::text")})
            and (%(older_than)s::float8 is null
                 or {since} <= statement_timestamp()
                               - make_interval(secs => %(older_than)s::float8))
@@ -89,6 +91,7 @@ def find(
     type: str | None,
     handler: str | None,
     key: str | None,
+    fingerprint: str | None,
     older_than: float | None,
     waiting: bool,
     limit: int | None,
@@ -106,6 +109,7 @@ def find(
             "type": type,
             "handler": handler,
             "key": key,
+            "fingerprint": fingerprint,
             "older_than": older_than,
             "limit": limit,
         },

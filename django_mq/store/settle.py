@@ -84,7 +84,7 @@ class FailedDelivery(NamedTuple):
     """One failed attempt, and the fate of its message.
 
     The message runs again at `at`, but no sooner than `delay` seconds from now; a `dead_reason`
-    dead-letters it. `seconds` is how long the attempt ran.
+    dead-letters it. `seconds` is how long the attempt ran, `place` the code that failed.
     """
 
     fence: Fence
@@ -97,6 +97,7 @@ class FailedDelivery(NamedTuple):
     last_error: str
     seconds: float
     suspect: bool = False
+    place: str = ""
 
 
 FAIL = """
@@ -105,9 +106,10 @@ with failed as materialized (
       from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
                   %(ats)s::timestamptz[], %(delays)s::float8[], %(dead_reasons)s::text[],
                   %(error_classes)s::text[], %(error_texts)s::text[], %(tracebacks)s::text[],
-                  %(last_errors)s::text[], %(seconds)s::float8[], %(suspects)s::bool[])
+                  %(last_errors)s::text[], %(seconds)s::float8[], %(suspects)s::bool[],
+                  %(places)s::text[])
            as failed (id, attempt, claimer, at, delay, dead_reason,
-                      error_class, error_text, traceback, last_error, seconds, suspect)
+                      error_class, error_text, traceback, last_error, seconds, suspect, place)
 ), changed as (
     update django_mq_queuedmessage m
        set leased_until = null, claimed_by = null, held_since = null,
@@ -126,11 +128,11 @@ with failed as materialized (
 )
 insert into django_mq_failedattempt
        (message_id, queue, type, handler, attempt, worker, started_at, ended_at,
-        error_class, error_text, traceback)
+        error_class, error_text, traceback, place)
 select changed.id, changed.queue, changed.type, changed.handler, failed.attempt,
        split_part(failed.claimer, ':', 1),
        statement_timestamp() - make_interval(secs => failed.seconds), statement_timestamp(),
-       failed.error_class, failed.error_text, failed.traceback
+       failed.error_class, failed.error_text, failed.traceback, failed.place
   from changed
   join failed using (id)
 returning message_id
@@ -149,6 +151,7 @@ def fail(cursor: Cursor, failures: Sequence[FailedDelivery]) -> set[int]:
     params["last_errors"] = [failure.last_error for failure in failures]
     params["seconds"] = [failure.seconds for failure in failures]
     params["suspects"] = [failure.suspect for failure in failures]
+    params["places"] = [failure.place for failure in failures]
     cursor.execute(FAIL, params)
     return _ids(cursor)
 

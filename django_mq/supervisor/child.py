@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -10,11 +11,15 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_mq.messages import Fence
 from django_mq.policy.error_text import one_line
+from django_mq.policy.stack import readable
+from django_mq.supervisor.worker_figures import EVERY, Reports
 from django_mq.worker.recovery import DeadWorker
 
 if TYPE_CHECKING:
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_mq")
 
+#: Several threads write to the link; a line must stay whole.
+_sending = threading.Lock()
+
 #: Exit codes of a child, and of the command.
 DONE, BROKEN, OUT_OF_TIME = 0, 1, 5
 #: The last word of a child when nothing is left, and when something still runs: its exit code alone
@@ -30,6 +38,12 @@ DONE, BROKEN, OUT_OF_TIME = 0, 1, 5
 GOODBYE, GAVE_UP = b".", b"!"
 #: The first byte of the line in which a child names the error that ends it.
 FAILED = b"?"
+#: The first byte of a line with totals of a handler.
+FIGURES = b"#"
+#: The first byte of a line with a message that an operator stopped.
+STOP = b"x"
+#: The most ids in a log line.
+MOST_IDS = 20
 
 
 def run(
@@ -39,11 +53,14 @@ def run(
     *,
     until_empty: bool,
     last: bool = False,
+    counts: bool = False,
 ) -> int:
     """Run `worker` until it is done, told to stop, or its supervisor is gone.
 
-    The `last` child of all only settles the dead workers that its supervisor names.
+    The `last` child of all only settles the dead workers that its supervisor names. With `counts`
+    it reports what its handlers did.
     """
+    worker.supervised(partial(_ask_to_end, link))
     # All objects loaded so far stay. Without a freeze the collector walks them again and again: two
     # of the thirteen microseconds that a no-op message takes.
     gc.collect()
@@ -56,9 +73,31 @@ def run(
         threading.Thread(
             target=_listen, args=(worker, link, signals), name="mq-control", daemon=True
         ).start()
-    done = worker.run(until_empty)
+    with _reporting(worker, link) if counts else contextlib.nullcontext():
+        done = worker.run(until_empty)
     _send(link, GOODBYE if done else GAVE_UP)
     return DONE if done else OUT_OF_TIME
+
+
+@contextlib.contextmanager
+def _reporting(worker: Worker, link: socket.socket) -> Iterator[None]:
+    """Report what the handlers of `worker` did, every few seconds and at the end of the block."""
+    reports, enough = Reports(lambda: worker._timings.by_source()), threading.Event()
+
+    def report() -> None:
+        ended = False
+        while not ended:
+            ended = enough.wait(EVERY)
+            for line in reports.changed():
+                _send(link, FIGURES + line)
+
+    thread = threading.Thread(target=report, name="mq-figures", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join(EVERY)
 
 
 def _listen(worker: Worker, link: socket.socket, signals: StopSignals) -> None:
@@ -86,6 +125,11 @@ def _recover(worker: Worker, link: socket.socket, line: bytes) -> None:
     worker.recover(dead, partial(_send, link, dead.worker.encode()))
 
 
+def _ask_to_end(link: socket.socket, fence: Fence, by: str, after: float) -> None:
+    """Ask the supervisor to end this process if `fence` still runs `after` seconds from now."""
+    _send(link, STOP + json.dumps([fence, by, after]).encode())
+
+
 def report_failure(link: socket.socket, error: BaseException) -> None:
     """Tell the supervisor which error ends this process, for its log line."""
     text = one_line(f"{type(error).__name__}: {error}")
@@ -94,35 +138,27 @@ def report_failure(link: socket.socket, error: BaseException) -> None:
 
 def _send(link: socket.socket, word: bytes) -> None:
     try:
-        link.sendall(word + b"\n")
+        with _sending:
+            link.sendall(word + b"\n")
     except OSError:
         logger.debug("the supervisor is gone")
 
 
 def encode(dead: DeadWorker) -> bytes:
     """Return `dead` as one line for a child."""
-    return (
-        json.dumps(
-            {
-                "worker": dead.worker,
-                "reason": dead.reason,
-                "timed_out": dead.timed_out,
-                "lost": dead.lost,
-            }
-        ).encode()
-        + b"\n"
-    )
+    return json.dumps(asdict(dead)).encode() + b"\n"
 
 
 def decode(line: bytes) -> DeadWorker:
     """Return the DeadWorker that `encode` made `line` from."""
     data: dict[str, Any] = json.loads(line)
-    return DeadWorker(
-        worker=data["worker"],
-        reason=data["reason"],
-        timed_out=[Fence(*fence) for fence in data["timed_out"]],
-        lost=[Fence(*fence) for fence in data["lost"]],
-    )
+    del data["told_at"]  # this process has just been told
+    for name in ("timed_out", "lost"):
+        data[name] = [Fence(*fence) for fence in data[name]]
+    for name in ("stopped", "ran", "stacks"):  # JSON has no whole numbers as keys
+        data[name] = {int(id): value for id, value in data[name].items()}
+    data["stacks"] = {id: readable(stack) for id, stack in data["stacks"].items()}
+    return DeadWorker(**data)
 
 
 def describe_exit(status: int) -> str:
@@ -138,3 +174,15 @@ def describe_exit(status: int) -> str:
         except ValueError:  # a real-time signal
             return f"was killed by signal {number}"
     return f"exited with code {os.waitstatus_to_exitcode(status)}"
+
+
+def listed(ids: list[int]) -> str:
+    """Return the ids of messages for a log line.
+
+    >>> listed([7, 9]), listed([])
+    ('message 7, 9', 'nothing')
+    """
+    if not ids:
+        return "nothing"
+    more = ", ..." if len(ids) > MOST_IDS else ""
+    return f"message {', '.join(map(str, ids[:MOST_IDS]))}{more}"

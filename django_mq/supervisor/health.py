@@ -1,41 +1,56 @@
-"""A health endpoint on the loopback interface; it says nothing about the queues."""
+"""Pages for probes and for Prometheus, over a minimal HTTP server without a thread."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import NamedTuple
 
 #: Seconds that one client may block the supervisor.
 PATIENCE = 0.2
 #: The most bytes that are read of a request.
 LONGEST = 8192
-#: The status for yes, no, and an unknown path.
-STATUS = {True: "200 OK", False: "503 Service Unavailable", None: "404 Not Found"}
 
 
-class Health:
-    """GET /livez and /readyz on 127.0.0.1; call `answer()` when `fileno()` is readable."""
+class Answer(NamedTuple):
+    """An answer: its body, its status and its media type."""
 
-    def __init__(self, port: int) -> None:
+    body: str
+    status: str = "200 OK"
+    media_type: str = "text/plain"
+
+
+MISSING = Answer("no\n", "404 Not Found")
+
+
+class Endpoint:
+    """Answers GET requests; call `answer()` when `fileno()` is readable."""
+
+    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
         """Listen on `port`; raises OSError if it is taken."""
-        self._socket = socket.create_server(("127.0.0.1", port))
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, port), family=family)
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def answer(self, live: bool, ready: bool) -> None:
+    def answer(self, pages: Mapping[str, Callable[[], Answer]]) -> None:
         """Answer one waiting client; a slow client, or one that left, gets no answer."""
         with contextlib.suppress(OSError):
             client, _ = self._socket.accept()
             with client:
-                path = (*_request(client).split(b" ", 2), b"", b"")[1]
-                good = {b"/livez": live, b"/readyz": ready}.get(path)
-                body = "ok\n" if good else "no\n"
+                path = (*_request(client).split(b" ", 2), b"", b"")[1].decode("latin-1")
+                make = pages.get(path.partition("?")[0])
+                page = make() if make else MISSING
+                body = page.body.encode()
+                client.settimeout(PATIENCE)
                 client.sendall(
-                    f"HTTP/1.1 {STATUS[good]}\r\nContent-Type: text/plain\r\n"
-                    f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
+                    f"HTTP/1.1 {page.status}\r\nContent-Type: {page.media_type}\r\n"
+                    f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+                    + body
                 )
 
     def close(self) -> None:

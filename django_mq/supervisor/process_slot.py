@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -11,13 +12,15 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
-from django_mq.supervisor.child import FAILED, GAVE_UP, GOODBYE, encode
+from django_mq.executor.scoreboard import Entry, Mover, Scoreboard
+from django_mq.messages import Fence
+from django_mq.policy.outcomes import was_stopped
+from django_mq.policy.stack import running_in
+from django_mq.supervisor.child import FAILED, FIGURES, GAVE_UP, GOODBYE, STOP, encode
+from django_mq.supervisor.stack_file import StackFile
+from django_mq.supervisor.worker_figures import WorkerFigures
 from django_mq.worker.recovery import DeadWorker
-
-if TYPE_CHECKING:
-    from django_mq.executor.scoreboard import Scoreboard
 
 logger = logging.getLogger("django_mq")
 
@@ -25,7 +28,13 @@ logger = logging.getLogger("django_mq")
 FIRST_BRAKE, LONGEST_BRAKE = 1.0, 60.0
 #: Seconds after which a process counts as working, even if there was nothing to run.
 WELL_AFTER = 60.0
+#: Seconds that a process has, before it is killed, to write where its handlers are.
+STACK_SECONDS = 0.1
+#: `kill_at` of a process that was killed.
+KILLED = float("inf")
 MEGABYTE = 1024 * 1024
+#: The names of the parts, for probes.
+STANDING = {Mover.LOOP: "loop", Mover.RENEWAL: "renewal of leases", Mover.LISTENER: "listener"}
 #: Seconds that a process has to read a line from its supervisor.
 PATIENCE = 0.5
 
@@ -35,9 +44,12 @@ class ProcessSlot:
     """A slot of the supervisor, and the process that has it now.
 
     - `recycling`: the process is to be replaced, for its memory.
-    - `overran`: it was killed for a handler that ran past its timeout.
+    - `overran`: it is being ended for a handler that ran past its timeout, at `kill_at`, after it
+      has written to `stacks` where its handlers are.
+    - `stopped`: by fence, who stopped a message, and when the process is ended if it still runs.
     - `failures`: how many processes in a row ended here before they worked.
     - `failure`: the error that ended the process, if it named one.
+    - `figures`: what the handlers of all its processes did.
     - `recovering`: the dead workers that it was asked to settle and has not yet.
     """
 
@@ -53,17 +65,24 @@ class ProcessSlot:
     last_word: bytes = b""
     recycling: bool = False
     overran: bool = False
+    stopped: dict[Fence, tuple[str, float]] = field(default_factory=dict)
+    kill_at: float = 0.0
     finished: bool = False
     recovering: dict[str, DeadWorker] = field(default_factory=dict)
+    figures: WorkerFigures = field(default_factory=WorkerFigures)
+    stacks: StackFile = field(default_factory=StackFile)
 
     def prepare(self) -> None:
         """Get ready for the next process, which has a new id."""
         self.scoreboard.wipe()
+        self.figures.next_process()
+        self.stacks.wipe()
         self.worker = secrets.token_hex(8)
         self.started_at = monotonic()
         self.failure = ""
         self.heard = self.last_word = b""
         self.recycling = self.overran = False
+        self.stopped.clear()
 
     def assign(self, pid: int, link: socket.socket) -> None:
         """Give the slot to a process that was just started."""
@@ -80,7 +99,7 @@ class ProcessSlot:
         pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
         if not pid:
             return None
-        while self.hear():
+        while self.read_link():
             pass
         self.close_link()
         self.pid = 0
@@ -110,7 +129,7 @@ class ProcessSlot:
         self.recovering[dead.worker] = dead
         return True
 
-    def hear(self) -> bool:
+    def read_link(self) -> bool:
         """Read what the process reported; return whether there may be more."""
         if self.link is None:
             return False
@@ -126,6 +145,11 @@ class ProcessSlot:
         for line in lines:
             if line in (GOODBYE, GAVE_UP):
                 self.last_word = line
+            elif line.startswith(FIGURES):
+                self.figures.take(line.removeprefix(FIGURES))
+            elif line.startswith(STOP):
+                fence, by, after = json.loads(line.removeprefix(STOP))
+                self.stopped[Fence(*fence)] = (by, monotonic() + after)
             elif line.startswith(FAILED):
                 self.failure = line.removeprefix(FAILED).decode(errors="replace")
             else:
@@ -139,24 +163,60 @@ class ProcessSlot:
             self.link = None
 
     def kill_overrun(self) -> None:
-        """Kill the process if one of its handlers ran past its timeout."""
-        now = monotonic()
-        for entry in self.scoreboard.read(self.worker):
-            if entry.deadline <= now and not self.overran:
-                logger.error(
-                    "message %s ran past its timeout: ending process %s",
-                    entry.fence.id,
-                    self.pid,
-                    extra={"event": "handler_timed_out", "message_id": entry.fence.id},
-                )
-                self.overran = True
-                self.signal(signal.SIGKILL)
+        """Kill the process if one of its handlers ran past its timeout, once its stacks are known.
 
-    def is_live(self, *, draining: bool) -> bool:
-        """Say whether the process runs and, unless it drains, its loop and its renewal move."""
+        A handler that ends at the last moment saves its process.
+        """
+        if self.overran and self.kill_at == KILLED:
+            return
+        now = monotonic()
+        late = [each for each in self.scoreboard.read(self.worker) if self._is_late(each, now)]
+        if not late:
+            self.overran = False
+        elif not self.overran:
+            self.overran, self.kill_at = True, now + STACK_SECONDS
+            self.stacks.ask(self.pid)
+        elif now >= self.kill_at:
+            self.kill_at = KILLED
+            fence = late[0].fence
+            stopped = fence in self.stopped
+            logger.log(
+                logging.WARNING if stopped else logging.ERROR,
+                "message %s %s: ending process %s",
+                fence.id,
+                str(was_stopped(self.stopped[fence][0])) if stopped else "ran past its timeout",
+                self.pid,
+                extra={
+                    "event": "handler_stopped" if stopped else "handler_timed_out",
+                    "message_id": fence.id,
+                },
+            )
+            self.signal(signal.SIGKILL)
+
+    def _is_late(self, entry: Entry, now: float) -> bool:
+        return min(entry.deadline, self.stopped.get(entry.fence, ("", entry.deadline))[1]) <= now
+
+    def troubles(self, *, draining: bool) -> list[str]:
+        """Return what makes this slot not live: a part that must move and does not, or no process.
+
+        A process that drains need not move.
+        """
         if not self.pid:
-            return self.finished
-        return draining or self.recycling or not self.scoreboard.still()
+            return (
+                [] if self.finished else [f"a worker process is gone ({self.failure or 'ended'})"]
+            )
+        if draining or self.recycling:
+            return []
+        still = (each for each in self.scoreboard.still() if each is not Mover.DATABASE)
+        return [f"worker process {self.pid}: the {STANDING[each]} stands still" for each in still]
+
+    def unready(self) -> list[str]:
+        """Return what makes a live slot not ready: its database has not answered, or not lately."""
+        if not self.pid or self.recycling or self.scoreboard.moves(Mover.DATABASE):
+            return []
+        answered = Mover.DATABASE in self.scoreboard.still()
+        why = "the database does not answer" if answered else "it has not used the tables yet"
+        return [f"worker process {self.pid}: {why}"]
 
     def recycle_large(self, megabytes: int) -> None:
         """Drain the process, to be replaced, if it has more memory than `megabytes`."""
@@ -177,10 +237,17 @@ class ProcessSlot:
         After a kill for a timeout its other atomic messages lose none: they were rolled back.
         """
         now = monotonic()
-        dead = DeadWorker(worker=self.worker, reason=reason)
+        dead = DeadWorker(worker=self.worker, reason=reason, died_at=now)
+        stacks = self.stacks.read() if self.overran else {}
         for entry in self.scoreboard.read(self.worker):
-            if self.overran and entry.deadline <= now:
+            id = entry.fence.id
+            if entry.began:
+                dead.ran[id] = now - entry.began
+            if self.overran and self._is_late(entry, now):
                 dead.timed_out.append(entry.fence)
+                if entry.fence in self.stopped:
+                    dead.stopped[id] = self.stopped[entry.fence][0]
+                dead.stacks[id] = running_in(stacks, entry.thread)
             elif not self.overran or not entry.atomic:
                 dead.lost.append(entry.fence)
         return dead

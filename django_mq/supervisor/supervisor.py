@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.supervisor import child as child_process
-from django_mq.supervisor.child import BROKEN, DONE, GAVE_UP, GOODBYE, OUT_OF_TIME, describe_exit
+from django_mq.supervisor.child import BROKEN, DONE, GAVE_UP, GOODBYE, OUT_OF_TIME
 from django_mq.supervisor.fork_guard import ForkGuard
 from django_mq.supervisor.process_slot import ProcessSlot
+from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.stop_signals import STOP_SIGNALS, StopSignals, leave_by, signals_held
 from django_mq.worker.recovery import DeadWorker
 from django_mq.worker.wakeup import Deadline
 
 if TYPE_CHECKING:
-    from django_mq.supervisor.health import Health
     from django_mq.worker import Worker
 
 logger = logging.getLogger("django_mq")
@@ -38,8 +38,6 @@ TICK = 0.2
 GRACE = 2.0
 #: Seconds between two starts in a slot whose processes grow too large.
 RECYCLE_PAUSE = 1.0
-#: The most ids in a log line.
-MOST_IDS = 20
 #: Seconds that the last process has to settle what dead ones held.
 LAST_RECOVERY = 10.0
 
@@ -59,13 +57,13 @@ class Supervisor:
         drain_seconds: float,
         until_empty: bool = False,
         max_rss: int | None = None,
-        health: Health | None = None,
+        reporter: Reporter | None = None,
     ) -> None:
         self._make_worker = make_worker
         self._until_empty = until_empty
         self._drain_seconds = drain_seconds
         self._max_rss = max_rss
-        self._health = health
+        self._reporter = reporter or Reporter()
         self._fork_guard = ForkGuard()
         self._slots = [ProcessSlot(Scoreboard(entries)) for _ in range(processes)]
         self._orphaned: dict[str, DeadWorker] = {}
@@ -85,6 +83,7 @@ class Supervisor:
                 while not all(slot.finished for slot in self._slots):
                     self._wait()
                     self._step()
+                    self._reporter.tend(self._slots, draining=self._deadline is not None)
                 self._settle_the_rest()
             finally:
                 self._kill_all()
@@ -95,14 +94,12 @@ class Supervisor:
     def _wait(self) -> None:
         readers = [self._signals.fileno()]
         readers += [slot.link.fileno() for slot in self._slots if slot.link is not None]
-        if self._health is not None:
-            readers.append(self._health.fileno())
+        readers += self._reporter.descriptors()
         readable = select.select(readers, [], [], TICK)[0]
-        if self._health is not None and self._health.fileno() in readable:
-            self._health.answer(self._is_live(), self._is_ready())
+        self._reporter.answer(readable, self._slots, draining=self._deadline is not None)
         for slot in self._slots:
             if slot.link is not None and slot.link.fileno() in readable:
-                slot.hear()
+                slot.read_link()
 
     def _step(self) -> None:
         for number in self._signals.read():
@@ -136,6 +133,7 @@ class Supervisor:
             self._drain_seconds,
             extra={"event": "draining"},
         )
+        self._reporter.stopping()
         self._deadline = Deadline(self._drain_seconds + GRACE)
         for slot in self._slots:
             slot.signal(signal.SIGTERM)
@@ -182,16 +180,21 @@ class Supervisor:
             for other in self._slots:
                 if other.link is not None:
                     other.link.close()
-            if self._health is not None:
-                self._health.close()
+            self._reporter.close()
             self._signals.restore()
             signals = StopSignals()
             signals.install()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            slot.stacks.serve()
             number = self._slots.index(slot)
             worker = self._make_worker(number, slot.worker, slot.scoreboard)
             code = child_process.run(
-                worker, theirs, signals, until_empty=self._until_empty, last=last
+                worker,
+                theirs,
+                signals,
+                until_empty=self._until_empty,
+                last=last,
+                counts=self._reporter.counts,
             )
         except BaseException as error:
             # The supervisor logs the error at each restart; one traceback is enough.
@@ -224,7 +227,7 @@ class Supervisor:
         elif slot.failure:
             self._on_died(slot, f"process {pid} failed ({slot.failure})")
         else:
-            self._on_died(slot, f"process {pid} {describe_exit(status)}")
+            self._on_died(slot, f"process {pid} {child_process.describe_exit(status)}")
 
     def _on_ended(self, slot: ProcessSlot) -> None:
         if slot.recycling:
@@ -248,7 +251,7 @@ class Supervisor:
             "worker %s: %s while it ran %s%s",
             slot.worker,
             reason,
-            _listed(ran),
+            child_process.listed(ran),
             then,
             extra={"event": "worker_died", "worker": slot.worker},
         )
@@ -284,16 +287,3 @@ class Supervisor:
     def _kill_all(self) -> None:
         for slot in self._slots:
             slot.kill()
-
-    def _is_live(self) -> bool:
-        return all(slot.is_live(draining=self._deadline is not None) for slot in self._slots)
-
-    def _is_ready(self) -> bool:
-        return self._deadline is None and self._is_live()
-
-
-def _listed(ids: list[int]) -> str:
-    if not ids:
-        return "nothing"
-    more = ", ..." if len(ids) > MOST_IDS else ""
-    return f"message {', '.join(map(str, ids[:MOST_IDS]))}{more}"

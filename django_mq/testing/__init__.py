@@ -1,12 +1,14 @@
 """Helpers for your own tests: run what is due, inspect broadcasts, move time, in a plain TestCase.
 
-class CheckoutTest(TestCase):
-    def test_confirmation(self):
-        with capture_broadcasts() as broadcasts:
-            self.client.post("/orders/", {...})
-        self.assertEqual([each.type for each in broadcasts], ["shop.orders.placed"])
-        drain()
-        self.assertEqual(len(mail.outbox), 1)
+For example::
+
+    class CheckoutTest(TestCase):
+        def test_confirmation(self):
+            with capture_broadcasts() as broadcasts:
+                self.client.post("/orders/", {...})
+            self.assertEqual([each.type for each in broadcasts], ["shop.orders.placed"])
+            drain()
+            self.assertEqual(len(mail.outbox), 1)
 """
 
 from django_mq.testing.call import deliver

@@ -18,7 +18,6 @@ from django_mq.handlers import Handler, queue_of
 from django_mq.messages import ClaimedRow, Delivery, Message, current_delivery
 from django_mq.messages.classes import class_of
 from django_mq.outbox.send import queue_connection
-from django_mq.policy.encoding import encode
 from django_mq.store import Cursor
 
 _delivered = count(1)
@@ -42,8 +41,8 @@ def deliver(
     The payload goes through JSON, and an atomic handler runs in a block. An instance of a
     `@message` class as payload brings its type and version along. `handler` is the function
     or its name; a batch handler gets a list of one delivery. No message is stored. Returns the
-    handler's return value, or raises its error, undoing an atomic handler's writes; an answer, as
-    `delivery.reject()` in a batch, is raised as the exception that it stands for. Raises
+    handler's return value, or raises its error, undoing an atomic handler's writes; an answer, such
+    as `delivery.reject()` in a batch, is raised as the exception that it stands for. Raises
     InvalidPayload if `payload` could not be broadcast, and LookupError if there is no such handler.
     """
     settings = get_settings()
@@ -110,7 +109,7 @@ class _Unstored(LeasedDelivery):
 
 
 class _UnstoredOfBatch(BatchDelivery):
-    """Likewise in a list; its last `answer` is kept."""
+    """One in a list; its last `answer` is kept."""
 
     answer: BaseException | None = None
 
@@ -120,7 +119,7 @@ class _UnstoredOfBatch(BatchDelivery):
     def extend(self, seconds: float) -> None:
         """Do nothing: there is no lease."""
 
-    def hear(self, delivery: BatchDelivery, error: BaseException) -> None:
+    def note_answer(self, delivery: BatchDelivery, error: BaseException) -> None:
         """Keep the answer."""
         self.answer = error
 
@@ -135,11 +134,4 @@ def _handler(handler: Callable[..., Any] | str) -> Handler:
 
 
 def encoded(payload: Any) -> str:
-    settings = get_settings()
-    return encode(
-        {} if payload is None else payload,
-        what="payload",
-        max_bytes=settings.max_payload_bytes,
-        max_depth=settings.max_depth,
-        encoder=settings.encoder_class,
-    )
+    return get_settings().encode({} if payload is None else payload, "payload")

@@ -131,12 +131,12 @@ def assert_broadcast(
     times: int | None = None,
     using: str | None = None,
 ) -> None:
-    """Assert that a message of `type`, with this `payload` if given, was broadcast.
+    """Assert that a message was broadcast at least once, or exactly `times`.
 
-    Or a message like an instance of a `@message` class. At least once, or exactly `times`; a
-    message with several handlers counts once. Inside
-    `capture_broadcasts()` the captured messages count, elsewhere those now in the table: so call it
-    before `drain()`. The AssertionError lists the messages found.
+    It has this `type`, and this `payload` if one is given; `type` may also be an instance of a
+    `@message` class. A message with several handlers counts once. Inside `capture_broadcasts()` the
+    captured messages count, elsewhere those now in the table: so call it before `drain()`. The
+    AssertionError lists the messages found.
     """
     if not isinstance(type, str):
         expected_message = Message(type, None if payload is _ANY else payload)

@@ -11,7 +11,8 @@ from django.db import transaction
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import When, moment
-from django_mq.outbox.send import queue_connection
+from django_mq.executor.watched_connection import is_watched
+from django_mq.outbox.send import in_own_atomic, queue_connection
 from django_mq.policy.routing import check_name
 from django_mq.requests.pending import test_runners
 from django_mq.schedules.declaring import declare_all
@@ -22,6 +23,12 @@ from django_mq.worker.drain import Drain, DrainFailure, add_note
 
 #: What happens to the errors that handlers raise.
 Errors = Literal["raise", "keep"]
+
+
+IN_ATOMIC = """\
+an atomic() block is open on the database {alias!r}, in which no worker would see your messages: \
+call drain() after the block, where they are committed. The block that TestCase opens does not \
+count"""
 
 
 class HandlerErrors(list[BaseException]):
@@ -55,12 +62,13 @@ def drain(
     attempt, which leaves the message dead.
 
     KeyboardInterrupt, and HandlerBrokeTransaction if a handler ended the transaction of a TestCase,
-    are raised at once, whatever `errors` says.
+    are raised at once, whatever `errors` says. Raises RuntimeError inside an `atomic()` block of
+    your own.
     """
     _check_errors(errors)
     if queue is not None:
         check_name(queue, "queue")
-    drainer = Drain(queue_connection(using), queue=queue)
+    drainer = _drain_on(using, queue)
     deliveries = drainer.run()
     if errors == "keep":
         kept = HandlerErrors(each.error for each in drainer.failed)
@@ -87,7 +95,7 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
     failed: list[DrainFailure] = []
 
     def run() -> None:
-        drainer = Drain(queue_connection(using), queue=None)
+        drainer = _drain_on(using, None)
         try:
             seen.deliveries += drainer.run()
         finally:
@@ -108,6 +116,14 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
         test_runners.remove(run)
     if errors == "raise":
         _raise_first(failed, 'answering(errors="keep") gives the block all errors')
+
+
+def _drain_on(using: str | None, queue: str | None) -> Drain:
+    connection = queue_connection(using)
+    # Within a handler that runs in a drain, a drain has an error of its own.
+    if in_own_atomic(connection) and not is_watched(connection):
+        raise RuntimeError(IN_ATOMIC.format(alias=connection.alias))
+    return Drain(connection, queue=queue)
 
 
 def _check_errors(errors: object) -> None:

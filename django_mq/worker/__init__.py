@@ -16,6 +16,7 @@ from django_mq.executor.handler_counts import Timings
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.policy.handler_stats import HandlerTimings
 from django_mq.policy.routing import check_pattern
+from django_mq.worker.commands import EndProcess
 from django_mq.worker.recovery import DeadWorker
 from django_mq.worker.run import Run
 
@@ -31,8 +32,8 @@ class Worker:
     """Runs messages in threads of this process, until it is told to stop.
 
     `queues` are names or patterns (`mail.*`, `#` for all, the default), in strict preference.
-    Other options default to the settings. Ending a sync handler that runs past its timeout takes
-    the supervisor of `manage.py mq_worker`; a worker started here cannot do it.
+    Other options default to the settings. A worker started here cannot end a sync handler that runs
+    past its timeout: only the supervisor of `manage.py mq_worker` can.
 
         worker = Worker(queues=["mail"])
         worker.run(until_empty=True)
@@ -71,6 +72,7 @@ class Worker:
         self._given_scoreboard = scoreboard
         self._given_id = id
         self._to_recover: list[tuple[DeadWorker, Callable[[], None]]] = []
+        self._end_process: EndProcess | None = None
         self._run: Run | None = None
         self._timings = Timings()
         self._starting = threading.Lock()
@@ -87,6 +89,11 @@ class Worker:
     def running(self) -> bool:
         """Whether it runs now; from any thread."""
         return self._run is not None
+
+    @property
+    def running_messages(self) -> list[int]:
+        """The ids of the messages whose handlers run now; from any thread."""
+        return self._run.parts.scoreboard.running() if self._run else []
 
     @property
     def sleeps(self) -> int:
@@ -151,6 +158,10 @@ class Worker:
         self._to_recover.append((dead, done))
         if self._run is not None:
             self._run.take_recoveries()
+
+    def supervised(self, end_process: EndProcess) -> None:
+        """Set what ends this process for a message that is stopped; for the supervisor."""
+        self._end_process = end_process
 
     def scoreboard(self) -> Scoreboard:
         """Return the scoreboard on which this worker shows what it runs."""

@@ -17,7 +17,7 @@ NAME = "django_mq_shelter"
 LEFT_OPEN = "the handler left an atomic() block open: leave each with the with statement"
 SWALLOWED = """\
 the handler swallowed a database error. A worker runs it outside any transaction, where that \
-spoils nothing; in a TestCase it spoils the transaction of the test: use TransactionTestCase, \
+does no harm; in a TestCase it spoils the transaction of the test: use TransactionTestCase, \
 or wrap the statement in transaction.atomic()"""
 ENDED = """\
 the handler closed the connection, or ended the transaction of the test: use TransactionTestCase \

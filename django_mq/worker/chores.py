@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 
+from django_mq.conf import Settings
 from django_mq.executor import reports as reporting
 from django_mq.executor import settle_effects
 from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
-from django_mq.signals import announce_queue, named, queue_deep, traced
-from django_mq.states import GONE_AFTER
-from django_mq.store import Cursor, chores, expiry, kept_results, keys, notify, operators
+from django_mq.signals import announce_queue, log_failure, named, queue_deep
+from django_mq.store import Cursor, chores, expiry, keys, notify, operators
 from django_mq.store import free_unique_ids as freeing
 from django_mq.store import put_aside as aside
 from django_mq.store.limits import Limits
 from django_mq.store.unique_ids import UniqueId
-from django_mq.worker import vacuum
-
-if TYPE_CHECKING:
-    from django_mq.conf import Settings
+from django_mq.worker import figures, history, retention, vacuum
 
 logger = logging.getLogger("django_mq")
 
@@ -40,7 +37,7 @@ EVERY = 9.0
 PIECE = 1000
 #: Messages that expire in one piece: their payloads are read, for the signals.
 FEW = 50
-#: Rows that one walk over expired messages looks at: it passes those in flight.
+#: Rows that one walk over expired messages looks at: it skips those in flight.
 WINDOW = 1000
 #: Unique ids whose put-aside messages one transaction brings forward.
 FORWARD = 100
@@ -48,13 +45,14 @@ FORWARD = 100
 QUEUES = 100
 #: How far to count a queue that is too deep, for the text of the warning.
 MOST_COUNTED = 10_000
-#: Seconds that a vacuum may take: what it did is not lost, and the next turn goes on.
+#: Seconds that a vacuum may take. What it did is not lost: the next turn continues.
 VACUUM_SECONDS = 600.0
-#: The limits of its statements: what waits for a lock is left to the next turn.
+#: The limits of its statements: one that waits longer for a lock is left to the next turn.
 LIMITS = Limits(lock=0.2)
 
 #: Where a walk resumes, as a JSON value. None: the walk is over.
 Position = Any
+Piece = Callable[[Cursor, "Settings", Position], Position]
 
 
 def run(
@@ -91,13 +89,7 @@ def run(
             logger.debug("chore %s continues in the next turn: %s", name, error)
         except Exception as error:
             position = None
-            logger.error(
-                "chore %s failed: %s",
-                name,
-                named(error),
-                exc_info=traced(error),
-                extra={"event": "chore_failed"},
-            )
+            log_failure("chore_failed", error, "chore %s failed", name)
         if position is not None:
             after[name] = position
     if after != before:
@@ -114,7 +106,7 @@ def _expire(cursor: Cursor, settings: Settings, at: Position) -> Position:
         if len(ended) == FEW:
             return after
     except psycopg.errors.LockNotAvailable:
-        walked = FEW  # another session holds the unique id of one of them: pass these
+        walked = FEW  # another session holds the unique id of one of them: skip these
     with within_transaction(cursor):
         return expiry.expiry_walked(cursor, after=after, window=walked)
 
@@ -126,39 +118,10 @@ def expire_few(cursor: Cursor, after: str = expiry.ALWAYS) -> list[Ended]:
             Ended(Delivery(row), Settled.BURIED, reason="expired")
             for row in expiry.expire(cursor, limit=FEW, after=after, window=WINDOW)
         ]
-        settle_effects.follow_where_possible(cursor, ended)
+        settle_effects.write_where_possible(cursor, ended)
     for each in ended:
         reporting.one_ended(each)
     return ended
-
-
-def _forget_attempts(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    if (oldest := settings.attempt_retention) is None:
-        return None
-    with within_transaction(cursor):
-        return _again(chores.forget_attempts(cursor, older_than=oldest, limit=PIECE))
-
-
-def _forget_results(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    if (oldest := settings.result_retention) is None:
-        return None
-    with within_transaction(cursor):
-        return _again(chores.forget_results(cursor, older_than=oldest, limit=PIECE))
-
-
-def _forget_kept(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    with within_transaction(cursor):
-        return _again(kept_results.forget_kept(cursor, limit=PIECE))
-
-
-def _forget_quiet(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    with within_transaction(cursor):
-        return _again(aside.forget_quiet(cursor, limit=PIECE))
-
-
-def _again(count: int) -> Position:
-    """Return a position if the piece was full; the next one starts behind the removed rows."""
-    return True if count >= PIECE else None
 
 
 def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
@@ -179,10 +142,8 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
     return before if len(names) == QUEUES else None
 
 
-def _forget_workers(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    oldest = 4 * GONE_AFTER.total_seconds()
-    with within_transaction(cursor):
-        return chores.forget_workers(cursor, older_than=oldest, after=at or "", limit=PIECE)
+def _tend_figures(cursor: Cursor, settings: Settings, at: Position) -> Position:
+    return figures.tend(cursor, PIECE) or None
 
 
 def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position:
@@ -202,7 +163,7 @@ def _ring(cursor: Cursor, settings: Settings) -> None:
 
 
 def _bring_forward(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    """Make messages of what was put aside for unique ids that are free by now."""
+    """Store the messages that were put aside for unique ids that are free by now."""
     with within_transaction(cursor):
         found = aside.left_aside(cursor, limit=PIECE, after=at and UniqueId(*at))
     for start in range(0, len(found.left), FORWARD):
@@ -235,7 +196,7 @@ def _forward(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
 
 
 def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    """Warn once per `warn_every`, over the whole fleet, of queues deeper than `warn_depth`."""
+    """Warn of queues deeper than `warn_depth`: the fleet does so once per `warn_every`."""
     with within_transaction(cursor):
         names = chores.waiting_queues(cursor, after=at or "", limit=QUEUES)
     depths = {name: settings.queue(name).warn_depth for name in names}
@@ -272,7 +233,7 @@ class Chore(NamedTuple):
     `seconds`: how long its statements, and those of later chores, may take.
     """
 
-    piece: Callable[[Cursor, Settings, Position], Position]
+    piece: Piece
     pieces: int
     seconds: float | None = None
 
@@ -282,12 +243,16 @@ CHORES = {
     "expire": Chore(_expire, 200),
     "stranded": Chore(_free_stranded, 20),
     "aside": Chore(_bring_forward, 20),
-    "attempts": Chore(_forget_attempts, 100),
-    "results": Chore(_forget_results, 100),
-    "kept": Chore(_forget_kept, 100),
-    "quiet": Chore(_forget_quiet, 100),
+    "attempts": Chore(retention.forget_attempts, 100),
+    "results": Chore(retention.forget_results, 100),
+    "kept": Chore(retention.forget_kept, 100),
+    "quiet": Chore(retention.forget_quiet, 100),
     "dead": Chore(_forget_dead, 100),
-    "workers": Chore(_forget_workers, 1),
+    "operations": Chore(retention.forget_operations, 1),
+    "workers": Chore(retention.forget_workers, 1),
+    "history": Chore(history.forget, 100),
+    "days": Chore(history.tend, 10),
     "deep": Chore(_warn_of_deep, 1),
+    "figures": Chore(_tend_figures, 100),
     "vacuum": Chore(_vacuum, 1, seconds=VACUUM_SECONDS),
 }

@@ -6,66 +6,25 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import NamedTuple
 
 from django_mq.executor.statements import within_transaction
-from django_mq.store import claim, queue_backoff
+from django_mq.executor.stopped_queues import StoppedQueues
+from django_mq.store import Cursor, claim, queue_backoff
 from django_mq.store import claim_keyed as keyed
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import ordered_queues as lines
 from django_mq.store import queue_limits as gates
-from django_mq.store.claim import BEGINNING, NOTHING, Claim
+from django_mq.store.claim import BEGINNING, NOTHING, Claim, Lane
+from django_mq.store.claim_lapsed import Lapsed, Mark
+from django_mq.store.look import LookRow
+from django_mq.worker.claim_options import ClaimArguments, ClaimOptions
 from django_mq.worker.take_over import announce_dead, take_over
-
-if TYPE_CHECKING:
-    from django_mq.executor.stopped_queues import StoppedQueues
-    from django_mq.store import Cursor
-    from django_mq.store.claim import Lane
-    from django_mq.store.claim_lapsed import Lapsed, Mark
-    from django_mq.store.look import LookRow
 
 #: How many batches one statement claims, if there is room for them.
 TOGETHER = 4
 #: Seconds after a key was last seen in a queue until the plain claim serves it again.
 FORGET_KEYS = 60.0
-
-
-class ClaimArguments(TypedDict):
-    """The arguments that every claim statement has."""
-
-    claimer: str
-    lease: float
-    limit: int
-    max_bytes: int
-    admitted: bool
-
-
-class ClaimOptions(NamedTuple):
-    """The options with which messages of a queue are claimed.
-
-    `kind` is the kind of executor that they need, since room is counted per kind. `limit` is the
-    most messages in flight over the fleet, unless an operator decided otherwise meanwhile.
-    `list_size` is the most messages that one call of a handler takes outside a transaction.
-    """
-
-    kind: str
-    lease: float
-    batch_size: int
-    batch_bytes: int
-    ordered: bool = False
-    skip_dead: bool = False
-    limit: int | None = None
-    list_size: int = 1
-
-    def arguments(self, claimer: str, limit: int, *, admitted: bool = False) -> ClaimArguments:
-        """Return the arguments of a claim of up to `limit` messages."""
-        return {
-            "claimer": claimer,
-            "lease": self.lease,
-            "limit": limit,
-            "max_bytes": self.batch_bytes,
-            "admitted": admitted,
-        }
 
 
 class ClaimResult(NamedTuple):
@@ -86,8 +45,8 @@ class ClaimRouter:
     Each look says which queues have keys, a limit or a backoff. `claimer()` makes the name of
     the next claim; `owned` are the ordered queues that this process owns; `holding(queue)` says
     whether it holds a message of the queue; `probing(queue, claimer)` is called for a claim that
-    is the probe of its queue. `stopped` queues are not claimed from: their messages would go
-    back at once.
+    is the probe of its queue. Nothing is claimed from `stopped` queues: it would be released at
+    once.
     """
 
     def __init__(
@@ -139,7 +98,7 @@ class ClaimRouter:
         return new
 
     def way(self, queue: str, options: ClaimOptions) -> str:
-        """Return a text that is equal for queues with equal options that one claim can serve.
+        """Return a text that is the same for queues that one claim can serve, given equal options.
 
         Empty for the plain claim.
         """
@@ -153,7 +112,7 @@ class ClaimRouter:
 
     def most(self, queue: str, options: ClaimOptions) -> int:
         """Return the most messages of `queue` to claim with one statement."""
-        if self.way(queue, options):
+        if self.way(queue, options) not in ("", "keyed"):
             return options.batch_size
         # The statement reads all rows before `batch_bytes` cuts them: no more than fitted lately.
         return max(options.batch_size, min(TOGETHER * options.batch_size, self._fits))
@@ -179,13 +138,16 @@ class ClaimRouter:
                 return ClaimResult(NOTHING)
         queue = lanes[0].queue
         if not self.way(queue, options):
-            return ClaimResult(self._claim_plain(cursor, lanes, options, limit))
+            return self._weighed(options, self._claim_plain(cursor, lanes, options, limit))
         if options.ordered and (queue not in self._owned or self._holding(queue)):
             return ClaimResult(NOTHING)
         with within_transaction(cursor):
             if not self._is_gated(queue, options):
                 arguments = options.arguments(self._claimer(), limit)
-                return ClaimResult(self._claim_locked(cursor, lanes, options, arguments, marks))
+                taken = self._claim_locked(
+                    cursor, lanes, options, arguments, self._further(options, limit), marks
+                )
+                return self._weighed(options, taken)
             return self._claim_gated(cursor, lanes, options, limit)
 
     def take_over(
@@ -224,12 +186,19 @@ class ClaimRouter:
         self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
     ) -> Claim:
         arguments = options.arguments(self._claimer(), limit)
-        further = [self._claimer() for _ in range((limit - 1) // options.batch_size)]
+        further = self._further(options, limit)
         apart = bool(further) and any(lane.id for lane in lanes)
-        taken = claim.claim(cursor, lanes=lanes, further=further, apart=apart, **arguments)
+        return claim.claim(cursor, lanes=lanes, further=further, apart=apart, **arguments)
+
+    def _further(self, options: ClaimOptions, limit: int) -> list[str]:
+        """Name the claims that a claim of `limit` messages makes beside its first."""
+        return [self._claimer() for _ in range((limit - 1) // options.batch_size)]
+
+    def _weighed(self, options: ClaimOptions, taken: Claim) -> ClaimResult:
+        """Learn from `taken` how large messages are."""
         if size := sum(len(row.payload) for row in taken.rows):
             self._fits = options.batch_bytes * len(taken.rows) // size
-        return taken
+        return ClaimResult(taken)
 
     def _claim_gated(
         self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
@@ -288,6 +257,7 @@ class ClaimRouter:
         lanes: Sequence[Lane],
         options: ClaimOptions,
         arguments: ClaimArguments,
+        further: Sequence[str] = (),
         marks: bool = False,
     ) -> Claim:
         queue, skip_dead = lanes[0].queue, options.skip_dead
@@ -296,5 +266,7 @@ class ClaimRouter:
             rows = lines.claim(cursor, queue=queue, worker=who, skip_dead=skip_dead, **arguments)
             return Claim(rows, {})
         if queue in self._keyed:
-            return keyed.claim(cursor, lanes=lanes, skip_dead=skip_dead, marks=marks, **arguments)
+            return keyed.claim(
+                cursor, lanes=lanes, skip_dead=skip_dead, further=further, marks=marks, **arguments
+            )
         return claim.claim(cursor, lanes=lanes, **arguments)

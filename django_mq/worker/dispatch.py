@@ -5,25 +5,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.connections import LOST, Outage
+from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.statements import Statements
-from django_mq.executor.tasks import is_coroutine
-from django_mq.messages import LONG_AGO, Delivery
-from django_mq.signals import named, traced
-from django_mq.store import settle
-from django_mq.worker.resolver import line_of
-
-if TYPE_CHECKING:
-    from django_mq.executor.async_runner import AsyncRunner
-    from django_mq.executor.local_queue import LocalQueue
-    from django_mq.executor.tasks import Line, Task
-    from django_mq.messages import ClaimedRow, Fence
-    from django_mq.store import Cursor
-    from django_mq.worker.queue_backoff import QueueBackoffs
-    from django_mq.worker.quota import Quota
-    from django_mq.worker.resolver import Resolver
+from django_mq.executor.tasks import Line, Task, is_coroutine
+from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence
+from django_mq.signals import log_failure
+from django_mq.store import Cursor, settle
+from django_mq.worker.queue_backoff import QueueBackoffs
+from django_mq.worker.quota import Quota
+from django_mq.worker.resolver import Resolver, line_of
 
 logger = logging.getLogger("django_mq")
 
@@ -120,18 +113,12 @@ class Dispatch:
         try:
             return self._resolver.sort(cursor, delivery)
         except LOST:
-            # The messages before them in their lines may run, and fail, meanwhile.
+            # Until these are sorted, the messages before them in their lines may run, and fail.
             lines = (line_of(each._row) for each in self._unsorted)
             self._broken.update(filter(None, lines))
             raise
         except Exception as error:  # the lease lapses, and the attempt counts
-            logger.error(
-                "message %s cannot be sorted: %s",
-                delivery.id,
-                named(error),
-                exc_info=traced(error),
-                extra={"event": "sorting_failed"},
-            )
+            log_failure("sorting_failed", error, "message %s cannot be sorted", delivery.id)
             return None
 
     def start_coroutines(self) -> None:

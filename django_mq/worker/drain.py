@@ -26,7 +26,8 @@ from django_mq.executor.settlement import Settlement, settle_all
 from django_mq.executor.slice_state import LeasesLost, SliceAborted
 from django_mq.executor.slices import Slices
 from django_mq.executor.stopped_queues import StoppedQueues
-from django_mq.messages import Delivery
+from django_mq.executor.tasks import Task
+from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import message_started, wanted
 from django_mq.store import leases
@@ -34,17 +35,16 @@ from django_mq.store import look as looking
 from django_mq.store import ordered_queues as lines
 from django_mq.store.claim import Lane
 from django_mq.worker.borrowed_connection import Shelter
-from django_mq.worker.claims import ClaimOptions, ClaimRouter
+from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.ordered_queues import PIECE
 from django_mq.worker.resolver import Resolver
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from django_mq.executor.tasks import Task
-    from django_mq.messages import ClaimedRow
 
-#: After this many deliveries a drain gives up: handlers feed each other for ever.
+#: After this many deliveries a drain gives up: handlers broadcast to each other for ever.
 MOST_DELIVERIES = 100_000
 #: The worker that messages are claimed for.
 NAME = "drain"
@@ -97,7 +97,8 @@ class Drain:
                 delivered += 1
                 if delivered > MOST_DELIVERIES:
                     raise RuntimeError(
-                        f"more than {MOST_DELIVERIES} deliveries: handlers feed each other"
+                        f"more than {MOST_DELIVERIES:,} deliveries: do handlers broadcast to each"
+                        " other without end?"
                     )
                 if task.handler.atomic:
                     self._run_slices(task)
@@ -112,8 +113,6 @@ class Drain:
         slices = Slices(
             session,
             entries=ExecutorEntries(Scoreboard(1), 0, 1),
-            outage=outage,
-            policy=self._policy,
             settlement=Settlement(session, outage=outage, policy=self._policy, lease=0.0),
             settled=self._note,
             slice_seconds=self._settings.slice_seconds,
@@ -241,7 +240,7 @@ class Drain:
 
 
 class _NoClock:
-    """The clock of a handler that nothing ends."""
+    """The clock of a handler without a timeout."""
 
     def extend(self, seconds: float) -> None:
         """Do nothing: a drain has no timeouts."""

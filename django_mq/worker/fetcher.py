@@ -6,19 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
 
 from django_mq.executor.lease_clock import lease_clock
+from django_mq.store import Cursor
 from django_mq.store import look as looking
 from django_mq.store.claim import BEGINNING, Lane
+from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.claims import ClaimResult, ClaimRouter
+from django_mq.worker.intake import Intake
 from django_mq.worker.lanes import Lanes
+from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermarks
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
-    from django_mq.worker.claims import ClaimOptions, ClaimResult, ClaimRouter
-    from django_mq.worker.intake import Intake
-    from django_mq.worker.ordered_queues import OrderedQueues
 
 #: Seconds after a ring, or a claim that took something, until a look for what coalesced its ring.
 LOOK_AGAIN = 0.025
@@ -266,8 +264,7 @@ class Fetcher:
     def _sleep(self, cursor: Cursor) -> float:
         if self._must_look and monotonic() >= self._look_allowed_at:
             before = set(self._lanes.known)
-            due = self._look(cursor)
-            if due or not before.issuperset(self._lanes.known):
+            if self._look(cursor) or not before.issuperset(self._lanes.known):
                 self._may_be_due = True  # committed since the claim, or in a lane unknown to it
                 return 0.0
         self.empty = not (self._may_be_due or self._more_lapsed or self._must_look or self._held_up)

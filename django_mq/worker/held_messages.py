@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
+from django_mq.executor.tasks import Task
 from django_mq.store import Cursor, queue_backoff, recover
 from django_mq.store import notify as doorbell
-
-if TYPE_CHECKING:
-    from django_mq.executor.tasks import Task
-    from django_mq.worker.parts import Parts
+from django_mq.worker.parts import Parts
 
 
 class HeldMessages:
     """What this process has claimed and not started: in its local queue, or unknown to it.
 
-    `in_doubt`: a claim may have been committed whose answer was lost.
+    `in_doubt`: a claim whose answer was lost may have been committed.
     """
 
     def __init__(self, worker_id: str, parts: Parts) -> None:
@@ -79,5 +76,5 @@ class HeldMessages:
         self.in_doubt = False
 
     def unused(self, queues: Collection[str]) -> list[str]:
-        """Return those of `queues` of which no message is held here."""
+        """Return those of `queues` without a message that is held here."""
         return [queue for queue in queues if not self._parts.local_queue.holds(queue)]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
-from django_mq.messages import LONG_AGO
-
-if TYPE_CHECKING:
-    from django_mq.executor.async_runner import AsyncRunner
-    from django_mq.executor.local_queue import LocalQueue
-    from django_mq.messages import ClaimedRow
-    from django_mq.store import Cursor
-    from django_mq.worker.dispatch import Dispatch
-    from django_mq.worker.prefetch import Prefetch
-    from django_mq.worker.queue_backoff import QueueBackoffs
-    from django_mq.worker.quota import Quota
+from django_mq.executor.async_runner import AsyncRunner
+from django_mq.executor.local_queue import LocalQueue
+from django_mq.messages import LONG_AGO, ClaimedRow
+from django_mq.store import Cursor
+from django_mq.worker.dispatch import Dispatch
+from django_mq.worker.prefetch import Prefetch
+from django_mq.worker.queue_backoff import QueueBackoffs
+from django_mq.worker.quota import Quota
 
 
 class Intake:

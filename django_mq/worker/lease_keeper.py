@@ -1,4 +1,4 @@
-"""Renew leases and write the heartbeat, on a thread and a connection that do nothing else.
+"""Renew leases and write heartbeat and figures, on a thread and a connection for that alone.
 
 The thread must not wait for the rest of the process. It logs nothing and sends no signal, since a
 log handler or a receiver may block, and its connection runs no other statements.
@@ -8,40 +8,38 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from psycopg.errors import LockNotAvailable
 
 from django_mq.executor import handler_counts as timings
 from django_mq.executor.connections import FIRST_WAIT, LOST
 from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.statements import Statements
-from django_mq.messages import LONG_AGO
+from django_mq.executor.watchdog import Link
+from django_mq.messages import LONG_AGO, Delivery
+from django_mq.store import Cursor, figures, queue_backoff
 from django_mq.store import leases as store
 from django_mq.store import limits as server_limits
-from django_mq.store import queue_backoff
 from django_mq.store.limits import Limits
-
-if TYPE_CHECKING:
-    from django_mq.executor.local_queue import LocalQueue
-    from django_mq.executor.watchdog import Link
-    from django_mq.messages import Delivery
-    from django_mq.store import Cursor
 
 logger = logging.getLogger("django_mq")
 
 #: Seconds between two heartbeats.
 BEAT = 10.0
+#: The least seconds between two heartbeats, however often one is asked for.
+HURRY = 0.5
 #: The longest wait, in seconds, before a failed step is tried again. It is short, so that after an
 #: outage the leases are renewed before other workers look for lapsed ones.
 LONGEST_WAIT = 1.0
-#: Seconds between two reports of the same trouble.
+#: Seconds between two reports of failed renewals.
 REPORT_EVERY = 5.0
-#: The least seconds that one statement may take; a sixth of the shortest lease if that is more, so
-#: that a new connection can still renew the leases after one that stands still.
+#: The limit of one statement, in seconds; a sixth of the shortest lease if that is more. After a
+#: connection that hangs, a new one can still renew the leases.
 STATEMENT_SECONDS = 1.0
 #: Seconds that a heartbeat, or the renewal of a probe, waits for a lock on the whole table, such as
 #: a migration takes. Locked rows are skipped.
@@ -49,11 +47,12 @@ LOCK_SECONDS = 0.2
 
 
 class LeaseKeeper(threading.Thread):
-    """Renews the leases of what this process holds, and writes its heartbeat.
+    """Renews the leases of what this process holds, and writes its heartbeat and figures.
 
     `heartbeat()` returns the columns to write. `on_heartbeat(seconds)` is called after each with
-    the seconds since the fleet last did its chores (None: never); it must not block. `probes()`
-    returns queue and claimer of the probes that run here.
+    the seconds since the fleet last did its chores (None: never), and `on_commands` with the
+    commands for this worker; neither must block. `probes()` returns queue and claimer of the probes
+    that run here.
     """
 
     def __init__(
@@ -65,6 +64,7 @@ class LeaseKeeper(threading.Thread):
         shortest_lease: float,
         heartbeat: Callable[[], dict[str, Any]],
         on_heartbeat: Callable[[float | None], None],
+        on_commands: Callable[[Sequence[store.Command]], None] = lambda commands: None,
         probes: Callable[[], Iterable[tuple[str, str]]] = tuple,
         link: Link | None = None,
     ) -> None:
@@ -78,21 +78,27 @@ class LeaseKeeper(threading.Thread):
         self._longest_wait = min(LONGEST_WAIT, shortest_lease / 6)
         self._heartbeat = heartbeat
         self._on_heartbeat = on_heartbeat
+        self._on_commands = on_commands
         self._probes = probes
         seconds = min(server_limits.STATEMENT_SECONDS, max(STATEMENT_SECONDS, shortest_lease / 6))
         self._statements = Statements(alias, limits=Limits(seconds, seconds), link=link)
         self._wake = threading.Event()
-        self._ending = False
+        self._ending = self._hurried = False
         self._trouble: Exception | None = None
-        self._noted_at = float("-inf")
+        self._noted_at = self._beat_at = float("-inf")
 
     def end(self) -> None:
         """Remove the heartbeat of this worker, and end the thread."""
         self._ending = True
         self._wake.set()
 
+    def hurry(self) -> None:
+        """Write the heartbeat soon: it also reads commands for this worker. From any thread."""
+        self._hurried = True
+        self._wake.set()
+
     def report(self) -> None:
-        """Log the last trouble with the renewals, if any; call it from another thread."""
+        """Log the last failure to renew, if any; call it from another thread."""
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             logger.warning(
@@ -103,8 +109,8 @@ class LeaseKeeper(threading.Thread):
             )
 
     def run(self) -> None:
-        due = {self._renew: 0.0, self._write_heartbeat: 0.0}
-        every = {self._renew: self.every, self._write_heartbeat: BEAT}
+        due = {self._renew: 0.0, self._write_heartbeat: 0.0, self._write_figures: 0.0}
+        every = {self._renew: self.every, self._write_heartbeat: BEAT, self._write_figures: BEAT}
         wait = FIRST_WAIT
         try:
             while not self._ending:
@@ -114,12 +120,20 @@ class LeaseKeeper(threading.Thread):
                     if self._succeeds(step):
                         due[step] = monotonic() + every[step]
                     else:
-                        due[step] = monotonic() + min(wait, self._longest_wait)
+                        hurried = min(wait, self._longest_wait)
+                        due[step] = monotonic() + (BEAT if step == self._write_figures else hurried)
                         wait *= 2
                         break  # a renewal comes first again
                 else:
                     wait = FIRST_WAIT
                 self._wake.wait(max(0.0, min(due.values()) - monotonic()))
+                if self._hurried and not self._ending:
+                    self._hurried = False
+                    self._wake.clear()
+                    # Every role that can log in may NOTIFY: it must not make this thread busy.
+                    soon = self._beat_at + HURRY
+                    due[self._write_heartbeat] = min(due[self._write_heartbeat], soon)
+            self._succeeds(self._write_figures)
             self._succeeds(self._leave)
         finally:
             self._statements.close()
@@ -158,9 +172,32 @@ class LeaseKeeper(threading.Thread):
     def _write_heartbeat(self) -> None:
         columns = self._heartbeat()
         counted = timings.of(columns["worker"])
+        told = counted.snapshot() if counted else {}
         with self._patient_for(LOCK_SECONDS) as cursor:
-            since = store.beat(cursor, **columns, timings=counted.snapshot() if counted else {})
-        self._on_heartbeat(since)
+            asked_at = lease_clock()
+            self._beat_at = monotonic()
+            beat = store.beat(cursor, **columns, timings=told)
+        if counted:
+            counted.set_clock(beat.now, asked_at)
+        if beat.commands:
+            self._on_commands(beat.commands)
+        self._on_heartbeat(beat.since_chores)
+
+    def _write_figures(self) -> None:
+        """Store the counts by minute. Those that cannot be stored now are stored later."""
+        worker = self._heartbeat()["worker"]
+        if (counted := timings.of(worker)) is None:
+            return
+        rows, arrived = counted.take_unwritten()
+        try:
+            if rows or arrived:
+                with self._patient_for(LOCK_SECONDS) as cursor:
+                    figures.write(cursor, worker=worker, rows=rows)
+                    figures.write_arrived(cursor, worker=worker, rows=arrived)
+        except Exception:
+            counted.not_written()
+            raise
+        counted.written()
 
     def _leave(self) -> None:
         with self._patient_for(LOCK_SECONDS) as cursor:
@@ -168,7 +205,7 @@ class LeaseKeeper(threading.Thread):
 
     @contextmanager
     def _patient_for(self, seconds: float) -> Iterator[Cursor]:
-        """Give a cursor in a transaction that waits so long for each lock."""
+        """Yield a cursor in a transaction that waits up to `seconds` for each lock."""
         cursor = self._statements.cursor()
         with self._statements.transaction(lock=seconds):
             yield cursor

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import select
 import threading
+from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 import psycopg
 from django.db import connections
@@ -16,37 +18,56 @@ from django_mq.worker.wakeup import Wakeup
 
 #: Seconds between two rings at least, since every role that can log in may NOTIFY.
 REST = 0.005
-#: Seconds between two checks of the link, and that the answer may take: then it is made anew.
+#: The channel of `store/commands`.
+COMMANDS = "django_mq_commands"
+#: Seconds between two checks of the link; a check that takes longer makes the thread reconnect.
 PING = 10.0
 
 
 class Listener(threading.Thread):
-    """Rings `wakeup` for each notification of a committed message.
+    """Rings `wakeup` for each notification, and calls `on_command()` for that of a command.
 
     Reconnects after a lost connection, and then rings, since it may have missed a notification.
     Until then the poll finds what is due.
     """
 
-    def __init__(self, alias: str, wakeup: Wakeup, *, link: Link | None = None) -> None:
+    def __init__(
+        self,
+        alias: str,
+        wakeup: Wakeup,
+        *,
+        link: Link | None = None,
+        on_command: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(name="mq-listener", daemon=True)
         self._alias = alias
         self._wakeup = wakeup
+        self._on_command = on_command
         self._link = link or Link()
         self._link.seconds = PING
         self._stopping = threading.Event()
         self._heard_at = float("-inf")
+        self._tried = False
+        #: How often it read the link, or tried to connect: the thread moves.
+        self.turns = 0
 
     def healthy(self) -> bool:
         """Say whether the link has answered recently."""
         return monotonic() - self._heard_at < 3 * PING
 
+    def degraded(self) -> bool:
+        """Say whether the link is dead; not before the first attempt to connect has ended."""
+        return self._tried and not self.healthy()
+
     def run(self) -> None:
         wait = FIRST_WAIT
         while not self._stopping.is_set():
+            self.turns += 1
             try:
                 self._listen()
             except LOST:
                 self._heard_at = float("-inf")
+                self._tried = True
                 self._stopping.wait(wait)
                 wait = min(wait * 2, LONGEST_WAIT)
             else:
@@ -64,21 +85,30 @@ class Listener(threading.Thread):
             self._link.attach(connection)
             version = connection.info.server_version
             connection.execute(set_for_session(Limits(), server_version=version))
-            connection.execute("listen django_mq")
+            connection.execute("listen django_mq; listen django_mq_commands")
             self._wakeup.ring()
             link = select.poll()
             link.register(connection.fileno(), select.POLLIN)
             while not self._stopping.is_set():
                 self._heard_at = monotonic()
+                self._tried = True
+                self.turns += 1
                 announced = 0
                 if link.poll(PING * 1000):
                     self._ring()  # before reading it, so that the claim is not delayed
                     announced = 1
                 else:
                     connection.execute("select 1")
-                while sum(1 for _ in connection.notifies(timeout=0)) > announced:
+                while self._read(connection) > announced:
                     self._ring()
                     announced = 0
+
+    def _read(self, connection: psycopg.Connection[Any]) -> int:
+        """Read the notifications that have come, and return their number."""
+        channels = [each.channel for each in connection.notifies(timeout=0)]
+        if COMMANDS in channels:
+            self._on_command()
+        return len(channels)
 
     def _ring(self) -> None:
         self._wakeup.ring()

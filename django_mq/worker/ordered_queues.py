@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from psycopg.errors import InsufficientPrivilege
 
-from django_mq.signals import announce_queue, queue_assigned, queue_caught_up, queue_unassigned
-from django_mq.store import frozen_owner
+from django_mq.signals import (
+    LoggedSignal,
+    announce_queue,
+    queue_assigned,
+    queue_caught_up,
+    queue_unassigned,
+)
+from django_mq.store import Cursor, frozen_owner
 from django_mq.store import look as looking
 from django_mq.store import ordered_queues as lines
-
-if TYPE_CHECKING:
-    from django_mq.signals import LoggedSignal
-    from django_mq.store import Cursor
 
 logger = logging.getLogger("django_mq")
 
@@ -81,7 +82,7 @@ class OrderedQueues:
     def any_moves(
         self, cursor: Cursor, due: Collection[str], skipping: Callable[[str], bool]
     ) -> bool:
-        """Say whether one of the queues `due` moves on, here or at its owner."""
+        """Say whether one of the queues `due` is making progress, here or at its owner."""
         queues = [queue for queue in self._queues if queue in due]
         return bool(queues) and looking.any_line_moves(
             cursor, queues=queues, skipping=list(filter(skipping, queues)), soon=LEASE
@@ -131,8 +132,8 @@ class OrderedQueues:
         """End the transactions that the previous owner left open.
 
         It let its lease lapse, so none of its threads runs, but an open transaction would hold
-        up the line until the server ends it. The line waits that long without the right to end it
-        (another role), and behind a transaction pooler, where a session is nobody's own.
+        up the line until the server ends it. The line does wait that long if another role owns the
+        session, and behind a transaction pooler, where sessions are shared.
         """
         extra = {"event": "owner_frozen", "queue": queue}
         try:

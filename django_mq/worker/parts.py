@@ -21,12 +21,15 @@ from django_mq.executor.scoreboard import ExecutorEntries, Mover
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link, Watchdog
 from django_mq.worker.claims import ClaimRouter
+from django_mq.worker.commands import Commands
 from django_mq.worker.dispatch import Dispatch
 from django_mq.worker.fetcher import Fetcher
 from django_mq.worker.intake import Intake
 from django_mq.worker.lease_keeper import LeaseKeeper
-from django_mq.worker.listener import Listener
+from django_mq.worker.listener import PING, Listener
+from django_mq.worker.liveness import Liveness
 from django_mq.worker.maintenance import Maintenance
+from django_mq.worker.operation_runner import OperationRunner
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.prefetch import Prefetch
 from django_mq.worker.queue_backoff import QueueBackoffs
@@ -43,9 +46,6 @@ if TYPE_CHECKING:
 #: Batches that a slice of short handlers may have, so that many messages share a commit. The local
 #: queue holds twice as many at most: those claimed while a slice runs, and those that run next.
 SLICE_BATCHES = 4
-#: Seconds, beyond the longest that they sleep, in which the loop and the renewal must move: more
-#: than a statement and a new connection may take.
-STILL = 60.0
 
 
 class Parts:
@@ -69,12 +69,17 @@ class Parts:
         #: How often the loop went round; the watchdog tells the supervisor that it moves.
         self.rounds = 0
         self.scoreboard = worker.scoreboard()
+        self.liveness = Liveness(
+            self.scoreboard, self.watchdog, self.outage, poll=settings.poll_interval
+        )
         self.quota = Quota(worker.max_messages, self.scoreboard)
         self.options = ClaimOptionsCache(settings, batch_size=worker.batch_size)
         self._build_running()
         self._build_dispatch()
         self._build_claiming()
-        self._build_threads()
+        self._build_turns()
+        self._build_lease_keeper()
+        self._build_listener()
 
     def _build_running(self) -> None:
         """Build what runs messages."""
@@ -89,24 +94,7 @@ class Parts:
             longest_linger=shortest_lease / LINGER_SHARE,
         )
         self.backoffs = QueueBackoffs(self._settings, stopped=self.local_queue.stop_queue)
-        self.executors = [
-            Executor(
-                number,
-                alias=worker.alias,
-                local_queue=self.local_queue,
-                entries=ExecutorEntries(self.scoreboard, number * batch, batch),
-                outage=self.outage,
-                policy=self._policy,
-                settled=self._on_settled,
-                slice_seconds=self._settings.slice_seconds,
-                lease=lease,
-                shortest_lease=shortest_lease,
-                most=most,
-                backoff_queues=self.backoffs.queues,
-                link=self._link(),
-            )
-            for number in range(worker.threads)
-        ]
+        self.executors = [self._executor(number, most) for number in range(worker.threads)]
         self.runner = AsyncRunner(
             alias=worker.alias,
             local_queue=self.local_queue,
@@ -120,6 +108,25 @@ class Parts:
             policy=self._policy,
             settled=self._on_settled,
             on_room=self.wakeup.poke,
+            link=self._link(),
+        )
+
+    def _executor(self, number: int, most: int) -> Executor:
+        """Build an executor whose local queue holds slices of `most` messages."""
+        batch = self._batch
+        return Executor(
+            number,
+            alias=self._worker.alias,
+            local_queue=self.local_queue,
+            entries=ExecutorEntries(self.scoreboard, number * batch, batch),
+            outage=self.outage,
+            policy=self._policy,
+            settled=self._on_settled,
+            slice_seconds=self._settings.slice_seconds,
+            lease=self.options.lease,
+            shortest_lease=self.options.shortest_lease(),
+            most=most,
+            backoff_queues=self.backoffs.queues,
             link=self._link(),
         )
 
@@ -169,15 +176,22 @@ class Parts:
             poll=self._settings.poll_interval,
         )
 
-    def _build_threads(self) -> None:
-        """Build the threads beside the loop and the executors."""
+    def _build_turns(self) -> None:
+        """Build the threads that work now and then."""
         alias = self._worker.alias
-        # No drain cuts its link: the statement would go on in the server. It is cancelled.
+        # A drain cancels its statement. Cutting the link would leave that running in the server.
         self.maintenance = Maintenance(alias, self._settings, link=self._link(drains=False))
         self.scheduler = Scheduler(
             alias,
             self._settings,
             on_fired=self._on_freed,
+            on_turn=self.wakeup.poke,
+            link=self._link(),
+        )
+        self.operation_runner = OperationRunner(
+            alias,
+            poll=self._settings.poll_interval,
+            on_freed=self._on_freed,
             on_turn=self.wakeup.poke,
             link=self._link(),
         )
@@ -188,6 +202,19 @@ class Parts:
             on_freed=self._on_freed,
             link=self._link(),
         )
+
+    def _build_lease_keeper(self) -> None:
+        """Build the lease keeper, and what carries out the commands that it reads."""
+        alias = self._worker.alias
+        self.commands = Commands(
+            alias,
+            worker=self._id,
+            scoreboard=self.scoreboard,
+            runner=self.runner,
+            end_process=lambda: self._worker._end_process,
+            link=self._link(),
+        )
+        self.renewal_link = self._link()
         self.lease_keeper = LeaseKeeper(
             alias=alias,
             local_queue=self.local_queue,
@@ -195,29 +222,38 @@ class Parts:
             shortest_lease=self.options.shortest_lease(),
             heartbeat=self._heartbeat,
             on_heartbeat=self.maintenance.on_heartbeat,
+            on_commands=self.commands.take,
             probes=self.backoffs.probes,
-            link=self._link(),
+            link=self.renewal_link,
         )
+
+    def _build_listener(self) -> None:
+        """Build the listener, and follow the parts that must move."""
+        alias = self._worker.alias
         self.listener: Listener | None = None
         if (wakeup := self._settings.wakeup) != "poll":
             listens_on = alias if wakeup == "notify" else wakeup
-            self.listener = Listener(listens_on, self.wakeup, link=self._link())
-        moved = self.scoreboard.moved
-        still = self._settings.poll_interval + STILL
-        self.watchdog.follow(
-            lambda: self.rounds + self.statements.link.waits, lambda: moved(Mover.LOOP, still)
+            self.listener = Listener(
+                listens_on,
+                self.wakeup,
+                link=(hearing := self._link()),
+                on_command=self.lease_keeper.hurry,
+            )
+            listener = self.listener
+            self.liveness.follow(Mover.LISTENER, PING, lambda: (listener.turns, hearing.progress()))
+        link, keeper, poll = self.statements.link, self.lease_keeper, self._settings.poll_interval
+        self.liveness.follow(Mover.LOOP, poll, lambda: (self.rounds, link.progress()))
+        self.liveness.follow(
+            Mover.RENEWAL, keeper.every, lambda: (keeper.steps, self.renewal_link.progress())
         )
-        self.watchdog.follow(
-            lambda: self.lease_keeper.steps,
-            lambda: moved(Mover.RENEWAL, self.lease_keeper.every + STILL),
-        )
+        self.liveness.follow_answers(link)
 
     def _link(self, *, drains: bool = True) -> Link:
         """Return a link that the watchdog watches, and that a drain hurries if it `drains`."""
         return self.watchdog.add(Link(), drains=drains)
 
     def _on_settled(self, ended: Sequence[Ended]) -> None:
-        """Deliveries ended, and that is committed: from any thread."""
+        """Note deliveries whose end is committed; from any thread."""
         limited = self.claims.limited
         next_in_line = False
         for each in ended:
@@ -249,7 +285,7 @@ class Parts:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "version": VERSION,
-            "wakeup": "poll" if not listener else "notify" if listener.healthy() else "degraded",
+            "wakeup": "poll" if not listener else "degraded" if listener.degraded() else "notify",
             "draining": self._worker._stopping.is_set(),
-            "running": self.scoreboard.running(),
+            "running": self.scoreboard.running_for(),
         }

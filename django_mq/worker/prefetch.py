@@ -26,26 +26,22 @@ class Prefetch:
         self.maximum = max(minimum, maximum)
         self._batch = batch
         self._clock = clock
-        self._target = minimum
+        #: How many messages to hold.
+        self.target = minimum
         self._asked = 0
         self._claimed_at: float | None = None
         self._full_since: float | None = None
 
     @property
-    def target(self) -> int:
-        """How many messages to hold."""
-        return self._target
-
-    @property
     def claim_below(self) -> int:
         """Claim when fewer messages than this are held."""
-        return self._target - self._half() + 1
+        return self.target - self._half() + 1
 
     def room(self, waiting: int) -> int:
         """Return how many messages to claim while `waiting` are held; 0: none yet."""
         if waiting < self.claim_below:
             self._adapt()
-        room = self._target - waiting
+        room = self.target - waiting
         self._asked = room if room >= self._half() else 0
         return self._asked
 
@@ -67,7 +63,7 @@ class Prefetch:
 
     def reset(self) -> None:
         """Start small again, after held messages had to be released."""
-        self._target, self._claimed_at, self._full_since = self._minimum, None, None
+        self.target, self._claimed_at, self._full_since = self._minimum, None, None
 
     def _adapt(self) -> None:
         if self._claimed_at is None:
@@ -76,9 +72,9 @@ class Prefetch:
         self._claimed_at = None
         if lasted < SHORT:
             growth = 4 if lasted < VERY_SHORT else 2
-            self._target = min(self._target * growth, self.maximum)
+            self.target = min(self.target * growth, self.maximum)
         elif lasted > LONG:
-            self._target = max(self._target // 2, self._minimum)
+            self.target = max(self.target // 2, self._minimum)
 
     def _half(self) -> int:
-        return max(1, self._target // 2)
+        return max(1, self.target // 2)

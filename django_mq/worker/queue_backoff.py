@@ -6,18 +6,15 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from django_mq import signals
+from django_mq.conf import QueueBackoff, Settings
 from django_mq.executor.ended import Ended, Settled
+from django_mq.policy.backoff import Random
 from django_mq.policy.queue_backoff import Step, jittered_waits, step_of, top_level
 from django_mq.store import Cursor
 from django_mq.store import queue_backoff as store
-
-if TYPE_CHECKING:
-    from django_mq.conf import QueueBackoff, Settings
-    from django_mq.policy.backoff import Random
-
 
 #: A time before every claim.
 NEVER = datetime.min.replace(tzinfo=UTC)
@@ -39,7 +36,7 @@ class QueueBackoffs:
     probe ends that, however the probe ends.
 
     `stopped(queue, before)` is called when messages of `queue` that were claimed before then must
-    not start here. From the note on that is all of them (None); after the write, those claimed
+    not start here. From the note to the write, that means all of them (None); then, those claimed
     before the last change of the level.
     """
 

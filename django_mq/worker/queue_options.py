@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING
 
 from django_mq import handlers
+from django_mq.conf import Settings
+from django_mq.handlers import Handler
 from django_mq.policy.routing import Pattern
-from django_mq.worker.claims import ClaimOptions
+from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.ordered_queues import LEASE as OWNER_LEASE
-
-if TYPE_CHECKING:
-    from django_mq.conf import Settings
-    from django_mq.handlers import Handler
 
 
 class ClaimOptionsCache:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from django_mq.executor.scoreboard import Scoreboard
+from django_mq.executor.scoreboard import Scoreboard
 
 
 class Quota:

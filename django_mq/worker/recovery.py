@@ -1,14 +1,12 @@
-"""Settle what a dead sibling held, on a thread and a connection that last no longer."""
+"""Settle what a dead sibling held, on a thread and a connection that end with that work."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -17,19 +15,15 @@ from django_mq.executor import settle_effects
 from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.ended import Ended, end, failed_row
 from django_mq.executor.statements import Statements
-from django_mq.messages import Delivery
-from django_mq.policy.outcomes import TimedOut, WorkerLost
-from django_mq.signals import named, traced
+from django_mq.executor.watchdog import Link
+from django_mq.messages import ClaimedRow, Delivery, Fence
+from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.outcomes import AttemptEnded, TimedOut, WorkerLost, was_stopped
+from django_mq.policy.stack import Frame
+from django_mq.signals import log_failure
 from django_mq.store import leases, notify, queue_backoff, recover, settle
 from django_mq.store import ordered_queues as lines
 from django_mq.store.limits import Limits
-
-if TYPE_CHECKING:
-    from django_mq.executor.watchdog import Link
-    from django_mq.messages import ClaimedRow, Fence
-    from django_mq.policy.backoff import RetryPolicy
-
-logger = logging.getLogger("django_mq")
 
 #: Seconds between two tries: the backends of a dead process hold its locks for a moment.
 PAUSE = 0.25
@@ -41,15 +35,21 @@ LIMITS = Limits(lock=1.0)
 
 @dataclass(slots=True)
 class DeadWorker:
-    """A worker process that died, and the messages that lose an attempt by that.
+    """A worker process that died, and the messages that lose an attempt by its death.
 
-    `timed_out` ran past their timeout; `lost` were running when the process died.
+    `timed_out` ran past their timeout; `lost` were running when the process died, at `died_at` of
+    the system-wide monotonic clock. By message id, `stopped` has who stopped it, `ran` how many
+    seconds it ran, and `stacks` where its handler was.
     """
 
     worker: str
     reason: str
     timed_out: list[Fence] = field(default_factory=list)
     lost: list[Fence] = field(default_factory=list)
+    stopped: dict[int, str] = field(default_factory=dict)
+    ran: dict[int, float] = field(default_factory=dict)
+    stacks: dict[int, list[Frame]] = field(default_factory=dict)
+    died_at: float = field(default_factory=monotonic)
     told_at: float = field(default_factory=monotonic)
 
 
@@ -121,13 +121,8 @@ class Recovery:
             self._outage.wait(error)
             return False
         except Exception as error:
-            logger.error(
-                "could not settle what worker %s held: it runs again when its leases lapse: %s",
-                dead.worker,
-                named(error),
-                exc_info=traced(error),
-                extra={"event": "recovery_failed"},
-            )
+            text = "could not settle what worker %s held: it runs again when its leases lapse"
+            log_failure("recovery_failed", error, text, dead.worker)
             statements.close()
             return True
 
@@ -138,9 +133,8 @@ class Recovery:
         freed = recover.release_all_but(
             cursor, worker=dead.worker, running=[fence.id for fence in charged]
         )
-        overran = TimedOut("the handler ran past its timeout")
-        ended = self._charge(statements, dead.timed_out, overran)
-        ended += self._charge(statements, dead.lost, WorkerLost(dead.reason))
+        ended = self._charge(statements, dead, dead.timed_out, _timed_out)
+        ended += self._charge(statements, dead, dead.lost, _lost)
         for each in ended:
             reporting.one_ended(each)
         probed = queue_backoff.drop_probes_of(cursor, worker=dead.worker)
@@ -155,18 +149,38 @@ class Recovery:
         leases.leave(cursor, worker=dead.worker)
         return True
 
-    def _charge(self, statements: Statements, fences: list[Fence], error: Exception) -> list[Ended]:
+    def _charge(
+        self,
+        statements: Statements,
+        dead: DeadWorker,
+        fences: list[Fence],
+        error_of: Callable[[DeadWorker, int], AttemptEnded],
+    ) -> list[Ended]:
         if not fences:
             return []
-        suspect = isinstance(error, WorkerLost)
         ended: list[Ended] = []
         cursor = statements.cursor()
         with statements.transaction():
             for row in recover.lock_running(cursor, fences):
                 delivery = Delivery(row)
-                each = end(delivery, self._policy(row), error, seconds=0.0)
-                failed = failed_row(each, suspect=suspect)
+                error, seconds = error_of(dead, delivery.id), dead.ran.get(delivery.id, 0.0)
+                each = end(delivery, self._policy(row), error, seconds=seconds)
+                failed = failed_row(each, suspect=isinstance(error, WorkerLost))
                 settle.fail(cursor, [failed] if failed else [])
                 ended.append(each)
-            settle_effects.follow(cursor, ended)
+            fences = [each.delivery.fence for each in ended]
+            recover.backdate(cursor, fences, seconds=monotonic() - dead.died_at)
+            settle_effects.write(cursor, ended)
         return ended
+
+
+def _timed_out(dead: DeadWorker, id: int) -> AttemptEnded:
+    error: AttemptEnded
+    by = dead.stopped.get(id)
+    error = TimedOut("the handler ran past its timeout") if by is None else was_stopped(by)
+    error.stack = dead.stacks.get(id, ())
+    return error
+
+
+def _lost(dead: DeadWorker, id: int) -> AttemptEnded:
+    return WorkerLost(dead.reason)

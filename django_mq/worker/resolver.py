@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from typing import TYPE_CHECKING
 
 from django_mq import handlers
+from django_mq.conf import Settings
 from django_mq.executor import reports as reporting
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settlement import settle_all
 from django_mq.executor.tasks import Line, Task
-from django_mq.handlers import refusal
+from django_mq.handlers import Handler, refusal
+from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.stored_json import excess
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
-
-if TYPE_CHECKING:
-    from django_mq.conf import Settings
-    from django_mq.handlers import Handler
-
 
 #: Bytes of metadata that workers add to what a handler broadcasts, at most.
 ADDED_METADATA = 1024
@@ -32,7 +28,7 @@ class Resolver:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._known: dict[Handler, tuple[tuple[str, ...], float]] = {}
-        # JSON of so many characters is within all limits.
+        # JSON of up to this many characters is within all limits.
         self._short = min(
             2 * settings.max_depth,
             settings.max_payload_bytes // 4,
@@ -77,7 +73,7 @@ class Resolver:
             return self._route(cursor, row, handler)
         if refused := refusal(handler, row.type, row.schema_version):
             return self._hold(cursor, row, refused)
-        if _is_replay(row):  # to the handler that somebody chose
+        if _is_replay(row):  # an operator chose the handler
             return self._task(delivery, handler)
         return self._hold(cursor, row, handlers.unsubscribed(handler, row.type))
 
@@ -94,7 +90,7 @@ class Resolver:
         return handler
 
     def _excess(self, row: ClaimedRow) -> str:
-        """Return which limit of a broadcast the stored row is beyond; empty for none."""
+        """Return which limit of a broadcast the stored row exceeds; empty for none."""
         settings, found = self._settings, ""
         if len(row.payload) > self._short:
             most = settings.max_payload_bytes
@@ -135,7 +131,8 @@ class Resolver:
                 cursor, row, f"handler {handler.name} is not allowed in queue {row.queue}"
             )
         if row.handler:
-            return self._hold(cursor, row, f"this worker has no handler named {row.handler}")
+            near = nearest_handlers(row.handler)
+            return self._hold(cursor, row, f"this worker has no handler named {row.handler}{near}")
         try:
             metadata = json.loads(row.metadata)
         except (ValueError, RecursionError) as error:
@@ -148,8 +145,11 @@ class Resolver:
             if row.queue in self._queues(each)
         ]
         if not matching:
+            near = nearest_types(row.type)
             return self._hold(
-                cursor, row, f"this worker has no handler for {row.type} in queue {row.queue}"
+                cursor,
+                row,
+                f"this worker has no handler for {row.type} in queue {row.queue}{near}",
             )
         for each in matching:
             if refused := refusal(each, row.type, row.schema_version):

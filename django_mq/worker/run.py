@@ -2,8 +2,8 @@
 
 The loop fetches, then sleeps on the wakeup. Executors and the async runner take from the local
 queue what the fetcher put there. The lease keeper renews the leases of what this process holds,
-maintenance does the chores, and the scheduler broadcasts by the clock: each on a thread and a
-connection of its own.
+maintenance does the chores, the scheduler broadcasts by the clock, and the operation runner acts
+for operators: each on a thread and a connection of its own.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ class Run:
         self.held = HeldMessages(self.id, self.parts)
         self._deadline = Deadline(worker.max_seconds)
         self._worked = False
-        # Whether the tables have proved usable: before that, a recovery could only fail.
-        self._usable = False
 
     def run(self, until_empty: bool) -> bool:
         """Work, then drain; return whether everything that had started was finished."""
@@ -74,7 +72,7 @@ class Run:
         self.parts.wakeup.poke()
 
     def _check_tables(self) -> None:
-        """Find out whether the tables can be used, before each thread would report that it can't.
+        """Check that the tables can be used, before every thread reports that it cannot use them.
 
         A lost database raises one of LOST, except in a supervised process, which waits for it.
         """
@@ -129,7 +127,7 @@ class Run:
         """Return whether a part of this process still runs, settles or broadcasts messages."""
         parts = self.parts
         idle = parts.local_queue.idle() and not parts.recovery.recovering()
-        return not idle or parts.scheduler.busy()
+        return not idle or parts.scheduler.busy() or parts.operation_runner.busy()
 
     def _wait_out(self, error: Exception) -> None:
         lost = isinstance(error, LOST)
@@ -154,7 +152,7 @@ class Run:
         if self.held.in_doubt or parts.backoffs.noted() or not claims_first:
             self.held.tend(cursor)
         sleep = parts.fetcher.fetch(cursor)
-        sleep = min(sleep, parts.scheduler.tend(cursor))
+        sleep = min(sleep, parts.scheduler.tend(cursor), parts.operation_runner.tend(cursor))
         self._worked = True
         if parts.statements.link.answers > answers:
             parts.outage.over()
@@ -168,7 +166,8 @@ class Run:
         parts.lease_keeper.start()
         parts.maintenance.start()
         parts.scheduler.start()
-        self._usable = True
+        parts.operation_runner.start()
+        parts.liveness.proved()
         self.take_recoveries()
         if parts.listener:
             parts.listener.start()
@@ -186,14 +185,14 @@ class Run:
 
     def take_recoveries(self) -> None:
         """Begin to settle what dead siblings held, once this run has started; from any thread."""
-        if not self._usable:
+        if not self.parts.liveness.usable:
             return
         with contextlib.suppress(IndexError):
             while True:
                 self.parts.recovery.recover(*self.worker._to_recover.pop())
 
     def _drain(self) -> bool:
-        """Finish what runs, release what did not start, and take leave of the fleet."""
+        """Finish what runs, release what did not start, and leave the fleet."""
         parts = self.parts
         deadline = Deadline(self.worker.drain_seconds)
         parts.draining = True
@@ -218,6 +217,7 @@ class Run:
         self._ring()
         parts.maintenance.end()
         parts.scheduler.end()
+        parts.operation_runner.end()
         parts.lease_keeper.end()
         parts.lease_keeper.join(5.0)
         parts.lease_keeper.report()
@@ -258,7 +258,7 @@ class Run:
             parts.statements.close()
 
     def _leave_queues(self) -> None:
-        """Write the last backoffs, disown the ordered queues, release what a lost answer named."""
+        """Write the last backoffs, disown the ordered queues, release claims with a lost answer."""
         parts = self.parts
         if not (self.held.in_doubt or parts.backoffs.noted() or parts.ordered_queues.owned):
             return  # a new connection might not come

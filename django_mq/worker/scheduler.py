@@ -1,34 +1,26 @@
 """Broadcast by the clock: the loop looks when a schedule is due, a thread broadcasts it.
 
-Any worker does this, whatever its queues. The row's own lock decides which one broadcasts, so
-nothing is agreed on beforehand. The thread's connection is open only while it works.
+Any worker does this, whatever its queues. The row's own lock decides which one
+broadcasts, so they need no agreement. The thread's connection is open only while it works.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from random import random
 from time import monotonic
-from typing import TYPE_CHECKING
 
-from django.db import connections, transaction
-from psycopg import IsolationLevel
-
-from django_mq.executor.connections import LOST, plain_connection_as
+from django_mq.conf import Settings
+from django_mq.executor.connections import LOST
+from django_mq.executor.watchdog import Link
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import can_read_cron
 from django_mq.schedules.declaring import FRESH, declare_all, keep_declared, retire
 from django_mq.schedules.firing import fire_due
+from django_mq.store import Cursor
 from django_mq.store import schedules as store
-from django_mq.store.limits import Limits, set_local
-
-if TYPE_CHECKING:
-    from django_mq.conf import Settings
-    from django_mq.executor.watchdog import Link
-    from django_mq.store import Cursor
+from django_mq.worker.turns import TurnThread
 
 logger = logging.getLogger("django_mq")
 
@@ -37,17 +29,12 @@ logger = logging.getLogger("django_mq")
 SPREAD = 0.2
 #: Seconds until the next turn while something stays due, and after a turn that failed.
 AGAIN, AFTER_FAILURE = 1.0, 5.0
-#: The limits of its statements.
-LIMITS = Limits(lock=1.0)
-#: Seconds that a stopping worker waits for the current transaction.
-LAST = 1.0
 
 
-class Scheduler(threading.Thread):
-    """Stores the schedules of this process's code, and broadcasts those of all that are due.
+class Scheduler(TurnThread):
+    """Stores the schedules of this process's code, and broadcasts every schedule that is due.
 
-    `on_fired()` is called when messages were broadcast, `on_turn()` after every turn: both on this
-    thread.
+    `on_fired()` is called when messages were broadcast, on this thread.
     """
 
     def __init__(
@@ -59,13 +46,10 @@ class Scheduler(threading.Thread):
         on_turn: Callable[[], None],
         link: Link | None = None,
     ) -> None:
-        super().__init__(name="mq-scheduler", daemon=True)
-        self._alias = alias
-        self._link = link
+        super().__init__("schedules", alias, on_turn=on_turn, link=link)
         self._settings = settings
         self._poll = settings.poll_interval
         self._on_fired = on_fired
-        self._on_turn = on_turn
         # By `monotonic()`. The thread sets the second to 0 to make the loop look anew.
         self._looked_at = float("-inf")
         self._due_at = float("inf")
@@ -73,9 +57,6 @@ class Scheduler(threading.Thread):
         self._reads_cron = can_read_cron()
         self._declare_at = 0.0 if all_schedules() else monotonic() + FRESH
         self._stored = not all_schedules()
-        self._wake = threading.Event()
-        self._working = False
-        self._ending = False
         if not self._stored:
             self._wake.set()
 
@@ -99,51 +80,36 @@ class Scheduler(threading.Thread):
                 self._wake.set()
         return max(0.0, min(self._due_at, self._looked_at + self._poll) - now)
 
-    def busy(self) -> bool:
-        """Return whether a turn runs or is about to: it may broadcast."""
-        return self._wake.is_set() or self._working
+    def next_turn_in(self) -> float:
+        return max(0.0, self._declare_at - monotonic())
 
-    def run(self) -> None:
-        while not self._ending:
-            self._wake.wait(max(0.0, self._declare_at - monotonic()))
-            self._working = True
-            self._wake.clear()
-            if not self._ending:
-                self.take_turn()
-            self._working = False
-            self._on_turn()
+    def work(self) -> None:
+        """Declare, if it is time to, and broadcast what is due."""
+        with self.connected():
+            if monotonic() >= self._declare_at:
+                self._declare()
+            self._fire()
 
-    def take_turn(self) -> None:
-        """Declare, if it is time to, and broadcast what is due; raises nothing."""
-        try:
-            with plain_connection_as(self._alias, self._link) as plain:
-                plain.connect()
-                # Whatever the alias sets: a row that another worker moved on is no longer due.
-                plain.connection.isolation_level = IsolationLevel.READ_COMMITTED
-                if monotonic() >= self._declare_at:
-                    self._declare()
-                self._fire()
-        except LOST as error:  # the loop reports it, and waits for the database
-            logger.debug("schedules put off: %s", error)
-            self._declare_at = max(self._declare_at, monotonic() + AGAIN)
-        except Exception:
-            logger.exception("schedules failed", extra={"event": "schedules_failed"})
-            self._rests_until = monotonic() + AFTER_FAILURE
-            self._declare_at = max(self._declare_at, self._rests_until)
+    def on_failure(self, *, lost: bool) -> None:
+        again_at = monotonic() + (AGAIN if lost else AFTER_FAILURE)
+        self._declare_at = max(self._declare_at, again_at)
+        if not lost:
+            self._rests_until = again_at
 
     def _declare(self) -> None:
-        """Store what this code declares, and retire what none does; again later, or soon if a row
-        was locked."""
+        """Store what this code declares, and retire what no code declares.
+
+        The next time is in an hour, or soon if a row was locked.
+        """
         try:
             if self._stored:
-                keep_declared(self._block, self._settings)
+                keep_declared(self.block, self._settings)
             else:
-                declare_all(self._block, self._settings)
+                declare_all(self.block, self._settings)
                 self._stored = True
-            retire(self._block)
+            retire(self.block)
         except LOST as error:
-            driver = connections[self._alias].connection
-            if driver is None or driver.closed:
+            if not self.is_connected():
                 raise
             logger.debug("schedules not declared: %s", error)
             self._declare_at = monotonic() + AGAIN
@@ -155,8 +121,8 @@ class Scheduler(threading.Thread):
         """Broadcast what is due, in transactions of bounded size, until nothing is left."""
         position: store.Position | None = store.FIRST
         fired = 0
-        while position is not None and not self._ending:
-            with self._block() as cursor:
+        while position is not None and not self._ended.is_set():
+            with self.block() as cursor:
                 done = fire_due(cursor, self._alias, after=position)
             fired += done.broadcasts
             position = done.after
@@ -164,17 +130,3 @@ class Scheduler(threading.Thread):
                 self._on_fired()
         if fired:
             self._due_at = 0.0  # others may be due sooner than the loop knows
-
-    @contextmanager
-    def _block(self) -> Iterator[Cursor]:
-        """Give a cursor in a transaction with limits that override those of the role."""
-        with transaction.atomic(using=self._alias), connections[self._alias].cursor() as cursor:
-            cursor.execute(set_local(LIMITS))
-            yield cursor
-
-    def end(self) -> None:
-        """Begin nothing more, and wait a moment for the current transaction."""
-        self._ending = True
-        self._wake.set()
-        if self.is_alive():
-            self.join(LAST)

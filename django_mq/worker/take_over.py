@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from django_mq.executor import reports as reporting
 from django_mq.executor import settle_effects
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
-from django_mq.messages import Delivery
+from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.error_text import Failure
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered
+from django_mq.store import Cursor
 from django_mq.store import claim_lapsed as lapsed
-
-if TYPE_CHECKING:
-    from django_mq.messages import ClaimedRow
-    from django_mq.store import Cursor
-    from django_mq.store.claim_lapsed import Lapsed
+from django_mq.store.claim_lapsed import Lapsed
 
 VANISHED = DeadLettered(EXHAUSTED, Failure("WorkerVanished", "the lease lapsed"))
 
 
-def take_over(
-    cursor: Cursor,
-    *,
-    queues: Sequence[str],
-    claimer: str,
-    lease: float,
-    limit: int,
-    max_bytes: int,
-    skip_dead: bool = False,
-    admitted: bool = False,
-    marks: Mapping[str, lapsed.Mark] | None = None,
-) -> Lapsed:
+def take_over(cursor: Cursor, **arguments: Any) -> Lapsed:
     """Claim lapsed messages as `claim_lapsed()` does, and apply the effects of those that died."""
     with within_transaction(cursor):
-        found = lapsed.claim_lapsed(
-            cursor,
-            queues=queues,
-            claimer=claimer,
-            lease=lease,
-            limit=limit,
-            max_bytes=max_bytes,
-            skip_dead=skip_dead,
-            admitted=admitted,
-            marks=marks,
-        )
-        settle_effects.follow_where_possible(cursor, list(map(_buried, found.dead)))
+        found = lapsed.claim_lapsed(cursor, **arguments)
+        settle_effects.write_where_possible(cursor, list(map(_buried, found.dead)))
     return found
 
 

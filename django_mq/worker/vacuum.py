@@ -9,12 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING
 
+from django_mq.store import Cursor
 from django_mq.store.vacuum import Versions, vacuum, versions
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 logger = logging.getLogger("django_mq")
 

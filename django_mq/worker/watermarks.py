@@ -48,7 +48,7 @@ class Watermarks(Generic[Name]):
         """Note that there is little behind the marks: the scans of the next FEW seconds are full.
 
         With order keys, a message that is freed by the end of the one before it lies before the
-        marks; where keys are few, that is nearly all of them.
+        marks; with few keys, nearly all messages do.
         """
         self._few_until = monotonic() + FEW
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
-from django.conf import settings
 from django.db import connection, transaction
 
 from django_mq import Message, RetryPolicy, broadcast_many, handlers
@@ -81,7 +79,7 @@ def start(empty_tables: None, tmp_path: Path, witness: Witness) -> Iterator[Call
         # A lease that no test waits for by accident: what needs its end sets a short one.
         given = {"LEASE": 300, **(mq or {})}
         worker = Worker(
-            [sys.executable, str(settings.BASE_DIR / "manage.py"), "mq_worker", *map(str, options)],
+            [str(option) for option in options],
             {
                 **os.environ,
                 "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings",
@@ -92,6 +90,8 @@ def start(empty_tables: None, tmp_path: Path, witness: Witness) -> Iterator[Call
                 **environment,
             },
             tmp_path / f"worker-{len(workers)}.log",
+            # The reloader starts what it was started by, and Python reads its own when it starts.
+            anew="--reload" in options or any(name.startswith("PYTHON") for name in environment),
         )
         workers.append(worker)
         return worker

@@ -7,10 +7,13 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+from tests.nursery import BASE_DIR, nursery
 
 Seen = TypeVar("Seen")
 
@@ -30,17 +33,17 @@ def eventually(look: Callable[[], Seen], what: str, seconds: float = SOON) -> Se
 class Worker:
     """`manage.py mq_worker`, in a session of its own, so that nothing of it can be left."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, options: Sequence[str], environment: dict[str, str], log: Path, *, anew: bool = False
+    ) -> None:
+        """Start it: as a fork of the nursery, or `anew` by an interpreter of its own."""
         self.log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        log.touch()
+        self.process = (
+            _started_anew(options, environment, log)
+            if anew
+            else nursery().start(["mq_worker", *options], environment, log)
+        )
 
     @property
     def pid(self) -> int:
@@ -88,7 +91,7 @@ class Worker:
 
     def kill_child(self, number: int, how: signal.Signals = signal.SIGKILL) -> int:
         """Send a signal to the child that started as number `number`; return its pid."""
-        pid = self.children()[number]
+        pid = self.has_started(number + 1)[number]
         os.kill(pid, how)
         return pid
 
@@ -116,6 +119,20 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait(30)
+
+
+def _started_anew(
+    options: Sequence[str], environment: dict[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, str(BASE_DIR / "manage.py"), "mq_worker", *options],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def is_running(pid: int) -> bool:

@@ -9,10 +9,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from django.db import connection
 
 from tests.acceptance.app.witness import Witness
-from tests.acceptance.conftest import Queue
-from tests.acceptance.processes import Worker
+from tests.acceptance.conftest import Queue, database_url
+from tests.acceptance.processes import SOON, Worker
+from tests.supervisor.test_service import heard, unit
+from tests.worker.proxy import Proxy
 
 
 def free_port() -> int:
@@ -44,7 +49,7 @@ def test_live_ready_and_draining(
     worker.tell(signal.SIGTERM)
     worker.says("draining")
     assert ask(port, "/livez") == (200, b"ok\n")
-    assert ask(port, "/readyz") == (503, b"no\n")
+    assert ask(port, "/readyz") == (503, b"draining\n")
     witness.open("open")
     assert worker.ends() == 0
     assert ask(port, "/livez")[0] == 0
@@ -84,3 +89,50 @@ def dripping(port: int) -> Iterator[None]:
     finally:
         enough.set()
         thread.join(30)
+
+
+def test_a_server_that_is_away_makes_it_unready_not_dead(
+    start: Callable[..., Worker], empty_tables: None, tmp_path: Path
+) -> None:
+    """`/livez` would have it restarted, which helps nobody. systemd hears the same."""
+    port, proxy = free_port(), Proxy(connection.get_connection_params())
+    with unit(str(tmp_path / "notify")) as link:
+        worker = start(
+            *("--health-port", port),
+            url=database_url(host="127.0.0.1", port=proxy.port),
+            NOTIFY_SOCKET=str(tmp_path / "notify"),
+            WATCHDOG_USEC="1000000",
+        )
+        assert link.recv(1000) in (b"READY=1", b"WATCHDOG=1")
+        worker.until(lambda: ask(port, "/readyz") == (200, b"ok\n"), "it is ready")
+        proxy.refuse(True)
+        worker.says("database lost")
+        told = worker.until(
+            lambda: (answer := ask(port, "/readyz"))[0] == 503 and answer[1], "it is not ready"
+        )
+        [child] = worker.children()
+        assert told == f"worker process {child}: the database does not answer\n".encode()
+        assert ask(port, "/livez") == (200, b"ok\n")
+        proxy.refuse(False)
+        worker.until(lambda: ask(port, "/readyz") == (200, b"ok\n"), "it is ready again")
+        heard(link)
+        link.setblocking(True)
+        assert link.recv(1000) == b"WATCHDOG=1"
+        worker.tell(signal.SIGTERM)
+        assert worker.ends() == 0
+        assert b"STOPPING=1" in heard(link)
+    proxy.close()
+
+
+def test_a_frozen_child_is_named(start: Callable[..., Worker], empty_tables: None) -> None:
+    """It moves in no part; the watchdog of systemd would end the worker, too."""
+    port = free_port()
+    worker = start("--health-port", port, mq={"POLL_INTERVAL": 0.5, "LEASE": 2})
+    worker.until(lambda: ask(port, "/readyz") == (200, b"ok\n"), "it is ready")
+    child = worker.kill_child(0, signal.SIGSTOP)
+    told = worker.until(
+        lambda: (answer := ask(port, "/livez"))[0] == 503 and answer[1], "it is not live", 2 * SOON
+    )
+    assert told.splitlines()[0] == f"worker process {child}: the loop stands still".encode()
+    worker.kill_child(0, signal.SIGCONT)
+    worker.until(lambda: ask(port, "/livez") == (200, b"ok\n"), "it is live again")

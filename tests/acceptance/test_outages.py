@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import psycopg
 import pytest
-from django.conf import settings
 
 from django_mq import RetryPolicy, fixed
-from testproject.embedded.server import PORT, Server
-from tests.acceptance.app import effects
+from testproject.embedded.server import Server
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
+from tests.acceptance.private import done, look, running, send, url_of
 from tests.acceptance.processes import Worker
 
 LOST = "database lost"
@@ -54,53 +48,8 @@ def test_terminated_backends(start: Callable[..., Worker], queue: Queue, witness
 
 @pytest.fixture
 def private() -> Iterator[Server]:
-    """A server of this test alone, with the tables."""
-    directory = Path(tempfile.mkdtemp(prefix="django_mq-acceptance-"))
-    directory.chmod(0o755)  # for the account that runs it
-    server = Server(directory)
-    try:
-        server.create()
-        server.start()
-        migrate(url_of(server))
+    with running() as server:
         yield server
-    finally:
-        server.control("stop", "-m", "immediate")
-        shutil.rmtree(directory)
-
-
-def migrate(url: str) -> None:
-    subprocess.run(
-        [sys.executable, str(settings.BASE_DIR / "manage.py"), "migrate", "--verbosity", "0"],
-        env=os.environ
-        | {"DJANGO_SETTINGS_MODULE": "tests.acceptance.settings", "DATABASE_URL": url},
-        check=True,
-        timeout=60,
-    )
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(effects.CREATE)
-
-
-def url_of(server: Server) -> str:
-    return f"postgresql://postgres@/postgres?host={server.sockets}&port={PORT}"
-
-
-def look(server: Server, statement: str, *params: Any) -> list[Any]:
-    with psycopg.connect(url_of(server), autocommit=True) as connection:
-        return connection.execute(statement, params).fetchall()
-
-
-def send(server: Server, kind: str, *names: str, **payload: Any) -> None:
-    """Broadcast as another program would: by the function, so that a worker routes them."""
-    with psycopg.connect(url_of(server), autocommit=True) as connection:
-        for name in names:
-            connection.execute(
-                "select mq_broadcast('work', %s, %s)",
-                (f"acceptance.{kind}", psycopg.types.json.Jsonb({**payload, "name": name})),
-            )
-
-
-def done(server: Server) -> list[str]:
-    return [name for (name,) in look(server, "select name from acceptance_effect order by name")]
 
 
 def seconds_used(pid: int) -> float:

@@ -36,6 +36,7 @@ def test_it_starts_again_when_code_changes(
         lambda: os.utime(module, (0, next(moments))) or "changed, reloading" in worker.said(),
         "the change is seen",
     )
+    worker.says(r"waiting at most 30 s for message \d+")
     witness.open("open")
     worker.has_started(2)
     queue.send("write", "after")

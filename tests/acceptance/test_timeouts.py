@@ -6,16 +6,26 @@ from collections.abc import Callable
 
 import pytest
 
+from django_mq.models import FailedAttempt
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker, is_running
 
 
-@pytest.mark.parametrize("kind", ["hang", "query"])
+def took(failed: FailedAttempt) -> float:
+    """The seconds that the attempt ran; it began before it ended, and neither is in the future."""
+    assert failed.started_at is not None
+    return (failed.ended_at - failed.started_at).total_seconds()
+
+
+@pytest.mark.parametrize("kind", ["hang", "query", "spin"])
 def test_its_process_is_ended(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:
-    """One attempt is charged, to it alone; the place is free again, in Python and in the server."""
+    """NSQ-20: one attempt is charged, to it alone; its place is free again, here and in the server.
+
+    `spin` holds the interpreter's lock: no thread of its process runs.
+    """
     queue.send("write", *[f"before{n}" for n in range(20)])
     [slow] = queue.send(kind, "slow", until=2)
     queue.send("write", *[f"after{n}" for n in range(20)])
@@ -25,6 +35,9 @@ def test_its_process_is_ended(
     assert queue.done().total() == 41
     assert {name: attempt for name, attempt, _ in queue.effects() if attempt != 1} == {"slow": 2}
     assert queue.failures(slow) == ["TimedOut"]
+    failed = FailedAttempt.objects.get(message_id=slow)
+    assert f", in {kind}\n" in failed.traceback  # where it was
+    assert took(failed) >= 1
     (_, _, ended), (_, _, again) = witness.started("slow")
     assert not is_running(ended)
     assert is_running(again)
@@ -58,6 +71,9 @@ def test_async_handlers_are_cancelled(
     witness.open("open")
     queue.wait_empty(worker)
     assert queue.failures(slow) == ["TimedOut"]
+    failed = FailedAttempt.objects.get(message_id=slow)
+    assert "await asyncio.sleep(PATIENCE)" in failed.traceback  # where it waited
+    assert took(failed) >= 1
     assert len({pid for _, _, pid in witness.started()}) == 1
     assert len(witness.started("beside")) == 1
     assert queue.done() == {"slow": 1, "beside": 1}
@@ -74,6 +90,7 @@ def test_a_call_that_blocks_the_thread_of_async_handlers(
     brief = queue.send("abrief", *names)
     queue.wait_empty(worker)
     assert queue.failures(slow) == ["TimedOut"]
+    assert ", in wait_at\n" in FailedAttempt.objects.get(message_id=slow).traceback
     assert [queue.failures(id) for id in brief] == [[]] * 20
     assert [len(witness.started(name)) for name in names] == [1] * 20
     (_, _, ended), (_, _, again) = witness.started("slow")

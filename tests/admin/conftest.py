@@ -11,6 +11,8 @@ from tests.queues.conftest import lock, other  # noqa: F401  (fixtures of this d
 VIEW = (
     "view_queuedmessage",
     "view_failedattempt",
+    "view_handledmessage",
+    "view_operation",
     "view_queuestate",
     "view_result",
     "view_schedule",

@@ -14,6 +14,8 @@ from django_mq.models import FailedAttempt
 MODELS = (
     "queuedmessage",
     "failedattempt",
+    "handledmessage",
+    "operation",
     "queuestate",
     "result",
     "schedule",
@@ -23,7 +25,7 @@ MODELS = (
 
 
 def url(model, page="changelist", *args):
-    if page != "operation":
+    if page != "action":
         args = [quote(str(each)) for each in args]
     return reverse(f"admin:django_mq_{model}_{page}", args=args)
 
@@ -37,10 +39,10 @@ def act(client, action, ids, **more):
     return client.post(LIST + more.pop("query", ""), data)
 
 
-def confirm(client, operation, ids, **more):
+def confirm(client, action, ids, **more):
     """Post to the address that the confirmation page posts to."""
     data = {"ids": ",".join(map(str, ids)), "confirmed": "yes", **more}
-    return client.post(url("queuedmessage", "operation", operation), data)
+    return client.post(url("queuedmessage", "action", action), data)
 
 
 def text(response):

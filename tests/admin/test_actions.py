@@ -82,17 +82,17 @@ def test_the_rest_is_done_at_once_from_the_list(boss, action):
 def test_the_page_of_a_message_comes_back(boss):
     message = add(**EVERY["dead"])
     response = boss.post(
-        url("queuedmessage", "operation", "requeue"), {"ids": message.pk, "page": message.pk}
+        url("queuedmessage", "action", "requeue"), {"ids": message.pk, "page": message.pk}
     )
     assert response.url == url("queuedmessage", "change", message.pk)
-    assert boss.get(url("queuedmessage", "operation", "requeue")).url == LIST
+    assert boss.get(url("queuedmessage", "action", "requeue")).url == LIST
 
 
 @pytest.mark.parametrize(
     "ids", ["", "x", "1;drop", "-1", "0", "9" * 19, "1" * 30, "\u0661", "1,,2"]
 )
 def test_what_is_no_id_is_refused(boss, ids):
-    address = url("queuedmessage", "operation", "requeue")
+    address = url("queuedmessage", "action", "requeue")
     assert boss.post(address, {"ids": ids}).status_code == 400
 
 
@@ -101,9 +101,7 @@ def test_ids_of_the_list_are_checked_too(boss):
 
 
 def test_an_unknown_operation_is_not_found(boss):
-    assert (
-        boss.post("/admin/django_mq/queuedmessage/operations/drop/", {"ids": 1}).status_code == 404
-    )
+    assert boss.post("/admin/django_mq/queuedmessage/actions/drop/", {"ids": 1}).status_code == 404
 
 
 def test_the_way_back_leads_nowhere_else(boss):
@@ -112,16 +110,13 @@ def test_the_way_back_leads_nowhere_else(boss):
     assert response.url.startswith(LIST + "?")
 
 
-def test_all_that_match_up_to_a_cap_and_it_says_so(boss, monkeypatch):
-    """S11: a row cap; the oldest first, and those that were selected only."""
+def test_more_than_a_page_can_hold_is_refused(boss, monkeypatch):
+    """S11: whoever selects everything that matches gets an operation, which has no cap."""
     monkeypatch.setattr(actions, "MOST", 3)
     ids = [add(dead=-1).pk for _ in range(5)]
-    add("other", dead=-1)
-    response = act(boss, "requeue", ids[-1:], select_across="1", query="?queue=mail&state=dead")
-    assert "3 oldest" in told(response)[0]
-    assert set(QueuedMessage.objects.dead().values_list("queue", "pk")) > {("mail", ids[3])}
-    assert QueuedMessage.objects.dead().count() == 3
+    assert act(boss, "requeue_heads", ids).status_code == 400
     assert confirm(boss, "requeue", ids).status_code == 400
+    assert QueuedMessage.objects.dead().count() == 5
 
 
 def test_a_message_that_is_gone_is_skipped(boss):
@@ -133,7 +128,7 @@ def test_a_message_that_is_gone_is_skipped(boss):
 def test_a_list_of_the_largest_number_of_ids_can_be_confirmed(boss, settings):
     """One field holds them: Django refuses a form of more than a thousand fields."""
     ids = range(1, actions.MOST + 1)
-    page = boss.post(url("queuedmessage", "operation", "discard"), {"ids": ",".join(map(str, ids))})
+    page = boss.post(url("queuedmessage", "action", "discard"), {"ids": ",".join(map(str, ids))})
     assert page.context["others"] == [("gone", actions.MOST)]
     assert confirm(boss, "discard", ids).status_code == 302
 
@@ -262,7 +257,7 @@ def test_what_runs_is_offered_no_action(boss):
     message = add(leased=60)
     beat(running=[message.pk])
     page = boss.get(url("queuedmessage", "change", message.pk))
-    assert page.context["operations"] == []
+    assert page.context["actions"] == []
     assert "runs now" in text(page)
 
 
@@ -321,7 +316,7 @@ class TestHeads:
         page = boss.get(url("queuedmessage", "change", second.pk))
         assert page.context["head"]["row"] == head
         assert f'href="{url("queuedmessage", "change", head.pk)}"' in page.content.decode()
-        address = url("queuedmessage", "operation", "discard")
+        address = url("queuedmessage", "action", "discard")
         asked = boss.post(address, {"ids": head.pk, "page": second.pk})
         here = url("queuedmessage", "change", second.pk)
         assert asked.context["back"] == here
@@ -331,7 +326,7 @@ class TestHeads:
     def test_a_waiting_head_is_cancelled_and_the_next_goes_on(self, boss, lines):
         head, second, third = lines["c"]
         page = boss.get(url("queuedmessage", "change", third.pk))
-        assert [each.name for each, _ in page.context["head"]["operations"]] == [
+        assert [each.name for each, _ in page.context["head"]["actions"]] == [
             "run_now",
             "cancel",
         ]
@@ -346,18 +341,16 @@ class TestHeads:
             line[0].pk for line in lines.values()
         ]
         head = lines["b"][0].pk
-        address = url("queuedmessage", "operation", "requeue")
+        address = url("queuedmessage", "action", "requeue")
         assert boss.post(address, {"ids": head, "queue": "mail"}).url == here
-        asked = boss.post(
-            url("queuedmessage", "operation", "cancel"), {"ids": head, "queue": "a b"}
-        )
+        asked = boss.post(url("queuedmessage", "action", "cancel"), {"ids": head, "queue": "a b"})
         assert asked.context["back"] == url("queuestate", "change", "a b")
         assert boss.get(asked.context["back"]).status_code == 302
 
     @pytest.mark.parametrize("page", ["x", "-1", "1,2", "0"])
     def test_no_way_back_to_what_is_no_message(self, boss, lines, page):
         data = {"ids": lines["a"][0].pk, "page": page}
-        address = url("queuedmessage", "operation", "discard")
+        address = url("queuedmessage", "action", "discard")
         assert boss.post(address, data).status_code == 400
         assert QueuedMessage.objects.count() == 9
 
@@ -365,4 +358,4 @@ class TestHeads:
         head = add(key="k", leased=60)
         message = add(key="k", blocked_by=head.pk)
         page = boss.get(url("queuedmessage", "change", message.pk))
-        assert page.context["head"]["operations"] == []
+        assert page.context["head"]["actions"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -200,10 +201,34 @@ def test_the_queues_refresh_while_somebody_looks(visit):
     page = visit(url("queuestate"))
     page.clock.install()
     page.reload()
-    page.check("[data-mq-refresh]")
+    page.select_option("[data-mq-refresh]", "5")
     add("appeared")
     page.clock.run_for(6000)
     page.wait_for_selector("text=appeared")
+
+
+def test_a_message_is_found_by_a_box_and_a_search_on_a_phone(visit):
+    """Filters are folded, opened by keyboard, and kept on the way to a message and back."""
+    wanted = add("mail", type="shop.mails.sent", payload={"user": {"id": 7}})
+    add("post", type="shop.mails.sent")
+    page = visit(LIST, viewport={"width": 390, "height": 800})
+    sync_api.expect(page.locator("#changelist-filter")).to_be_hidden()
+    page.locator(".mq-filters > summary").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("textbox", name="Type").fill("shop.mails.*")
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#result_list tbody tr")).to_have_count(2)
+    page.fill("#searchbar", "payload.user.id:7")
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#result_list tbody tr")).to_have_count(1)
+    page.click("#result_list tbody .mq-type")
+    page.get_by_role("link", name="Back to the filtered list").click()
+    says(page, "#result_list", f"{wanted.pk}")
+    sync_api.expect(page.locator("#searchbar")).to_have_value("payload.user.id:7")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all messages that match as JSON").click()
+    [row] = json.loads(download.value.path().read_text())
+    assert (row["id"], row["payload"]) == (wanted.pk, {"user": {"id": 7}})
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -121,7 +121,7 @@ class TestMessage:
         self, viewer, django_assert_max_num_queries
     ):
         message = add()
-        with django_assert_max_num_queries(25) as found:
+        with django_assert_max_num_queries(26) as found:
             self.page(viewer, message)
         assert not any('"payload"' in each["sql"] for each in found)
         assert not any('"traceback"' in each["sql"] for each in found)

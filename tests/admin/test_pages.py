@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from django.db.models.functions import Now
 
 from django_mq import handlers
-from django_mq.models import QueuedMessage, Result, Schedule, UniqueKey
+from django_mq.models import HandledMessage, Operation, QueuedMessage, Result, Schedule, UniqueKey
 from tests.admin.pages import LIST, MODELS, fail, text, url
 from tests.rows import add, beat, tally
 
@@ -55,6 +56,18 @@ class TestOnlyText:
         unique = UniqueKey.objects.create(
             queue="mail", type="t", unique_id="u", put_aside={EVIL: EVIL}
         )
+        handled = HandledMessage.objects.create(
+            id=leased.pk + 1,
+            queue="mail",
+            type="t",
+            key=EVIL,
+            correlation_id=EVIL,
+            causation_id=message.pk,
+            worker="<w>",
+            payload={EVIL: EVIL},
+            metadata={EVIL: EVIL},
+            keep_until=Now(),
+        )
         schedule, made = (
             Schedule.objects.create(
                 name=source,
@@ -68,9 +81,14 @@ class TestOnlyText:
             )
             for source in ("code", "admin")
         )
+        operation = Operation.objects.create(
+            action="cancel", filter={EVIL: [EVIL]}, by=EVIL, error=EVIL, last_id=0
+        )
         return {
             "queuedmessage": [message.pk, leased.pk],
             "failedattempt": [attempt.pk],
+            "handledmessage": [handled.pk],
+            "operation": [operation.pk],
             "queuestate": ["mail"],
             "result": [result.pk, failed.pk],
             "schedule": [schedule.pk, made.pk],

@@ -7,10 +7,13 @@ from itertools import product
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db.models.functions import Now
 from django.test import Client
 
 from django_mq.models import (
     FailedAttempt,
+    HandledMessage,
+    Operation,
     QueuedMessage,
     QueueState,
     Result,
@@ -77,10 +80,21 @@ def rows():
         last_error=CANARY,
         source="code",
     )
+    handled = HandledMessage.objects.create(
+        id=message.pk,
+        queue="mail",
+        type="t",
+        payload={"note": CANARY},
+        metadata={"tenant": CANARY},
+        keep_until=Now(),
+    )
     beat()
+    operation = Operation.objects.create(action="cancel", filter={}, last_id=0)
     return {
         "queuedmessage": [message.pk],
         "failedattempt": [attempt.pk],
+        "handledmessage": [handled.pk],
+        "operation": [operation.pk],
         "queuestate": ["mail"],
         "result": [value.pk, failed.pk],
         "schedule": [schedule.pk],
@@ -190,7 +204,7 @@ def test_actions_are_hidden_and_refused_without_their_own_right(login, action):
     client = login(*VIEW, *(right for right in RIGHTS.values() if right != RIGHTS[action]))
     assert f'value="{action}"' not in client.get(LIST).content.decode()
     page = client.get(url("queuedmessage", "change", message.pk)).content.decode()
-    assert url("queuedmessage", "operation", action) not in page
+    assert url("queuedmessage", "action", action) not in page
     assert act(client, action, [message.pk]).status_code == 403
     assert confirm(client, action, [message.pk]).status_code == 403
     assert QueuedMessage.objects.values().get() == before
@@ -204,7 +218,7 @@ def test_actions_are_offered_and_done_with_their_right(login, action):
     client = login("view_queuedmessage", RIGHTS[action])
     assert f'value="{action}"' in client.get(LIST).content.decode()
     page = client.get(url("queuedmessage", "change", message.pk)).content.decode()
-    assert url("queuedmessage", "operation", action) in page
+    assert url("queuedmessage", "action", action) in page
     assert confirm(client, action, [message.pk]).status_code == 302
     if goes:
         assert not QueuedMessage.objects.exists()
@@ -218,7 +232,7 @@ def test_what_is_done_to_heads_takes_the_same_right(login, action):
     """S10: on the list, on the page of a follower, on the page of the queue."""
     head = add(key="k", dead=-5)
     message = add(key="k", blocked_by=head.pk)
-    address = url("queuedmessage", "operation", action)
+    address = url("queuedmessage", "action", action)
     pages = (url("queuedmessage", "change", message.pk), url("queuestate", "change", "mail"))
     others = (right for right in RIGHTS.values() if right != RIGHTS[action])
     client = login(*VIEW, *others)
@@ -254,7 +268,7 @@ def test_actions_take_a_token(boss, action):
     assert confirm(client, action, [message.pk]).status_code == 403
     for page in DECISIONS:
         assert client.post(url("queuestate", page), {"queue": "mail"}).status_code == 403
-    assert client.get(url("queuedmessage", "operation", action)).status_code == 302
+    assert client.get(url("queuedmessage", "action", action)).status_code == 302
     assert not LogEntry.objects.exists()
 
 

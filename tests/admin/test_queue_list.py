@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 from django.contrib import admin
+from django.db import connection
 
 from django_mq import handlers
 from django_mq.admin import queues as queue_admin
 from django_mq.models import QueueState
+from django_mq.queues import totals
 from tests.admin.pages import text, url
 from tests.pages_read import pages_read
 from tests.rows import add_all
@@ -69,3 +71,52 @@ def test_only_the_queues_of_the_page_are_counted(boss, monkeypatch):
         return read.total
 
     assert 2 * cost(20) < cost(1000)
+
+
+@pytest.mark.usefixtures("three_to_a_page")
+def test_a_search_finds_queues_by_a_part_of_their_names(boss):
+    add_all({"queue": name} for name in ("mail.a", "mail.b", "mail.c", "Mail.d", "post"))
+    first = boss.get(url("queuestate"), {"q": "MAIL."})
+    assert names(first) == ["Mail.d", "mail.a", "mail.b"]
+    assert "?q=MAIL.&amp;page=2" in first.content.decode()
+    assert names(boss.get(url("queuestate"), {"q": "mail.", "page": 2})) == ["mail.c"]
+    assert "has this in its name" in text(boss.get(url("queuestate"), {"q": "<nosuch>"}))
+
+
+def test_a_page_of_many_long_queues_counts_less_far(boss, monkeypatch):
+    """Short queues cost little, so they do not count."""
+    monkeypatch.setattr(totals, "STOPS", (5, 8))
+    monkeypatch.setattr(totals, "READ", 4 * 2 * 8)
+    monkeypatch.setattr(totals, "MOST", 12)
+    add_all([{"queue": "a"}] * 9 + [{"queue": f"short{n}"} for n in range(9)])
+
+    def shown() -> str:
+        with handlers.isolated():
+            return text(boss.get(url("queuestate")))
+
+    alone = shown()
+    add_all([{"queue": "b"}] * 9)
+    two = shown()
+    add_all([{"queue": "c"}] * 9)
+    three = shown()
+    assert ("Counts stop at 12;" in alone, " 9 " in alone, "+" in alone) == (True, True, False)
+    assert ("Counts stop at 8;" in two, two.count(" 8+ ")) == (True, 2)
+    assert ("Counts stop at 5;" in three, three.count(" 5+ ")) == (True, 3)
+
+
+def test_a_page_of_long_queues_reads_no_more_than_one_of_shorter_ones(boss, monkeypatch):
+    """Sixty queues of 16,000 messages took seconds."""
+    monkeypatch.setattr(totals, "READ", 4 * 20 * 200)
+
+    def rows() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("analyze django_mq_queuedmessage")
+        with pages_read() as read:
+            boss.get(url("queuestate"))
+        return read.rows
+
+    with handlers.isolated():
+        add_all({"queue": f"q{n % 20}"} for n in range(20 * 250))
+        short = rows()
+        add_all({"queue": f"q{n % 20}"} for n in range(20 * 750))
+        assert rows() < 1.5 * short

@@ -7,12 +7,15 @@ from datetime import timedelta
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
+from django.db.models.functions import Now
 from django.test import Client, override_settings
 from django.urls import path, reverse
 
 from django_mq import handlers
 from django_mq.admin import (
     FailedAttemptAdmin,
+    HandledMessageAdmin,
+    OperationAdmin,
     QueuedMessageAdmin,
     QueueScopeMixin,
     QueueStateAdmin,
@@ -23,6 +26,8 @@ from django_mq.admin import (
 )
 from django_mq.models import (
     FailedAttempt,
+    HandledMessage,
+    Operation,
     QueuedMessage,
     QueueState,
     Result,
@@ -45,6 +50,8 @@ site = admin.AdminSite(name="scoped")
 for model, base in (
     (QueuedMessage, QueuedMessageAdmin),
     (FailedAttempt, FailedAttemptAdmin),
+    (HandledMessage, HandledMessageAdmin),
+    (Operation, OperationAdmin),
     (QueueState, QueueStateAdmin),
     (Result, ResultAdmin),
     (Schedule, ScheduleAdmin),
@@ -88,6 +95,9 @@ def rows():
             attempt=1,
             error_class=f"{queue}.Error",
         )
+        HandledMessage.objects.create(
+            id=10**9 + len(found), queue=queue, type=f"type.{queue}", keep_until=Now()
+        )
         add(queue, type=f"type.{queue}", key=f"key-{queue}", blocked_by=message.pk)
         UniqueKey.objects.create(queue=queue, type=f"type.{queue}", unique_id=f"once-{queue}")
         Schedule.objects.create(name=f"s-{queue}", type="t", queue=queue, every=timedelta(days=1))
@@ -105,7 +115,7 @@ def test_lists_filters_and_counts(rows, mine):
     for model in MODELS:
         page = text(mine.get(scoped(model)))
         assert "theirs" not in page, model
-        if model != "result":
+        if model not in ("result", "operation"):
             assert "mine" in page.replace("Welcome, mine", ""), model
     assert mine.get(scoped("queuedmessage")).context["cl"].result_count == 3
     assert mine.get(scoped("queuedmessage"), {"queue": "theirs"}).context["cl"].result_count == 0
@@ -126,6 +136,7 @@ def test_pages(rows, mine):
         for model, key in (
             ("queuedmessage", message.pk),
             ("failedattempt", attempt.pk),
+            ("handledmessage", HandledMessage.objects.get(queue=queue).pk),
             ("queuestate", queue),
             ("workerheartbeat", f"worker-{queue}"),
         ):
@@ -144,14 +155,14 @@ def test_a_message_of_others_is_as_one_that_is_not(rows, mine):
     assert len(set(answers)) == 1
 
 
-@pytest.mark.parametrize("operation", ["requeue", "run_now", "cancel", "discard"])
-def test_actions(mine, operation):
-    columns = {"dead": -5} if operation in ("requeue", "discard") else {"after": 60}
+@pytest.mark.parametrize("action", ["requeue", "run_now", "cancel", "discard"])
+def test_actions(mine, action):
+    columns = {"dead": -5} if action in ("requeue", "discard") else {"after": 60}
     theirs, own = add("theirs", **columns), add("mine", **columns)
     before = QueuedMessage.objects.filter(pk=theirs.pk).values().get()
     ids = f"{theirs.pk},{own.pk}"
-    address = scoped("queuedmessage", "operation", operation)
-    if operation in ("cancel", "discard"):
+    address = scoped("queuedmessage", "action", action)
+    if action in ("cancel", "discard"):
         page = mine.post(address, {"ids": ids})
         assert page.context["count"] == 1
         assert page.context["others"] == [("gone", 1)]

@@ -91,6 +91,8 @@ def test_defaults_of_a_queue() -> None:
         "max_backlog": None,
         "warn_depth": 1000,
         "warn_every": 6 * 3600,
+        "history": None,
+        "history_payload": False,
     }
 
 
@@ -301,6 +303,8 @@ BAD_OPTIONS = [
     ("max_backlog", [0]),
     ("warn_depth", [-1, None]),
     ("warn_every", [0, None]),
+    ("history", [0, -1, True, "x"]),
+    ("history_payload", [None, 1]),
 ]
 
 

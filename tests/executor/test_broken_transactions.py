@@ -166,7 +166,7 @@ def test_the_id_of_a_lost_transaction_may_be_another_ones(
 
     Asked for such an id, it tells what became of somebody else's transaction.
     """
-    monkeypatch.setattr(bench.settlement, "was_committed", lambda xid: True)
+    monkeypatch.setattr(bench.settlement, "was_committed", lambda xid, changed=(): True)
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(60)))
     def h(delivery: Delivery) -> None:

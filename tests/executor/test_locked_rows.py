@@ -15,7 +15,8 @@ from django_mq.executor import settlement
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from tests.database import second_connection
-from tests.rows import stored
+from tests.rows import add, stored
+from tests.store.keyed import take_open
 from tests.worker.conftest import PATIENCE, Bench, add_many, effect, effects, pid_of, waiting
 
 pytestmark = [
@@ -175,3 +176,37 @@ def test_a_row_that_stays_locked_does_not_hold_the_executor_for_ever(
     assert sorted(bench.settled) == [m.pk for m in messages]
     assert FailedAttempt.objects.count() == 0
     assert stored(messages[0]).claimed_by is not None
+
+
+def test_an_ack_waits_for_a_claim_that_parks_what_is_behind(make_bench: Any) -> None:
+    """Such a claim locks the head of the line for a moment. Else the whole slice runs again."""
+    ran: list[int] = []
+    bench = make_bench(slice_seconds=0.02)  # its statements wait for locks for half of that
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    for key in "ab":
+        add(handler="h", key=key)
+    with second_connection() as claiming, claiming.transaction():
+        tasks = [bench.task(row) for row in take_open(claiming.cursor()).rows]
+    bench.session.connect()
+    pid = pid_of(bench)
+    with second_connection() as other:
+        other.execute("begin")
+        other.execute("select from django_mq_queuedmessage for key share")
+
+        def let_go() -> None:
+            until_it_waits(pid)
+            other.execute("rollback")
+
+        letting_go = threading.Thread(target=let_go)
+        letting_go.start()
+        remainder = bench.run(tasks)
+        letting_go.join()
+    assert remainder.again == []
+    if remainder.left:
+        bench.run_all(remainder.left)
+    assert sorted(ran) == sorted(task.delivery.id for task in tasks)
+    assert waiting() == set()

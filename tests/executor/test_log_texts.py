@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,23 @@ def test_no_text_of_an_exception_is_in_the_log(
     assert f"{__name__}.Fails at {__file__}:" in lines  # where nobody else keeps it
 
 
+def test_the_log_has_the_stack_of_a_failure(
+    start: Start, said: Said, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For log handlers and error trackers; what a handler raises on purpose has none."""
+    run_all(start)
+    ended = [each for each in caplog.records if each.__dict__.get("event", "")[:8] == "message_"]
+    by_type = {each.__dict__["type"]: each.exc_info for each in ended}
+    assert by_type["reject"] is None
+    info = by_type["fails"]
+    assert info is not None
+    assert info[0] is not None
+    assert info[0].__name__ == "Fails"
+    assert traceback.extract_tb(info[2])[-1].name == "h"
+    assert info[1] is not None
+    assert SECRET not in "".join(traceback.format_exception(info[1]))
+
+
 def test_the_row_has_the_text(start: Start, said: Said) -> None:
     run_all(start)
     texts = set(FailedAttempt.objects.values_list("error_text", flat=True))
@@ -122,7 +140,7 @@ def test_a_setting_puts_the_texts_into_the_log(
     assert any(f"failed ({__name__}.Fails: {SECRET})" in line for line in lines)
     assert any(f"is dead: {SECRET} (" in line for line in lines)
     traced = {record.event for record in caplog.records if record.exc_info}  # type: ignore[attr-defined]
-    assert traced == {"hook_failed", "failed_after_finish"}
+    assert traced == {"hook_failed", "failed_after_finish", "message_retried", "message_dead"}
 
 
 def test_what_the_database_refuses_is_named_without_the_row(

@@ -106,6 +106,8 @@ def test_defaults() -> None:
         "is_async": False,
         "max_batch": None,
         "linger": 0.0,
+        "history": None,
+        "history_payload": None,
         "any_queue": False,
         "of_row": None,
     }

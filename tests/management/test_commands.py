@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
-from django.core.management import CommandError
+from django.core.management import BaseCommand, CommandError, load_command_class
 from django.db import connection
 
+from django_mq import handlers
+from django_mq.management.commands import mq_status
 from django_mq.models import QueueState
 from tests.management.conftest import run
 from tests.rows import add, decide
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _known(settings):
+    """A queue of the settings needs no --force."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {}}}
+
 
 COMMANDS = {
     "mq_status": [],
@@ -20,6 +32,8 @@ COMMANDS = {
     "mq_resume": ["mail"],
     "mq_limit": ["mail", "5"],
     "mq_requeue": ["--all", "--yes"],
+    "mq_replay": ["--id", "1", "--yes"],
+    "mq_stop": ["1", "--yes"],
     "mq_purge": ["--all", "--yes"],
     "mq_schedule": [],
 }
@@ -30,6 +44,58 @@ $$ begin insert into audit_log values (old.id); return old; end $$;
 create trigger audit before delete on django_mq_queuedmessage
    for each row execute function pg_temp.audit()
 """
+
+
+EVERY = sorted(path.stem for path in Path(mq_status.__file__).parent.glob("mq_*.py"))
+#: Options that Django adds to each command.
+STOCK = {action.dest for action in BaseCommand().create_parser("manage.py", "any")._actions}
+
+
+def options(name):
+    """Return the arguments of a command that are its own."""
+    parser = load_command_class("django_mq", name).create_parser("manage.py", name)
+    return [each for each in parser._actions if each.dest not in STOCK]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_help_explains_every_argument(name):
+    assert [each.dest for each in options(name) if not each.help] == []
+    assert load_command_class("django_mq", name).help
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_reference_has_every_argument(name):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference.md").read_text()
+    [line] = re.findall(rf"^\| `{name}\b.*$", page, re.MULTILINE)
+    line = line.replace("\\|", "|")
+    named = re.findall(r"--[a-z-]+", line)
+    common = {"--database", "--json"}
+    own = {each.option_strings[-1] for each in options(name) if each.option_strings}
+    assert set(named) == own - common
+    places = [str(each.metavar or each.dest) for each in options(name) if not each.option_strings]
+    assert all(place in line for place in places)
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        (("mq_errors", "--queue", "mial"), "names the queue 'mial', and it has no messages: did"),
+        (("mq_replay", "--queue", "mial", "--yes"), "did you mean 'mail'?"),
+        (("mq_replay", "--handler", "send_mial", "--dry-run"), "(did you mean send_mail?"),
+        (("mq_requeue", "--queue", "mial", "--yes"), "did you mean 'mail'?"),
+        (("mq_requeue", "--handler", "send_mial", "--yes"), "no handler here is 'send_mial' (did"),
+        (("mq_purge", "--handler", "send_mial", "--yes"), "did you mean send_mail?"),
+    ],
+)
+def test_nothing_found_for_a_name_that_nobody_knows_says_so(command, wanted, capsys):
+    @handlers.handler("t", name="send_mail")
+    def send(delivery):
+        pass
+
+    run(*command)
+    assert wanted in capsys.readouterr().err
+    run(*(each.replace("mial", "mail") for each in command))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", COMMANDS)

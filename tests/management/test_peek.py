@@ -62,7 +62,9 @@ class TestPeek:
 
     def test_dead_letters(self):
         dead = add(dead=-1)
-        assert run("mq_peek") == "No messages.\n"
+        assert run("mq_peek") == (
+            "No messages. There are dead letters in mail: see mq_peek --dead.\n"
+        )
         assert rows(run("mq_peek", "--dead"))[str(dead.pk)][4] == "dead"
 
     def test_what_cannot_be_decoded(self):

@@ -8,9 +8,39 @@ from django.core.management import CommandError
 from django_mq import queues
 from django_mq.models import QueueState
 from tests.management.conftest import run, run_json
-from tests.rows import decide
+from tests.rows import add, decide
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _known(settings):
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {}}}
+
+
+class TestQueuesThatNothingKnows:
+    @pytest.mark.parametrize("command", ["mq_pause {}", "mq_resume {}", "mq_limit {} 5"])
+    def test_they_need_force(self, command):
+        name, *arguments = command.format("mial").split()
+        for more in ([], ["--yes"], ["--json"], ["--dry-run"]):
+            with pytest.raises(CommandError, match=r"Did you mean mail\? Pass --force"):
+                run(name, *arguments, *more)
+        assert not QueueState.objects.exists()
+        assert "Queue mial" in run(name, *arguments, "--force")
+
+    def test_a_terminal_is_asked(self, terminal):
+        questions = terminal("n", "y", "y")
+        with pytest.raises(CommandError, match="nothing was changed"):
+            run("mq_pause", "nosuch")
+        assert not QueueState.objects.exists()
+        assert "is paused" in run("mq_pause", "nosuch")
+        assert "queue nosuch is not known" in questions[0]
+        assert "Did you mean" not in questions[0]
+
+    def test_messages_and_decisions_make_a_queue_known(self):
+        add("letters"), decide("parcels")
+        assert "is paused" in run("mq_pause", "letters")
+        assert "is paused" in run("mq_pause", "parcels")
 
 
 class TestPause:

@@ -73,7 +73,9 @@ def test_wrong_content_is_refused_with_its_path() -> None:
 
 @pytest.mark.parametrize("thing", [object(), int, Placed(1), lambda: None])
 def test_only_classes_with_fields_are_messages(thing: Any) -> None:
-    with pytest.raises(InvalidMessage, match="no dataclass, pydantic model or msgspec Struct"):
+    with pytest.raises(
+        InvalidMessage, match="not a dataclass, a pydantic model or a msgspec Struct"
+    ):
         message("a.b")(thing)
 
 

@@ -232,3 +232,24 @@ def test_a_schema_describes_what_is_stored() -> None:
         },
         "required": ["name"],
     }
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"at": datetime(2026, 1, 1)}, "at must be an aware datetime; got a naive datetime,"),
+        ({"at": "2026-01-01T00:00:00+00:00"}, "at must be an aware datetime; got text"),
+        ({"price": "1.5"}, "price must be a finite Decimal; got text"),
+        ({"price": Decimal("NaN")}, "price must be a finite Decimal; got a Decimal that is not"),
+        ({"wait": 5}, "wait must be a timedelta; got a whole number"),
+    ],
+)
+def test_a_producer_reads_what_it_must_give_in_python(fields: dict[str, Any], text: str) -> None:
+    @dataclass
+    class Given:
+        at: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+        price: Decimal = Decimal(1)
+        wait: timedelta = timedelta(1)
+
+    with pytest.raises(Mismatch, match=text):
+        Codecs().build(Given).dump(Given(**fields))

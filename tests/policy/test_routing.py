@@ -198,7 +198,7 @@ def test_explain_says_why() -> None:
         (
             "gold",
             False,
-            "# matches, but the metadata has not eu=True (all of where is wanted)",
+            "# matches, but the metadata lacks eu=True (all of where is wanted)",
         ),
         ("rich", True, "# matches, and so does the metadata (any of where)"),
     ]

@@ -147,15 +147,15 @@ def test_chunks(monkeypatch, transactional_db):
     monkeypatch.setattr(acting, "CHUNK", 2)
     ids = [add(dead=-1).pk for _ in range(5)]
     sizes = []
-    remove = acting._remove
+    remove = acting.CHANGES["discard"]
 
-    def spy(cursor, chunk, **flags):
+    def spy(cursor, chunk):
         sizes.append(len(chunk))
         if len(sizes) == 3:
             raise RuntimeError
-        return remove(cursor, chunk, **flags)
+        return remove(cursor, chunk)
 
-    monkeypatch.setattr(acting, "_remove", spy)
+    monkeypatch.setitem(acting.CHANGES, "discard", spy)
     with pytest.raises(RuntimeError):
         queues.discard(ids)
     assert sizes == [2, 2, 1]

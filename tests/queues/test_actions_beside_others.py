@@ -16,6 +16,7 @@ from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues import Changed
 from django_mq.queues import actions as acting
 from django_mq.store import operators as operate
+from django_mq.store import operators as store
 from tests.rows import add, decide
 
 pytestmark = pytest.mark.django_db
@@ -39,9 +40,9 @@ class TestBesideOthers:
         monkeypatch.setattr(acting, "CHUNK", 1)
         ids = [add(dead=-1).pk for _ in range(3)]
         tries = []
-        remove = acting._remove
+        remove = store.remove
         monkeypatch.setattr(
-            acting, "_remove", lambda *a, **flags: tries.append(a) or remove(*a, **flags)
+            store, "remove", lambda *a, **flags: tries.append(a) or remove(*a, **flags)
         )
         other.execute("lock table django_mq_queuedmessage in exclusive mode")
         with connection.cursor() as cursor:
@@ -88,14 +89,14 @@ class TestInTheCallersTransaction:
     @pytest.mark.parametrize(("before", "within"), [("0", "1s"), ("200ms", "200ms"), ("5s", "1s")])
     def test_the_callers_lock_timeout_is_put_back(self, monkeypatch, before, within):
         seen = []
-        remove = acting._remove
+        remove = store.remove
 
-        def spy(cursor, chunk, **flags):
+        def spy(cursor, **flags):
             cursor.execute("show lock_timeout")
             seen.append(cursor.fetchone()[0])
-            return remove(cursor, chunk, **flags)
+            return remove(cursor, **flags)
 
-        monkeypatch.setattr(acting, "_remove", spy)
+        monkeypatch.setattr(store, "remove", spy)
         with connection.cursor() as cursor:
             cursor.execute(f"set local lock_timeout = '{before}'")
             queues.cancel([add().pk])

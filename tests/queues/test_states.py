@@ -12,7 +12,9 @@ from django_mq import queues
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueuedMessage
 from django_mq.queues import State
+from django_mq.store import peek
 from django_mq.store import queue_state as store
+from tests.pages_read import pages_read
 from tests.rows import add, add_all, decide
 
 pytestmark = pytest.mark.django_db
@@ -231,6 +233,38 @@ class TestPeek:
         ids = [add(queue).pk for queue in ("b", "a", "b", "b")]
         assert [each.pk for each in queues.peek("b", limit=2)] == [ids[0], ids[2]]
         assert queues.peek("nothing") == []
+
+    @pytest.mark.parametrize("window", [3, 4, 100])
+    @pytest.mark.parametrize("skip_locked", [True, False])
+    def test_dead_letters_in_front_hide_nothing(self, monkeypatch, lock, window, skip_locked):
+        """Those of all queues are looked for at the beginning of the table first."""
+        monkeypatch.setattr(peek, "FIRST", window)
+        add_all([{"dead": -1}] * 3)
+        leased, locked = add("a", leased=60), add("b")
+        free = [add("b"), add("a")]
+        lock(locked)
+        found = queues.peek(limit=3, skip_locked=skip_locked)
+        shown = sorted(each.pk for rows in found.values() for each in rows)
+        every = free if skip_locked else [leased, locked, *free]
+        assert shown == [each.pk for each in every][:3]
+
+    @pytest.mark.parametrize("given", [{}, {"skip_locked": True}, {"dead": True}])
+    def test_many_queues_cost_no_more(self, given):
+        """2,000 took 50 ms."""
+
+        def rows(first: int, last: int) -> int:
+            add_all({"queue": f"q{n}"} for n in range(first, last))
+            with pages_read() as read:
+                assert queues.peek(limit=5, **given)
+            return read.rows
+
+        add_all([{"dead": -1}] * 5)
+        for n in range(100):
+            decide(f"idle{n}")
+        with connection.cursor() as cursor:  # as in a table that is larger than this one
+            cursor.execute("set local enable_seqscan = off")
+        few = rows(0, 10)
+        assert rows(10, 400) <= few + 10
 
     def test_ten_by_default(self):
         for _ in range(11):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
@@ -35,10 +35,18 @@ def take(
     limit: int = 100,
     max_bytes: int = 1 << 22,
     skip_dead: bool = False,
+    further: Sequence[str] = (),
 ) -> Claim:
     """Claim, and commit."""
     with cursor.connection.transaction():
-        return take_open(cursor, *lanes, limit=limit, max_bytes=max_bytes, skip_dead=skip_dead)
+        return take_open(
+            cursor,
+            *lanes,
+            limit=limit,
+            max_bytes=max_bytes,
+            skip_dead=skip_dead,
+            further=further,
+        )
 
 
 def take_open(
@@ -47,6 +55,7 @@ def take_open(
     limit: int = 100,
     max_bytes: int = 1 << 22,
     skip_dead: bool = False,
+    further: Sequence[str] = (),
 ) -> Claim:
     """Claim in the transaction that is open."""
     return with_keys.claim(
@@ -57,6 +66,7 @@ def take_open(
         limit=limit,
         max_bytes=max_bytes,
         skip_dead=skip_dead,
+        further=further,
     )
 
 

@@ -15,6 +15,8 @@ Cursor = psycopg.Cursor[Any]
 HOT = ["django_mq_queuedmessage", "django_mq_uniquekey"]
 OTHERS = [
     "django_mq_failedattempt",
+    "django_mq_hourfigures",
+    "django_mq_minutefigures",
     "django_mq_queuestate",
     "django_mq_result",
     "django_mq_workerheartbeat",

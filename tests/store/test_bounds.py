@@ -13,7 +13,7 @@ import pytest
 from django.db import DEFAULT_DB_ALIAS
 
 from django_mq.executor.statements import Statements
-from django_mq.store import chores, expiry, keys
+from django_mq.store import chores, expiry, figures, keys
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import ordered_queues as lines
 from django_mq.store import put_aside as aside
@@ -69,7 +69,13 @@ insert into django_mq_result (message_id, handler, value)
 select n, '', '1' from generate_series(%(first)s::int, %(last)s::int, 10) n;
 insert into django_mq_workerheartbeat (id, queues, host, pid, version, wakeup, running)
 select 'w' || n, '[]', 'h', 1, '1', 'poll', '[]'
-  from generate_series(%(first)s::int, %(last)s::int, 10) n
+  from generate_series(%(first)s::int, %(last)s::int, 10) n;
+insert into django_mq_minutefigures (minute, worker, queue, handler)
+select now() - interval '1 minute' * (n % 100), 'w', 'q' || n, 'h'
+  from generate_series(%(first)s::int, %(last)s::int) n;
+insert into django_mq_hourfigures (hour, queue, handler)
+select now() - interval '1 hour' * (n % 100), 'q' || n, 'h'
+  from generate_series(%(first)s::int, %(last)s::int) n
 """
 
 #: Each piece, from the beginning and from the middle of its walk.
@@ -92,6 +98,8 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
     "waiting queues": (chores.WAITING_QUEUES, {"limit": PIECE, "after": ""}),
     "deep": (chores.WAITING, {"queues": ["keys", "later", "line"], "limits": [PIECE] * 3}),
     "workers": (chores.FORGET_WORKERS, {"limit": PIECE, "after": "", "older_than": 60.0}),
+    "minutes": (figures.FORGET_MINUTES, {"limit": PIECE, "older_than": 1e6}),
+    "hours": (figures.FORGET_HOURS, {"limit": PIECE, "older_than": 1e6}),
     "lapsed": (
         lapsed.CLAIM_LAPSED,
         {
@@ -134,7 +142,8 @@ def fill(first: int, last: int) -> None:
             own.execute(statement.replace("%(first)s", str(first)).replace("%(last)s", str(last)))
         tables = (
             "django_mq_queuedmessage, django_mq_uniquekey, django_mq_failedattempt,"
-            " django_mq_result, django_mq_workerheartbeat"
+            " django_mq_result, django_mq_workerheartbeat, django_mq_minutefigures,"
+            " django_mq_hourfigures"
         )
         own.execute(f"vacuum analyze {tables}")
 

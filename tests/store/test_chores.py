@@ -7,8 +7,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result, WorkerHeartbeat
-from django_mq.store import chores, expiry
+from django_mq.models import (
+    FailedAttempt,
+    Operation,
+    QueuedMessage,
+    QueueState,
+    Result,
+    WorkerHeartbeat,
+)
+from django_mq.store import chores, expiry, operations
 from tests.rows import add, beat, columns, stored
 from tests.store.conftest import lock
 
@@ -78,6 +85,24 @@ def test_old_attempts_results_and_workers_are_forgotten(cursor: Cursor) -> None:
     assert set(Result.objects.values_list("message_id", flat=True)) == {50, 1}
     chores.forget_workers(cursor, older_than=40.0)
     assert list(WorkerHeartbeat.objects.values_list("id", flat=True)) == ["w1"]
+
+
+def test_operations_that_ended_long_ago_are_forgotten(cursor: Cursor) -> None:
+    def operation(state: str, ended: float | None) -> int:
+        at = None if ended is None else columns({"created": ended})["created_at"]
+        row = Operation.objects.create(
+            action="requeue", filter={}, last_id=1, state=state, ended_at=at
+        )
+        return int(row.pk)
+
+    old = [operation("done", -100 - n) for n in range(3)]
+    kept = [operation("done", -10), operation("waiting", None), operation("running", None)]
+    after = operations.forget(cursor, older_than=40.0, limit=2)
+    assert after == old[1]
+    assert set(Operation.objects.values_list("pk", flat=True)) == {old[2], *kept}
+    assert operations.forget(cursor, older_than=40.0, after=after, limit=2) == kept[0]
+    assert operations.forget(cursor, older_than=40.0, after=kept[0], limit=9) is None
+    assert set(Operation.objects.values_list("pk", flat=True)) == set(kept)
 
 
 def test_dead_letters_are_forgotten_queue_by_queue(

@@ -39,6 +39,15 @@ def test_heads_come_first_and_each_key_gets_its_share(cursor: Cursor) -> None:
     assert ids(take(cursor, limit=8)) == pks(*a[:8])
 
 
+def test_several_claims_in_one_statement_share_the_rows(cursor: Cursor) -> None:
+    """Guarantee 15: each of them has no more than its share of the limit."""
+    a, b = [[keyed(key) for _ in range(4)] for key in "ab"]
+    taken = take(cursor, limit=7, further=["me:8"])
+    assert ids(taken) == pks(a[0], b[0], a[1], b[1], a[2], b[2], a[3])
+    assert [row.claimed_by for row in taken.rows] == ["me:7"] * 4 + ["me:8"] * 3
+    assert take(cursor, further=["me:8"]).rows == []
+
+
 def test_messages_without_a_key_come_along(cursor: Cursor) -> None:
     plain = [keyed(None, after=-50), keyed(None, after=-30)]
     lined = [keyed("k", after=-40), keyed("k", after=-60)]

@@ -109,7 +109,8 @@ def test_the_plans_of_a_claim_name_their_indexes(
             "line_handlers": ["h"] * 3,
             "line_keys": ["k1", "k2", "long"],
             "line_places": [1, 2, 3],
-            "claimer": "me:1",
+            "claimers": ["me:1"],
+            "each": 100,
             "lease": 30.0,
             "bytes": 1 << 20,
             "marks": True,
@@ -129,7 +130,7 @@ def touched(cursor: Cursor) -> int:
         for statement in (LOCK_LINES, CLAIM_LINES):
             params = given_for(
                 line_queues=[], line_handlers=[], line_keys=[], line_places=[],
-                claimer="me:1", lease=30.0, bytes=1 << 20, marks=True,
+                claimers=["me:1"], each=100, lease=30.0, bytes=1 << 20, marks=True,
             )  # fmt: skip
             cursor.execute("explain (analyze, buffers, format json) " + statement, params)
             [[document]] = cursor.fetchall()

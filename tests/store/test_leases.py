@@ -70,13 +70,15 @@ def test_start_tells_of_expiry(cursor: Cursor) -> None:
 def test_a_heartbeat_is_written_once_and_then_moved(cursor: Cursor) -> None:
     given: dict[str, Any] = {
         "worker": "w", "queues": ["a", "b.*"], "host": "h", "pid": 7, "version": "1",
-        "wakeup": "notify", "draining": False, "running": [1, 2], "timings": {"h": {"acked": 1}},
+        "wakeup": "notify", "draining": False, "running": {1: 2.5, 2: 0.0},
+        "timings": {"h": {"acked": 1}},
     }  # fmt: skip
     leases.beat(cursor, **given)
     first = WorkerHeartbeat.objects.get()
     assert (first.queues, first.running, first.pid) == (["a", "b.*"], [1, 2], 7)
+    assert first.ran == {"1": 2.5, "2": 0.0}
     assert first.timings == {"h": {"acked": 1}}
-    changed = {"running": [], "draining": True, "wakeup": "degraded", "timings": {"i": {}}}
+    changed = {"running": {}, "draining": True, "wakeup": "degraded", "timings": {"i": {}}}
     leases.beat(cursor, **{**given, **changed})
     second = WorkerHeartbeat.objects.get()
     assert second.timings == {"i": {}}

@@ -1,4 +1,4 @@
-"""What type checkers see of tasks; `mypy tests/typing` runs in CI, and nothing here is executed."""
+"""What type checkers see of tasks: mypy and pyright read this, and nothing here is executed."""
 
 from __future__ import annotations
 

@@ -159,8 +159,6 @@ class Bench:
         self.slices = Slices(
             self.session,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
-            outage=outage,
-            policy=policy,
             settlement=self.settlement,
             settled=self._settled,
             slice_seconds=slice_seconds,

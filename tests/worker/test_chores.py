@@ -9,7 +9,7 @@ import pytest
 
 from django_mq.conf import get_settings
 from django_mq.executor.statements import Statements
-from django_mq.models import QueuedMessage, QueueState, UniqueKey, WorkerHeartbeat
+from django_mq.models import Operation, QueuedMessage, QueueState, UniqueKey, WorkerHeartbeat
 from django_mq.store import Cursor
 from django_mq.worker import chores
 from tests.database import listening, second_connection
@@ -231,6 +231,17 @@ def test_a_dead_head_that_is_forgotten_frees_its_line_at_once(
     turn(cursor)
     assert not QueuedMessage.objects.filter(pk=head.pk).exists()
     assert stored(follower).blocked_by is None
+
+
+def test_ended_operations_have_the_retention_of_failed_attempts(
+    cursor: Cursor, settings: Any
+) -> None:
+    ended = columns({"created": -100})["created_at"]
+    Operation.objects.create(action="cancel", filter={}, last_id=1, state="done", ended_at=ended)
+    for retention, left in ((None, 1), (200, 1), (50, 0)):
+        settings.DJANGO_MQ = {"ATTEMPT_RETENTION": retention}
+        turn(cursor)
+        assert Operation.objects.count() == left
 
 
 def test_chores_that_free_nothing_are_quiet(cursor: Cursor) -> None:

@@ -18,6 +18,7 @@ from django_mq import handler, signals
 from django_mq.messages import Delivery, Fence
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.worker import DeadWorker
+from tests.committing import CLEANERS_NAME
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.worker.conftest import PATIENCE, Said, Start
@@ -262,6 +263,8 @@ def backends() -> int:
         row = other.execute(
             "select count(*) - 1 from pg_stat_activity"
             " where datname = current_database() and backend_type = 'client backend'"
+            " and application_name <> %s",
+            [CLEANERS_NAME],
         ).fetchone()
     assert row is not None
     return int(row[0])

@@ -32,7 +32,8 @@ Start = Callable[..., Running]
 STRICT = {
     "statement_timeout": "100",
     "lock_timeout": "20",
-    "idle_in_transaction_session_timeout": "100",
+    # A busy machine lets a handler stand still for a while between two statements.
+    "idle_in_transaction_session_timeout": "2000",
     "default_transaction_isolation": "serializable",
 }
 #: Where there is no pooler, which has the sessions then.

@@ -18,7 +18,7 @@ from django_mq.executor.watchdog import TICK, Link
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from django_mq.supervisor.process_slot import ProcessSlot
-from django_mq.worker import parts as parts_module
+from django_mq.worker import liveness
 from django_mq.worker.parts import Parts
 from tests.database import second_connection
 from tests.rows import add
@@ -267,7 +267,7 @@ def test_a_drain_ends_whatever_the_link_does(
 def test_a_loop_that_stands_still_is_seen(
     start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    monkeypatch.setattr(parts_module, "STILL", 1.0)
+    monkeypatch.setattr(liveness, "STILL", 1.0)
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.1, "LEASE": 1.0}
     board = Scoreboard(200)
     running = start(scoreboard=board)
@@ -279,11 +279,12 @@ def test_a_loop_that_stands_still_is_seen(
         return fetch(cursor)
 
     monkeypatch.setattr(parts.fetcher, "fetch", stuck)
+    until(lambda: board.moves(Mover.DATABASE))
     until(lambda: Mover.LOOP in board.still())
     assert Mover.RENEWAL not in board.still()
     slot = ProcessSlot(board, pid=1)
-    assert not slot.is_live(draining=False)
-    assert slot.is_live(draining=True)
+    assert slot.troubles(draining=False) == ["worker process 1: the loop stands still"]
+    assert slot.troubles(draining=True) == []
     gate.set()
     until(lambda: Mover.LOOP not in board.still())
     assert running.stop()

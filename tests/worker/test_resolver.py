@@ -91,6 +91,15 @@ def test_an_unknown_handler_is_held(said: Said) -> None:
     assert said.all == []
 
 
+def test_a_held_message_names_what_may_have_been_meant() -> None:
+    subscribe("shop.orders.placed", "shop.mail", queue="mail")
+    subscribe("shop.#", "other", queue="elsewhere")
+    typed, named = add(type="shop.order.placed"), add(type="x", handler="shop.mial")
+    assert sort() == []
+    assert_held(typed, "(did you mean shop.orders.placed? handlers are looked for in handlers.py")
+    assert_held(named, "named shop.mial (did you mean shop.mail? handlers are looked for")
+
+
 def test_a_handler_does_not_run_in_a_queue_it_did_not_allow() -> None:
     """S32: a role that may insert into a low queue cannot trigger a privileged handler there."""
     subscribe("billing.#", "billing", queue="secure", queues=("audit",))

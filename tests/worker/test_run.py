@@ -147,6 +147,7 @@ def test_a_round_without_an_answer_does_not_end_an_outage(
     with monkeypatch.context() as patch:
         patch.setattr(parts.fetcher, "fetch", lambda cursor: 1.0)
         patch.setattr(parts.scheduler, "tend", lambda cursor: 1.0)
+        patch.setattr(parts.operation_runner, "tend", lambda cursor: 1.0)
         run._fetch()
     assert "database is back" not in caplog.text
     parts.fetcher.on_freed()

@@ -1,6 +1,8 @@
 """A backend for Django's tasks: `task.enqueue()` stores a message in your transaction.
 
-TASKS = {"default": {"BACKEND": "django_mq.contrib.tasks.MessageQueueBackend", "QUEUES": []}}
+For example::
+
+    TASKS = {"default": {"BACKEND": "django_mq.contrib.tasks.MessageQueueBackend", "QUEUES": []}}
 """
 
 from django_mq.contrib.tasks.backend import MessageQueueBackend

@@ -1,4 +1,4 @@
-"""The error classes of tasks that no handler's exception ended, and those of Django's spelling."""
+"""The errors of tasks that ended without an exception, and class names as Django spells them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def failed(error_class: str, traceback: str) -> TaskError:
     """
     path = error_class
     if "." not in error_class:
-        # The claim that takes over a message records a vanished worker, by a name that is no class.
+        # The claim that takes over a message records a vanished worker, whose name is not a class.
         known = hasattr(builtins, error_class)
         path = f"builtins.{error_class}" if known else _path_of(WorkerLost)
     return TaskError(exception_class_path=path, traceback=traceback)

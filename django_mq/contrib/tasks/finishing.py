@@ -1,23 +1,19 @@
-"""Tell that a task has finished: once, after the commit that settled it."""
+"""Announce that a task has finished: once, after the commit that settled it."""
 
 from __future__ import annotations
 
 import json
 import logging
 from time import time
-from typing import TYPE_CHECKING
 
 from django_mq import handlers
 from django_mq.contrib.tasks import errors, results
 from django_mq.contrib.tasks.compat import task_finished
 from django_mq.contrib.tasks.registration import task_of
 from django_mq.contrib.tasks.results import TaskAttempts
-from django_mq.executor.ended import DONE, Settled
+from django_mq.executor.ended import DONE, Ended, Settled
 from django_mq.executor.replies import Encoded
 from django_mq.policy.outcomes import DeadLettered
-
-if TYPE_CHECKING:
-    from django_mq.executor.ended import Ended
 
 logger = logging.getLogger("django_mq")
 
@@ -31,7 +27,7 @@ def tell(ended: Ended) -> None:
         _send(ended)
     except Exception:
         logger.exception(
-            "could not tell that task %s has finished",
+            "could not announce that task %s has finished",
             ended.delivery.id,
             extra={"event": "receiver_failed", "message_id": ended.delivery.id},
         )

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from django_mq.contrib.tasks.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -23,6 +33,29 @@ R = TypeVar("R")
 
 #: A text, or a function from the task's arguments to a text; None is no key, or no id.
 Named = str | Callable[..., str | None]
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of `task()`: those of Django, and those of `MessageTask`."""
+
+    priority: int | None
+    queue_name: str | None
+    backend: str | None
+    max_attempts: int | None
+    backoff: BackoffStrategy | None
+    timeout: float | timedelta | None
+    key: Named | None
+    unique_id: Named | None
+    on_duplicate: OnDuplicate | None
+    unique_for: float | timedelta | None
+    expires: When | None
+    atomic: bool | None
+
+
+class UsingOptions(TaskOptions, total=False):
+    """The options of `MessageTask.using()`."""
+
+    run_after: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,124 +85,51 @@ class MessageTask(GenericTask[P, R], Generic[P, R]):
     expires: When | None = None
     atomic: bool | None = None
 
-    def using(
-        self,
-        *,
-        priority: int | None = None,
-        queue_name: str | None = None,
-        run_after: datetime | None = None,
-        backend: str | None = None,
-        max_attempts: int | None = None,
-        backoff: BackoffStrategy | None = None,
-        timeout: float | timedelta | None = None,
-        key: Named | None = None,
-        unique_id: Named | None = None,
-        on_duplicate: OnDuplicate | None = None,
-        unique_for: float | timedelta | None = None,
-        expires: When | None = None,
-        atomic: bool | None = None,
-    ) -> MessageTask[P, R]:
+    def using(self, **options: Unpack[UsingOptions]) -> MessageTask[P, R]:
         """Return this task with other options; None leaves one as it is."""
-        given = {
-            "priority": priority,
-            "queue_name": queue_name,
-            "run_after": run_after,
-            "backend": backend,
-            "max_attempts": max_attempts,
-            "backoff": backoff,
-            "timeout": timeout,
-            "key": key,
-            "unique_id": unique_id,
-            "on_duplicate": on_duplicate,
-            "unique_for": unique_for,
-            "expires": expires,
-            "atomic": atomic,
-        }
-        changes: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
-        return replace(self, **changes)
+        return replace(self, **_given(options, UsingOptions.__optional_keys__))
 
 
 @overload
 def task(function: Callable[P, R]) -> MessageTask[P, R]: ...
 @overload
 def task(
-    *,
-    priority: int = 0,
-    queue_name: str = DEFAULT_TASK_QUEUE_NAME,
-    backend: str = DEFAULT_TASK_BACKEND_ALIAS,
-    takes_context: Literal[True],
-    max_attempts: int | None = None,
-    backoff: BackoffStrategy | None = None,
-    timeout: float | timedelta | None = None,
-    key: Named | None = None,
-    unique_id: Named | None = None,
-    on_duplicate: OnDuplicate | None = None,
-    unique_for: float | timedelta | None = None,
-    expires: When | None = None,
-    atomic: bool | None = None,
+    *, takes_context: Literal[True], **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[Concatenate[TaskContext[..., Any], P], R]], MessageTask[P, R]]: ...
 @overload
 def task(
-    *,
-    priority: int = 0,
-    queue_name: str = DEFAULT_TASK_QUEUE_NAME,
-    backend: str = DEFAULT_TASK_BACKEND_ALIAS,
-    takes_context: Literal[False] = False,
-    max_attempts: int | None = None,
-    backoff: BackoffStrategy | None = None,
-    timeout: float | timedelta | None = None,
-    key: Named | None = None,
-    unique_id: Named | None = None,
-    on_duplicate: OnDuplicate | None = None,
-    unique_for: float | timedelta | None = None,
-    expires: When | None = None,
-    atomic: bool | None = None,
+    *, takes_context: Literal[False] = False, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[P, R]], MessageTask[P, R]]: ...
 def task(
     function: Callable[..., Any] | None = None,
     *,
-    priority: int = 0,
-    queue_name: str = DEFAULT_TASK_QUEUE_NAME,
-    backend: str = DEFAULT_TASK_BACKEND_ALIAS,
     takes_context: bool = False,
-    max_attempts: int | None = None,
-    backoff: BackoffStrategy | None = None,
-    timeout: float | timedelta | None = None,
-    key: Named | None = None,
-    unique_id: Named | None = None,
-    on_duplicate: OnDuplicate | None = None,
-    unique_for: float | timedelta | None = None,
-    expires: When | None = None,
-    atomic: bool | None = None,
+    **options: Unpack[TaskOptions],
 ) -> Any:
     """Make a function a task; Django's decorator with the options of `MessageTask`.
 
+    Django's own are `priority`, `queue_name`, `backend` and `takes_context`.
     Django 6.0's own decorator takes no further options; that of 6.1 and the backport's do.
     """
+    given = {**_DEFAULTS, **_given(options, TaskOptions.__optional_keys__)}
 
     def wrapper(function: Callable[..., Any]) -> Any:
-        return task_backends[backend].task_class(
-            func=function,
-            priority=priority,
-            queue_name=queue_name,
-            run_after=None,
-            backend=backend,
-            takes_context=takes_context,
-            **{
-                name: value
-                for name, value in {
-                    "max_attempts": max_attempts,
-                    "backoff": backoff,
-                    "timeout": timeout,
-                    "key": key,
-                    "unique_id": unique_id,
-                    "on_duplicate": on_duplicate,
-                    "unique_for": unique_for,
-                    "expires": expires,
-                    "atomic": atomic,
-                }.items()
-                if value is not None
-            },
+        return task_backends[given["backend"]].task_class(
+            func=function, run_after=None, takes_context=takes_context, **given
         )
 
     return wrapper if function is None else wrapper(function)
+
+
+_DEFAULTS = {
+    "priority": 0,
+    "queue_name": DEFAULT_TASK_QUEUE_NAME,
+    "backend": DEFAULT_TASK_BACKEND_ALIAS,
+}
+
+
+def _given(options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the options that are not None; raises TypeError for one that is not `known`."""
+    if unknown := options.keys() - known:
+        raise TypeError(f"a task has no option {min(unknown)!r}: use {', '.join(sorted(known))}")
+    return {name: value for name, value in options.items() if value is not None}

@@ -23,12 +23,16 @@ from django_mq.conf.readers import (
 )
 from django_mq.contrib.tasks.compat import DEFAULT_TASK_BACKEND_ALIAS, Task
 from django_mq.contrib.tasks.message_task import Named
-from django_mq.exceptions import MQError
+from django_mq.exceptions import MQError, moment
+from django_mq.messages import Message
+from django_mq.outbox.options import check_unique
 from django_mq.policy.backoff import RetryPolicy, as_seconds
-from django_mq.policy.routing import TASKS, check_name
+from django_mq.policy.routing import TASKS, check_key, check_name
 from django_mq.store.kept_results import OPTIONS
 
 NEVER = RetryPolicy.never()
+#: What a task may do with a duplicate.
+WAYS = ("skip", "raise", "update", "debounce", "replace")
 
 
 def _modules(value: object) -> tuple[str, ...]:
@@ -38,7 +42,7 @@ def _modules(value: object) -> tuple[str, ...]:
 
 
 def _stored_policy(value: object) -> RetryPolicy:
-    policy = retry_policy(value)
+    policy: RetryPolicy = retry_policy(value)
     try:
         policy.to_data()
     except MQError as error:
@@ -87,20 +91,41 @@ def check_options(task: Task[..., Any]) -> None:
         raise ValueError("a coroutine cannot be atomic: Django has no async transactions")
     if timeout is not None and not as_seconds(timeout):
         raise ValueError(f"timeout= must be seconds above zero or a timedelta, not {timeout!r}")
-    if option(task, "on_duplicate") in ("requeue", "rerun"):
-        raise ValueError(
-            f"on_duplicate={option(task, 'on_duplicate')!r} stores a message that has no id yet,"
-            " so there would be no result to return"
-        )
-    for name in ("on_duplicate", "unique_for"):
-        if option(task, name) is not None and option(task, "unique_id") is None:
-            raise ValueError(f"{name}= does nothing without unique_id=")
+    if (expires := option(task, "expires")) is not None:
+        try:
+            moment(expires)
+        except ValueError as error:
+            raise ValueError(f"expires= {error}") from error
+    key = option(task, "key")
+    if key is not None and not callable(key):
+        check_key(key, "key")
+    _check_unique(task)
     if task.run_after is not None:
         most = get_settings().max_delay
         if aware(task.run_after) - datetime.now(UTC) > timedelta(seconds=most):
             raise ValueError(
                 f"run_after ({task.run_after}) is more than {most:,.0f} s ahead (MAX_DELAY)"
             )
+
+
+def _check_unique(task: Task[..., Any]) -> None:
+    unique_id, way = option(task, "unique_id"), option(task, "on_duplicate")
+    for name in ("on_duplicate", "unique_for"):
+        if option(task, name) is not None and unique_id is None:
+            raise ValueError(f"{name}= does nothing without unique_id=")
+    if way in ("requeue", "rerun"):
+        raise ValueError(
+            f"on_duplicate={way!r} stores a message that has no id yet, so there would be no"
+            " result to return"
+        )
+    if way is not None and way not in WAYS:
+        raise ValueError(f"on_duplicate must be one of {', '.join(WAYS)}, not {way!r}")
+    if unique_id is not None:
+        stored = "any" if callable(unique_id) else unique_id
+        unique_for = option(task, "unique_for")
+        check_unique(
+            Message("task", unique_id=stored, unique_for=unique_for), get_settings().max_delay
+        )
 
 
 def policy_of(task: Task[..., Any], default: RetryPolicy) -> RetryPolicy:
@@ -118,9 +143,18 @@ def policy_of(task: Task[..., Any], default: RetryPolicy) -> RetryPolicy:
     return policy
 
 
-def named(value: Named | None, args: list[Any], kwargs: dict[str, Any]) -> str | None:
-    """Return a key or unique id: the text itself, or the function's for these arguments."""
-    return value(*args, **kwargs) if callable(value) else value
+def named(task: Task[..., Any], name: str, args: list[Any], kwargs: dict[str, Any]) -> str | None:
+    """Return the task's `key` or `unique_id`: the text, or the function's for these arguments."""
+    value: Named | None = option(task, name)
+    if not callable(value):
+        return value
+    try:
+        return value(*args, **kwargs)
+    except TypeError as error:
+        error.add_note(
+            f"raised by {name}= of {task.module_path}, which gets the arguments of the task"
+        )
+        raise
 
 
 def aware(at: datetime) -> datetime:

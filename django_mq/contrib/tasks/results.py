@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -69,7 +70,8 @@ def running(task: Task[..., Any], delivery: Delivery) -> TaskResult[..., Any] | 
     if arguments is None:
         return None
     attempts = failed_attempts(delivery, delivery.attempt - 1)
-    attempts.add(worker_of(delivery), delivery._row.claimed)
+    # By the worker's clock, but never before the claim by the database's: it waited here since.
+    attempts.add(worker_of(delivery), max(delivery._row.claimed, time()))
     return _result(
         _as_enqueued(task, delivery.queue, delivery.priority, carried(delivery.metadata)),
         delivery.id,
@@ -114,7 +116,7 @@ def stored(task: Task[..., Any], id: int, found: StoredTask) -> TaskResult[..., 
     else:
         status = TaskResultStatus.RUNNING
         lease = get_settings().queue(found.queue).lease
-        attempts.add(found.worker or "", found.leased_until - lease)
+        attempts.add(found.worker or "", found.started or found.leased_until - lease)
     if found.error_class == UNANSWERED:
         attempts.errors.append(errors.unanswered(found.error_text))
     if found.ended is not None:
@@ -219,7 +221,7 @@ def failed_attempts(delivery: Delivery, count: int | None) -> TaskAttempts:
         with connection.cursor() as cursor:
             return _attempts_of(kept_results.failed_attempts(cursor, delivery.id), count)
     finally:
-        if not was_open:  # a thread that has no use for a connection of its own
+        if not was_open:  # this thread has no other use for a connection
             connection.close()
 
 

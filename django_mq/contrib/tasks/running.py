@@ -1,4 +1,4 @@
-"""Run a task: call its function with the stored arguments, and tell that it started."""
+"""Run a task: call its function with the stored arguments, and announce that it started."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TaskRunner:
             raise TaskInterrupted from interrupt
 
     def _start(self, delivery: Delivery) -> tuple[list[Any], dict[str, Any]]:
-        """Say that the attempt starts; return the arguments of the function."""
+        """Announce that the attempt starts; return the arguments of the function."""
         found = results.running(self.task, delivery)
         if found is None:
             raise Reject("the payload has no args and kwargs, so no enqueue() wrote it")

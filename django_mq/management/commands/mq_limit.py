@@ -14,6 +14,7 @@ from django_mq.policy.error_text import one_line
 
 
 class Command(OperatorCommand):
+    needs_queue = True
     help = "Limit how many messages of a queue all workers have in flight; 0 stops all claims."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -27,15 +28,12 @@ class Command(OperatorCommand):
         )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
-        queue, dry_run = options["queue"], options["dry_run"]
-        wanted = options["max_in_flight"]
+        queue, wanted, dry_run = options["queue"], options["max_in_flight"], options["dry_run"]
+        self.must_be_known(database=database, **options)
         limit = queues.limit(queue, wanted, dry_run=True, using=database)
         words = "no limit" if limit is None else f"at most {count(limit)} in flight"
         if not dry_run:
-            question = f"Set the limit of queue {queue}: {words}?"
-            if not self.agreed(question, yes=options["yes"], as_json=options["json"]):
-                self.stdout.write("Nothing was changed.")
-                return
+            self.agree(f"Set the limit of queue {queue}: {words}?", **options)
             limit = queues.limit(queue, wanted, using=database)
         if options["json"]:
             answer = {"queue": queue, "max_in_flight": limit, "dry_run": dry_run}

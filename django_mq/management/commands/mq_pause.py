@@ -14,6 +14,7 @@ from django_mq.queues.obstacles import shown
 
 
 class Command(OperatorCommand):
+    needs_queue = True
     help = "Stop workers from claiming from a queue, for a time or until mq_resume."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -25,13 +26,11 @@ class Command(OperatorCommand):
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         queue, dry_run = options["queue"], options["dry_run"]
+        self.must_be_known(database=database, **options)
         until = options["seconds"] if options["until"] is None else options["until"]
         end = queues.pause(queue, until=until, dry_run=True, using=database)
         if not dry_run:
-            question = f"Pause queue {queue} {_words(end)}?"
-            if not self.agreed(question, yes=options["yes"], as_json=options["json"]):
-                self.stdout.write("Nothing was changed.")
-                return
+            self.agree(f"Pause queue {queue} {_words(end)}?", **options)
             end = queues.pause(queue, until=until, using=database)
         if options["json"]:
             answer = {"queue": queue, "paused": True, "until": end, "dry_run": dry_run}

@@ -9,8 +9,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_mq import queues
-from django_mq.management.base import OperatorCommand
+from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, table
+from django_mq.management.serving import mistaken
 from django_mq.models import QueuedMessage
 from django_mq.models.json_column import Unreadable
 from django_mq.policy.error_text import one_line
@@ -26,8 +27,10 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("queue", nargs="?", metavar="QUEUE")
-        parser.add_argument("--limit", type=int, default=10, metavar="N", help="default 10")
+        add_queue(parser)
+        parser.add_argument(
+            "--limit", type=int, default=10, metavar="N", help="at most N messages (default 10)"
+        )
         parser.add_argument(
             "--skip-locked", action="store_true", help="leave out messages that workers hold"
         )
@@ -42,7 +45,6 @@ class Command(OperatorCommand):
             action="store_true",
             help="show payload, metadata and last error too, with values of secret keys hidden",
         )
-        parser.add_argument("--json", action="store_true")
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         names = ("limit", "skip_locked", "dead")
@@ -61,7 +63,7 @@ class Command(OperatorCommand):
             self.stdout.write(as_json(rows))
             return
         if not messages:
-            self.stdout.write("No messages.")
+            self.stdout.write(_nothing(queue, options, database))
             return
         self._show(messages, behind, private)
 
@@ -102,6 +104,22 @@ class Command(OperatorCommand):
         else:
             text = "No messages wait behind a first message of their key or queue."
             self.stdout.write(heads_table(heads) if heads else text)
+
+
+def _nothing(queue: str | None, options: dict[str, Any], database: str | None) -> str:
+    """Say that there is nothing to show, and where messages are."""
+    counted = queues.counts(using=database)
+    text = f"No messages in queue {queue}." if queue else "No messages."
+    if queue and (warning := mistaken(queue, counted)):
+        text = f"No messages: {warning}."
+    wanted = "dead" if options["dead"] else "depth"
+    elsewhere = {name: each for name, each in counted.items() if getattr(each, wanted)}
+    if elsewhere:
+        found = ", ".join(f"{name} {each.shown(wanted)}" for name, each in elsewhere.items())
+        return f"{text} There are {'dead letters' if options['dead'] else 'messages'} in: {found}."
+    if not options["dead"] and (dead := [name for name, each in counted.items() if each.dead]):
+        return f"{text} There are dead letters in {', '.join(dead)}: see mq_peek --dead."
+    return text
 
 
 def _behind(messages: Sequence[QueuedMessage], database: str | None) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -40,14 +41,11 @@ class Command(OperatorCommand):
         check_selection((options["ids"], *(options[name] for name in SELECTION)), options["all"])
         chosen = {name: options[name] for name in names}
         found = queues.purge(dry_run=True, using=database, **chosen)
-        if options["dry_run"]:
-            self.report("Would remove", found, **options)
-            return
+        if not found:
+            self.warn_of_unknown(options["queue"], database, handler=options["handler"])
         what = "messages, waiting ones too" if chosen["waiting"] else "dead letters"
         question = f"Remove {count(len(found.ids))} ({what}) for good?"
-        if not found or not self.confirm(question, **options):
-            self.nothing("Nothing was removed.", found, **options)
-            return
         if chosen["ids"] is None:
             chosen["limit"] = len(found.ids)  # leave out messages that died since the question
-        self.report("Removed", queues.purge(using=database, **chosen), **options)
+        act = partial(queues.purge, using=database, **chosen)
+        self.change("remove", "removed", question, found, act, **options)

@@ -1,7 +1,8 @@
-"""`mq_requeue --id ID ... | [--queue NAME] [--type TYPE] [--key KEY] | --all`."""
+"""`mq_requeue --id ID ... | [--queue NAME] [--fingerprint HASH] ... | --all`."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -37,12 +38,9 @@ class Command(OperatorCommand):
         found = queues.requeue(
             ids, attempts=options["attempts"], dry_run=True, using=database, **chosen
         )
-        if options["dry_run"]:
-            self.report("Would requeue", found, **options)
-            return
-        question = f"Requeue {count(len(found.ids))}?"
-        if not found or (ids is None and not self.confirm(question, **options)):
-            self.nothing("Nothing was requeued.", found, **options)
-            return
-        changed = queues.requeue(ids or found.ids, attempts=options["attempts"], using=database)
-        self.report("Requeued", changed, **options)
+        if not found:
+            self.warn_of_unknown(options["queue"], database, handler=options["handler"])
+        question = f"Requeue {count(len(found.ids))}?" if ids is None else None
+        wanted = ids or found.ids
+        act = partial(queues.requeue, wanted, attempts=options["attempts"], using=database)
+        self.change("requeue", "requeued", question, found, act, **options)

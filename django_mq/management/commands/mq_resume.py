@@ -12,6 +12,7 @@ from django_mq.management.output import as_json
 
 
 class Command(OperatorCommand):
+    needs_queue = True
     help = "End the pause of a queue and wake its workers. Use --backoff to end a backoff."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -23,6 +24,7 @@ class Command(OperatorCommand):
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         queue, dry_run = options["queue"], options["dry_run"]
+        self.must_be_known(database=database, **options)
         end, what, question, done, nothing = (
             (
                 queues.end_backoff,
@@ -36,9 +38,7 @@ class Command(OperatorCommand):
         )
         ended = end(queue, dry_run=True, using=database)
         if ended and not dry_run:
-            if not self.agreed(question, yes=options["yes"], as_json=options["json"]):
-                self.stdout.write("Nothing was changed.")
-                return
+            self.agree(question, **options)
             ended = end(queue, using=database)
         if options["json"]:
             answer = {"queue": queue, "what": what, "ended": ended, "dry_run": dry_run}

@@ -1,4 +1,4 @@
-"""`mq_routes TYPE [--metadata JSON]`."""
+"""`mq_routes [TYPE] [--metadata JSON]`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_mq import handlers
+from django_mq import handlers, queues
 from django_mq.conf import get_settings
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
@@ -15,23 +15,32 @@ from django_mq.policy.routing import check_name
 
 
 class Command(OperatorCommand):
-    help = "Show which handlers a message type reaches, in which queues, and why."
+    help = (
+        "Show which handlers a message type reaches, in which queues, and why. Without a type: all"
+        " known types and handlers, the types without a handler, and the handlers not called."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("type", metavar="TYPE")
-        parser.add_argument(
-            "--metadata", default="{}", metavar="JSON", help='such as {"vip": true}'
-        )
-        parser.add_argument("--json", action="store_true")
+        super().add_arguments(parser)
+        parser.add_argument("type", nargs="?", metavar="TYPE", help="a type (default: all)")
+        parser.add_argument("--metadata", metavar="JSON", help='such as {"vip": true}')
 
     def operate(self, *, database: str | None, **options: Any) -> None:
+        if options["type"] is None:
+            if options["metadata"] is not None:
+                raise CommandError("--metadata belongs to one message: name its type, too")
+            self._show_all(queues.topology(using=database), json=options["json"])
+            return
         type = check_name(options["type"], "type")
         try:
-            metadata = json.loads(options["metadata"])
+            metadata = json.loads(options["metadata"] or "{}")
         except (ValueError, RecursionError):
             metadata = None
         if not isinstance(metadata, dict):
             raise CommandError('--metadata must be a JSON object such as {"vip": true}')
+        self._show_one(type, metadata, json=options["json"])
+
+    def _show_one(self, type: str, metadata: dict[str, Any], *, json: bool) -> None:
         settings = get_settings()
         found = [
             {
@@ -42,11 +51,14 @@ class Command(OperatorCommand):
             }
             for each in handlers.table().explain(type, metadata)
         ]
-        if options["json"]:
+        if json:
             self.stdout.write(as_json(found))
             return
         if found:
-            rows = [(*list(row.values())[:2], _yes(row["gets_it"]), row["reason"]) for row in found]
+            rows = [
+                (row["handler"], row["queue"], "yes" if row["gets_it"] else "no", row["reason"])
+                for row in found
+            ]
             self.stdout.write(table(("handler", "queue", "gets it", "why"), rows))
         if not any(row["gets_it"] for row in found):
             self.stdout.write(
@@ -54,6 +66,44 @@ class Command(OperatorCommand):
                 f" {settings.default_queue}, and the worker that claims it routes it."
             )
 
+    def _show_all(self, found: queues.Topology, *, json: bool) -> None:
+        if json:
+            told = {
+                "types": found.types,
+                "handlers": found.handlers,
+                "unheard": [each.type for each in found.unheard],
+                "uncalled": [each.name for each in found.uncalled],
+            }
+            self.stdout.write(as_json(told))
+            return
+        of = {each.name: each for each in found.handlers}
+        rows = [
+            (
+                each.type,
+                each.messages,
+                name or "nobody",
+                ", ".join(of[name].queues) if name else "-",
+            )
+            for each in found.types
+            for name in each.handlers or ("",)
+        ]
+        if rows:
+            self.stdout.write(table(("type", "newest messages", "handler", "queues"), rows))
+        for label, names in (
+            ("Handlers that take none of these types", _idle(found)),
+            ("Types that no handler here takes", [each.type for each in found.unheard]),
+            ("Handlers not called since the workers started", [h.name for h in found.uncalled]),
+        ):
+            if names:
+                self.stdout.write(f"{label}: {', '.join(names)}")
+        if not rows and not found.handlers:
+            self.stdout.write("No handler is registered, and no message is stored.")
 
-def _yes(gets_it: object) -> str:
-    return "yes" if gets_it else "no"
+
+def _idle(found: queues.Topology) -> list[str]:
+    heard = {name for each in found.types for name in each.handlers}
+    return [
+        f"{each.name} ({', '.join(each.patterns)})"
+        for each in found.handlers
+        if each.name not in heard
+    ]

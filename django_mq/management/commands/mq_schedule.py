@@ -44,9 +44,10 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("action", nargs="?", choices=ACTIONS, default="list")
-        parser.add_argument("name", nargs="?", metavar="NAME")
-        parser.add_argument("--json", action="store_true")
+        parser.add_argument(
+            "action", nargs="?", choices=ACTIONS, default="list", help="default: list"
+        )
+        parser.add_argument("name", nargs="?", metavar="NAME", help="name of the schedule")
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         action, name, json = options["action"], options["name"], options["json"]

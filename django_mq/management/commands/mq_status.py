@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from time import sleep
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
+from django.utils.timezone import now
 
-from django_mq import queues
-from django_mq.management.base import OperatorCommand
+from django_mq import handlers, queues
+from django_mq.conf import alias_of, get_settings
+from django_mq.executor.connections import LOST
+from django_mq.management.base import OperatorCommand, add_queue, duration
 from django_mq.management.output import as_json, heads_table, span, table
 from django_mq.policy.histogram import Durations, brief
+from django_mq.queues.doctor import Finding
+from django_mq.queues.doctor.links import pooler
 from django_mq.queues.obstacles import shown
+
+#: Moves the cursor home and clears the terminal.
+CLEAR = "\x1b[H\x1b[2J"
 
 #: Blocking messages shown; mq_peek --heads shows more.
 MOST_HEADS = 10
+#: Headers of `_worker()`.
+WORKERS = ("worker", "host", "pid", "state", "queues", "running", "woken by", "last seen")
 COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "dead")
 COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "blocked", "dead")
 
@@ -23,23 +36,65 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--json", action="store_true")
+        add_queue(parser)
+        parser.add_argument(
+            "--watch",
+            nargs="?",
+            const=2.0,
+            type=duration,
+            metavar="SECONDS",
+            help="show it again and again, every 2 s by default, until Ctrl-C",
+        )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
-        counted = queues.counts(using=database)
-        workers = queues.workers(using=database)
-        timings = queues.timings(using=database).values()
-        heads = queues.heads(limit=MOST_HEADS + 1, using=database)
-        holders = queues.horizon(using=database)
-        if options["json"]:
-            found = {"queues": list(counted.values()), "workers": workers, "horizon": holders}
-            found |= {"handlers": list(timings), "heads": heads[:MOST_HEADS]}
-            self.stdout.write(as_json(found))
+        if options["watch"] is None:
+            self._show(options["queue"], database, as_data=options["json"])
             return
+        if options["json"]:
+            raise CommandError("--watch cannot be combined with --json")
+        try:
+            while True:
+                self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{shown(now())}\n")
+                self._show(options["queue"], database, as_data=False)
+                self.stdout.flush()
+                sleep(options["watch"])
+        except KeyboardInterrupt:
+            return
+
+    def _show(self, queue: str | None, database: str | None, *, as_data: bool) -> None:
+        if queue is None:
+            counted = queues.counts(using=database)
+        else:
+            counted = {queue: queues.counts(queue, using=database)}
+            self.warn_of_unknown(queue, database)
+        workers = [
+            each for each in queues.workers(using=database) if queue is None or each.serves(queue)
+        ]
+        timings = _timings(queue, database)
+        heads = queues.heads(queue, limit=MOST_HEADS + 1, using=database)
+        holders = queues.horizon(using=database)
+        pooled = _pooled(alias_of(database))
+        if as_data:
+            found = {"queues": list(counted.values()), "workers": workers, "horizon": holders}
+            found |= {"handlers": timings, "heads": heads[:MOST_HEADS]}
+            self.stdout.write(as_json({**found, "warnings": [each.text for each in pooled]}))
+            return
+        self._show_queues(counted.values(), heads)
+        self._show_workers(queue, workers, timings)
+        if holders:
+            self.stdout.write("\nThese keep vacuum from removing dead rows, which slows claims:")
+            headers = ("what", "which", "login", "application", "state", "since")
+            self.stdout.write(table(headers, map(_holder, holders)))
+        for each in pooled:
+            self.stdout.write(f"\n{each.text} {each.hint}")
+
+    def _show_queues(
+        self, counted: Iterable[queues.QueueCounts], heads: Sequence[queues.Head]
+    ) -> None:
         headers = ("queue", "state", *(name.replace("_", " ") for name in COUNTED), "oldest")
         rows = [
             (each.queue, _label(each), *(_count(each, name) for name in COUNTED), span(each.oldest))
-            for each in counted.values()
+            for each in counted
         ]
         self.stdout.write(table(headers, rows) + "\n")
         if heads:
@@ -50,19 +105,39 @@ class Command(OperatorCommand):
                 f"{more}mq_why ID explains one; mq_requeue --id or mq_purge --id ends the wait"
                 " behind a dead one.\n"
             )
-        headers = ("worker", "host", "pid", "state", "queues", "running", "woken by", "last seen")
-        self.stdout.write(
-            table(headers, map(_worker, workers))
-            if workers
-            else "No worker is known: start one with manage.py mq_worker."
-        )
+
+    def _show_workers(
+        self,
+        queue: str | None,
+        workers: Sequence[queues.WorkerProcess],
+        timings: Sequence[queues.HandlerTimings],
+    ) -> None:
+        none = "No worker is known" if queue is None else f"No worker serves {queue}"
+        text = f"{none}: start one with manage.py mq_worker."
+        self.stdout.write(table(WORKERS, map(_worker, workers)) if workers else text)
         if timings:
             headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
             self.stdout.write("\n" + table(headers, map(_handler, timings)))
-        if holders:
-            self.stdout.write("\nThese keep vacuum from removing dead rows, which slows claims:")
-            headers = ("what", "which", "login", "application", "state", "since")
-            self.stdout.write(table(headers, map(_holder, holders)))
+
+
+def _pooled(alias: str) -> list[Finding]:
+    """Return what is wrong with the settings of a pooler; nothing if no session can be opened."""
+    with suppress(*LOST):
+        return list(pooler(alias))
+    return []
+
+
+def _timings(queue: str | None, database: str | None) -> list[queues.HandlerTimings]:
+    """Return the timings of all handlers, or of those that may have messages of `queue`."""
+    found = queues.timings(using=database)
+    if queue is None:
+        return list(found.values())
+    settings = get_settings()
+    return [
+        found[each.name]
+        for each in handlers.all_handlers()
+        if each.name in found and queue in handlers.allowed_queues(each, settings)
+    ]
 
 
 def _label(queue: queues.QueueCounts) -> str:

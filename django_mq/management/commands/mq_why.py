@@ -17,8 +17,7 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("id", type=int, metavar="ID")
-        parser.add_argument("--json", action="store_true")
+        parser.add_argument("id", type=int, metavar="ID", help="id of the message")
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         answer = queues.why(options["id"], using=database)

@@ -5,28 +5,41 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, InterfaceError, connections
-from django.utils.autoreload import run_with_reloader
+from django.utils.autoreload import DJANGO_AUTORELOAD_ENV, run_with_reloader
 
+from django_mq import queues
 from django_mq.conf import Settings, get_settings
 from django_mq.exceptions import InvalidName
 from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.scoreboard import Scoreboard
+from django_mq.management.arguments import port, port_and_address, positive, seconds
 from django_mq.management.base import chosen_database, must_be_migrated
-from django_mq.policy.backoff import as_seconds
-from django_mq.supervisor.health import Health
+from django_mq.management.serving import mistaken, served
+from django_mq.signals import message_started
+from django_mq.store.driver import may_prepare
+from django_mq.store.session_facts import is_pooled
+from django_mq.supervisor.health import Endpoint
 from django_mq.supervisor.process_slot import MEGABYTE, resident_bytes
+from django_mq.supervisor.reporter import Reporter
+from django_mq.supervisor.service import Service
 from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker, entries_needed
 from django_mq.worker.wakeup import Deadline
 
 logger = logging.getLogger("django_mq")
+
+
+POOLED = (
+    "%s connects through a pooler, and workers use prepared statements: with transaction pooling"
+    " set DISABLE_SERVER_SIDE_CURSORS for this alias, and WAKEUP to 'poll' or to a direct alias"
+)
 
 
 class Command(BaseCommand):
@@ -42,14 +55,18 @@ class Command(BaseCommand):
             " preference (default: all queues)",
         )
         for name, read, what, text in (
-            ("--processes", _positive, "N", "processes that run handlers"),
-            ("--threads", _positive, "N", "threads that run handlers, in each process"),
-            ("--batch-size", _positive, "N", "most messages in one claim"),
-            ("--max-messages", _positive, "N", "exit after N messages"),
-            ("--max-seconds", _seconds, "S", "exit after S seconds"),
-            ("--max-rss", _positive, "MB", "replace a process that grows to MB of memory"),
-            ("--drain-seconds", _seconds, "S", "time for running messages after the first signal"),
-            ("--health-port", _port, "PORT", "answer /livez and /readyz on 127.0.0.1"),
+            ("--processes", positive, "N", "processes that run handlers"),
+            ("--threads", positive, "N", "threads that run handlers, in each process"),
+            ("--batch-size", positive, "N", "most messages in one claim"),
+            ("--max-messages", positive, "N", "exit after N messages"),
+            ("--max-seconds", seconds, "S", "exit after S seconds"),
+            ("--max-rss", positive, "MB", "replace a process that grows to MB of memory"),
+            ("--drain-seconds", seconds, "S", "time for running messages after the first signal"),
+            ("--health-port", port, "PORT", "answer /livez and /readyz on 127.0.0.1"),
+            (
+                *("--metrics-port", port_and_address, "[ADDRESS:]PORT"),
+                "answer /metrics for Prometheus, on 127.0.0.1 by default",
+            ),
         ):
             parser.add_argument(name, type=read, metavar=what, help=text)
         parser.add_argument("--until-empty", action="store_true", help="exit when nothing is due")
@@ -66,7 +83,13 @@ class Command(BaseCommand):
             worker = self._worker(options, max_messages=options["max_messages"])
         except (ImproperlyConfigured, InvalidName, ValueError) as error:
             raise CommandError(str(error)) from error
-        self._check_database(worker.alias)
+        known = self._check_database(worker.alias, named=bool(options["queue"]))
+        for name in options["queue"]:
+            if warning := mistaken(name, known):
+                logger.warning("%s", warning, extra={"event": "unknown_queue", "queue": name})
+        if options["verbosity"] and not _will_start_again(options):
+            self.stdout.write(served(worker.queues, settings))
+            self.stdout.flush()
         max_rss = options["max_rss"] or settings.max_rss
         _check_max_rss(max_rss)
         if options["reload"]:
@@ -101,7 +124,13 @@ class Command(BaseCommand):
             drain_seconds=worker.drain_seconds,
             until_empty=options["until_empty"],
             max_rss=max_rss,
-            health=None if port is None else _health(port),
+            reporter=Reporter(
+                health=None if port is None else _endpoint("health", port),
+                metrics=_endpoint("metrics", *options["metrics_port"])
+                if options["metrics_port"]
+                else None,
+                service=Service.of_environment(),
+            ),
         )
 
     def _worker(
@@ -124,15 +153,26 @@ class Command(BaseCommand):
             scoreboard=scoreboard,
         )
 
-    def _check_database(self, alias: str) -> None:
-        """Raise CommandError if the database is not usable; leave no connection or pool open."""
+    def _check_database(self, alias: str, *, named: bool) -> list[str]:
+        """Raise CommandError if the database is not usable; leave no connection or pool open.
+
+        Returns the names of the known queues, if queues are named.
+        """
         try:
             with plain_connection_as(alias) as connection:
                 must_be_migrated(connection)
+                if may_prepare(connection) and is_pooled(connection.connection):
+                    logger.warning(POOLED, alias, extra={"event": "pooler_without_settings"})
+                return queues.names(using=alias) if named else []
         except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
             raise CommandError(f"database {alias!r} cannot be used: {error}") from error
         finally:
             connections.close_all()
+
+
+def _will_start_again(options: dict[str, Any]) -> bool:
+    """Return whether this is the reloader's own process, which starts the worker in another."""
+    return options["reload"] and os.environ.get(DJANGO_AUTORELOAD_ENV) != "true"
 
 
 def _warn_of_surroundings() -> None:
@@ -144,15 +184,27 @@ def _warn_of_surroundings() -> None:
 
 
 def _configure_logging(verbosity: int) -> None:
-    """Log to stderr unless LOGGING configures this logger: a worker should not be silent."""
+    """Log to stderr unless LOGGING configures this logger: a worker should not be silent.
+
+    `-v 2` logs a line for each message that ended, and `-v 3` also one for its start, whatever the
+    level in LOGGING is.
+    """
     logger = logging.getLogger("django_mq")
+    if verbosity == 2:
+        logger.addFilter(_is_no_start)
+    if verbosity >= 2:
+        logger.setLevel(logging.DEBUG)
     if logger.hasHandlers():
         return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     if logger.level == logging.NOTSET:
-        logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
+        logger.setLevel(logging.INFO if verbosity else logging.WARNING)
+
+
+def _is_no_start(record: logging.LogRecord) -> bool:
+    return getattr(record, "event", "") != message_started.name
 
 
 def _check_max_rss(max_rss: int | None) -> None:
@@ -165,7 +217,7 @@ def _check_max_rss(max_rss: int | None) -> None:
 
 
 def _check_reloadable(options: dict[str, Any]) -> None:
-    for name in ("processes", "health_port", "max_rss", "until_empty"):
+    for name in ("processes", "health_port", "metrics_port", "max_rss", "until_empty"):
         if options[name]:
             raise CommandError(
                 "--reload runs one process without a supervisor and cannot be combined with"
@@ -175,8 +227,21 @@ def _check_reloadable(options: dict[str, Any]) -> None:
 
 def _run_reloadable(worker: Worker) -> None:
     """Run one process without a supervisor; the reloader ends it when code changes."""
-    atexit.register(worker.stop, worker.drain_seconds)
+    atexit.register(_end_for_reload, worker)
     worker.run()
+
+
+def _end_for_reload(worker: Worker) -> None:
+    """Drain, and say what that waits for."""
+    if running := worker.running_messages:
+        logger.info(
+            "waiting at most %g s for message%s %s",
+            worker.drain_seconds,
+            "" if len(running) == 1 else "s",
+            ", ".join(map(str, running)),
+            extra={"event": "reload_waits"},
+        )
+    worker.stop(worker.drain_seconds)
 
 
 def _shares(messages: int | None, processes: int) -> list[int | None]:
@@ -191,41 +256,13 @@ def _shares(messages: int | None, processes: int) -> list[int | None]:
     return [share for share in shares if share]
 
 
-def _health(port: int) -> Health:
+def _endpoint(what: str, port: int, address: str = "127.0.0.1") -> Endpoint:
     try:
-        return Health(port)
+        return Endpoint(port, address)
     except (OSError, OverflowError) as error:
-        raise CommandError(f"health port {port} cannot be opened: {error}") from error
+        raise CommandError(f"{what} port {port} cannot be opened: {error}") from error
 
 
 def _left(share: int | None, scoreboard: Scoreboard) -> int | None:
     """Return the rest of a share after earlier processes claimed some of it."""
     return None if share is None else max(0, share - scoreboard.taken)
-
-
-def _positive(text: str) -> int:
-    return _whole(text, 1, 2**31 - 1)
-
-
-def _port(text: str) -> int:
-    return _whole(text, 1, 65535)
-
-
-def _whole(text: str, least: int, most: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = least - 1
-    if not least <= number <= most:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = as_seconds(float(text))
-    except ValueError:
-        seconds = None
-    if seconds is None:
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds

@@ -1,38 +1,78 @@
-// Reads the page again every few seconds and puts in its live part, while somebody looks at it.
+// Reads the live part of a page again every few seconds, while somebody looks at it.
 "use strict";
 {
-    const box = document.querySelector("[data-mq-refresh]");
+    const chooser = document.querySelector("[data-mq-refresh]");
     const KEY = "django_mq.refresh";
-    const isBusy = () => document.hidden || document.querySelector("#mq-live :is(select, button, a):focus");
+    const live = () => document.getElementById("mq-live");
+    const isBusy = () => document.hidden || live().querySelector(":is(select, button, input, a, summary):focus");
+    let timer = null;
+
+    const address = () => {
+        const url = new URL(chooser.dataset.mqUrl || window.location.href, window.location.href);
+        if (chooser.dataset.mqUrl) {
+            url.search = window.location.search;
+            url.searchParams.set("part", "live");
+        }
+        return url;
+    };
+
+    const show = (text) => {
+        if (chooser.dataset.mqUrl) {
+            const open = [...live().querySelectorAll("details[open]")].map((each) => each.id);
+            live().innerHTML = text;
+            for (const id of open) {
+                document.getElementById(id)?.setAttribute("open", "");
+            }
+            return;
+        }
+        const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("mq-live");
+        if (fresh) {
+            live().replaceWith(fresh);
+        }
+    };
 
     const refresh = async() => {
-        if (!box.checked || isBusy()) {
+        if (isBusy()) {
             return;
         }
-        const response = await fetch(window.location.href, {credentials: "same-origin"});
+        const response = await fetch(address(), {credentials: "same-origin"});
         if (!response.ok || response.redirected) {
-            return;
+            return; // logged out, or an error: the page keeps what it shows
         }
-        const page = new DOMParser().parseFromString(await response.text(), "text/html");
-        const fresh = page.getElementById("mq-live");
-        if (fresh && box.checked && !isBusy()) {
-            document.getElementById("mq-live").replaceWith(fresh);
+        const text = await response.text();
+        if (Number(chooser.value) && !isBusy()) {
+            show(text);
         }
     };
 
-    const loop = async() => {
-        // A server that is away is asked again later.
-        await refresh().catch(() => {});
-        window.setTimeout(loop, Number(box.dataset.mqRefresh) * 1000);
+    // The next request begins only when this one has ended, however slow the server is.
+    const wait = () => {
+        window.clearTimeout(timer);
+        const seconds = Number(chooser.value);
+        if (seconds && !document.hidden) {
+            timer = window.setTimeout(() => refresh().catch(() => {}).then(wait), seconds * 1000);
+        }
     };
 
-    if (box) {
-        box.closest("[hidden]").hidden = false;
-        box.checked = window.localStorage.getItem(KEY) === "on";
-        box.addEventListener("change", () => {
-            window.localStorage.setItem(KEY, box.checked ? "on" : "off");
-            refresh().catch(() => {});
+    const now = () => {
+        window.clearTimeout(timer);
+        if (Number(chooser.value) && !document.hidden) {
+            refresh().catch(() => {}).then(wait);
+        }
+    };
+
+    if (chooser) {
+        chooser.closest("[hidden]").hidden = false;
+        const kept = window.localStorage.getItem(KEY);
+        chooser.value = kept ?? chooser.dataset.mqRefresh;
+        if (!chooser.value) {
+            chooser.value = chooser.dataset.mqRefresh;
+        }
+        chooser.addEventListener("change", () => {
+            window.localStorage.setItem(KEY, chooser.value);
+            now();
         });
-        window.setTimeout(loop, Number(box.dataset.mqRefresh) * 1000);
+        document.addEventListener("visibilitychange", now);
+        wait();
     }
 }

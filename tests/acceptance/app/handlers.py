@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import connection
 
-from django_mq import RetryPolicy, broadcast, fixed, handler
+from django_mq import Retry, RetryPolicy, broadcast, fixed, handler
 
 from . import effects
 from .witness import PATIENCE, Witness
@@ -74,6 +75,15 @@ def query(delivery: Any) -> None:
     if delivery.attempt < payload["until"]:
         with connection.cursor() as cursor:
             cursor.execute("select pg_sleep(60)")
+
+
+@handler("acceptance.spin", queue="work", timeout=1, retry=SOON)
+def spin(delivery: Any) -> None:
+    """As `hang`, but in C code that keeps the interpreter's lock."""
+    payload = begin(delivery)
+    effect(delivery)
+    if delivery.attempt < payload["until"]:
+        re.fullmatch("(a+)+", "a" * 60 + "b")
 
 
 @handler("acceptance.die", queue="work", retry=SOON)
@@ -145,6 +155,20 @@ def chain(delivery: Any) -> None:
     payload = begin(delivery)
     effect(delivery)
     broadcast("acceptance.write", {"name": payload["name"] + ".next"})
+
+
+@handler("acceptance.clock", queue="work", retry=SOON)
+def clock(delivery: Any) -> None:
+    """Say how old the message is, retry once, and broadcast one to come and one that expires."""
+    payload = begin(delivery)
+    name = payload["name"]
+    if delivery.attempt == 1:
+        raise Retry(0.1)
+    effect(delivery)
+    witness().saw(f"age-{delivery.age.total_seconds():.0f}", delivery.attempt)
+    witness().saw(f"clock-{time.time():.0f}", delivery.attempt)
+    broadcast("acceptance.write", {"name": f"{name}.later"}, after=3600)
+    broadcast("acceptance.write", {"name": f"{name}.now"}, expires=3600)
 
 
 @handler("acceptance.echo", queue="answers")

@@ -23,6 +23,7 @@ else:
 ran: list[Any] = []
 #: A task that waits holds its worker until this is set.
 gate = threading.Event()
+second_gate = threading.Event()
 started = threading.Event()
 
 
@@ -52,6 +53,11 @@ def write_and_fail(name: str) -> None:
 @task
 def fail(text: str = "this task failed") -> None:
     raise ValueError(text)
+
+
+@task
+def nest() -> None:
+    raise ValueError(ValueError("inner"))
 
 
 class Odd(Exception):
@@ -127,6 +133,13 @@ def wait() -> str:
     started.set()
     assert gate.wait(60)
     return "waited"
+
+
+@task(takes_context=True)
+def wait_in_context(context: Any) -> None:
+    ran.append(context.task_result)
+    started.set()
+    assert second_gate.wait(60)
 
 
 @task

@@ -198,12 +198,31 @@ def test_in_a_quiet_time_there_is_no_result_to_answer_with(heard: list[str]) -> 
         ({"on_duplicate": "raise"}, "without unique_id="),
         ({"unique_for": 5}, "without unique_id="),
         ({"unique_id": "a", "on_duplicate": "requeue"}, "no id yet"),
+        (
+            {"unique_id": "a", "on_duplicate": "no"},
+            "one of skip, raise, update, debounce, replace,",
+        ),
+        ({"unique_id": "a", "unique_for": "5"}, "unique_for must be"),
+        ({"unique_id": 5}, "unique id of type int"),
+        ({"key": ""}, "key ''"),
+        ({"expires": "tomorrow"}, "expires= 'tomorrow' must be"),
+        ({"expires": -5}, "expires= -5 is not a valid wait"),
         ({"run_after": datetime.now(UTC) + timedelta(days=400)}, "MAX_DELAY"),
     ],
 )
 def test_bad_options_are_djangos_own_error(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidTask, match=text):
         jobs.note.using(**options)
+
+
+@pytest.mark.parametrize("name", ["key", "unique_id"])
+def test_a_function_that_does_not_take_the_arguments_is_named(name: str) -> None:
+    task = jobs.note.using(**{name: lambda: "a"})
+    with pytest.raises(TypeError, match="positional") as caught:
+        task.enqueue(1)
+    [note] = caught.value.__notes__
+    path = jobs.note.module_path
+    assert note == f"raised by {name}= of {path}, which gets the arguments of the task"
 
 
 def test_a_coroutine_is_never_atomic() -> None:
@@ -236,6 +255,14 @@ def test_the_packages_own_decorator() -> None:
     assert (row.queue, row.priority, row.max_attempts) == ("second", 7, 3)
     assert row.metadata == {}
     assert own_jobs.retried.get_result(result.id).task == own_jobs.retried
+
+
+@pytest.mark.parametrize("option", ["retries", "takes_context", "func"])
+def test_an_option_that_a_task_does_not_have_is_refused(option: str) -> None:
+    with pytest.raises(TypeError, match=f"no option '{option}': use atomic, backend"):
+        own_jobs.retried.using(**{option: None})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no option 'retries'"):
+        own_jobs.task(retries=3)  # type: ignore[call-overload]
 
 
 def test_djangos_decorator_takes_the_options_where_it_passes_them_on() -> None:

@@ -37,8 +37,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
             "DJANGO_SETTINGS_MODULE": "tests.contrib.tasks.settings",
             "DATABASE_URL": database_url(),
         }
-        command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "mq_worker", *options]
-        worker = Worker(command, environment, tmp_path / f"worker-{len(workers)}.log")
+        worker = Worker(options, environment, tmp_path / f"worker-{len(workers)}.log")
         workers.append(worker)
         return worker
 

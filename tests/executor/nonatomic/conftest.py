@@ -36,8 +36,6 @@ class NonAtomicBench(Bench):
         self.nonatomic = NonAtomic(
             self.session,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
-            outage=outage,
-            policy=policy,
             settlement=Settlement(self.session, outage=outage, policy=policy, lease=60.0),
             settled=self._settled,
             lease=lambda queue: 60.0,

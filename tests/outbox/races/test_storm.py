@@ -30,6 +30,20 @@ def _left() -> list[object]:
         ]
 
 
+# The server computes the array once. It may run a subselect in FROM once for each row, and lock
+# another message each time, if the statistics say that the table has one row.
+CLAIM = """
+update django_mq_queuedmessage m
+   set attempts = attempts + 1, claimed_by = 'w:1', leased_until = now() + interval '1 minute'
+ where id = any(array(
+    select id from django_mq_queuedmessage
+     where leased_until is null and dead_at is null and processable_after <= now()
+     limit 1
+       for no key update skip locked))
+returning m.id, m.queue, m.handler, m.type, m.unique_id, (m.payload->>'n')::int
+"""
+
+
 class Settler(threading.Thread):
     """Claims, now and then fails, and settles, one message at a time: a worker's statements."""
 
@@ -63,20 +77,13 @@ class Settler(threading.Thread):
         from django_mq.store.free_unique_ids import Done
         from django_mq.store.unique_ids import UniqueId
 
-        row = own.execute(
-            "update django_mq_queuedmessage m set attempts = attempts + 1, claimed_by = 'w:1',"
-            " leased_until = now() + interval '1 minute' from (select id from"
-            " django_mq_queuedmessage where leased_until is null and dead_at is null"
-            " and processable_after <= now() limit 1 for no key update skip locked) free"
-            " where m.id = free.id"
-            " returning m.id, m.queue, m.handler, m.type, m.unique_id, (m.payload->>'n')::int"
-        ).fetchone()
-        if row is None:
+        claimed = own.execute(CLAIM).fetchall()
+        if not claimed:
             if self.stop.is_set():  # as the chores do: whoever put it aside last rolled back
                 freeing.come_forward(own.cursor(), aside.left_aside(own.cursor(), limit=10).left)
             own.execute("select pg_sleep(0.002)")
             return
-        id, *unique, n = row
+        [(id, *unique, n)] = claimed
         with own.transaction(), own.cursor() as cursor:
             cursor.execute(
                 "select from django_mq_queuedmessage where id = %s for no key update", [id]
@@ -134,7 +141,9 @@ def test_many_producers_of_the_same_ids(together: Callable[..., Future[Any]]) ->
                     "a.b",
                     {"n": number},
                     unique_id=id,
-                    on_duplicate=chosen.choice(["skip", "update", "debounce", "requeue"]),
+                    on_duplicate=chosen.choice(
+                        ["skip", "update", "debounce", "replace", "requeue", "rerun"]
+                    ),
                     unique_for=chosen.choice([None, 0.001]),
                 )
                 for number, id in zip(numbers, some, strict=True)

@@ -17,6 +17,7 @@ from django_mq.requests import connection as link
 from django_mq.requests import waiter
 from django_mq.store import results
 from tests.acceptance.processes import eventually
+from tests.committing import CLEANERS_NAME
 from tests.requests.questions import echo
 from tests.requests.waiting.conftest import names, waiting, wanted
 from tests.worker.conftest import PATIENCE, Start
@@ -30,6 +31,8 @@ def others() -> list[int]:
         cursor.execute(
             "select pid from pg_stat_activity where datname = current_database()"
             " and backend_type = 'client backend' and pid <> pg_backend_pid()"
+            " and application_name <> %s",
+            [CLEANERS_NAME],
         )
         return [pid for (pid,) in cursor.fetchall()]
 

@@ -108,3 +108,16 @@ def test_who_commits_by_hand_keeps_that(atomic: bool, settings: Any) -> None:
         connection.rollback()
         connection.set_autocommit(True)
     assert not QueuedMessage.objects.exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("atomic", [True, False])
+def test_in_a_block_of_its_own_the_error_says_where_to_call_it(atomic: bool) -> None:
+    @handler("test.any", name="any", atomic=atomic)
+    def any_(delivery: Any) -> None: ...
+
+    with transaction.atomic():
+        broadcast("test.any")
+        with pytest.raises(RuntimeError, match=r"call drain\(\) after the block"):
+            drain()
+    assert drain() == 1

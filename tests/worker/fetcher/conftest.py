@@ -14,7 +14,8 @@ from django_mq.messages import ClaimedRow
 from django_mq.store.claim import Lane, claim
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import watermarks as marks_module
-from django_mq.worker.claims import ClaimOptions, ClaimRouter
+from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.fetcher import Fetcher
 from django_mq.worker.intake import Intake
 from django_mq.worker.ordered_queues import OrderedQueues

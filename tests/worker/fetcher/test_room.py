@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_mq.models import QueuedMessage
-from django_mq.worker.claims import TOGETHER, ClaimOptions
+from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.claims import TOGETHER
 from tests.rows import add
 from tests.worker.fetcher.conftest import Rig
 

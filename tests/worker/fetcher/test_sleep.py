@@ -11,7 +11,8 @@ from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.worker import fetcher as fetcher_module
-from django_mq.worker.claims import TOGETHER, ClaimOptions
+from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.claims import TOGETHER
 from django_mq.worker.fetcher import LOOK_AGAIN
 from tests.database import second_connection
 from tests.rows import add, decide, stored

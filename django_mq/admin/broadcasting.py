@@ -1,0 +1,125 @@
+"""The page on which an operator broadcasts a message: a form, its recipients, and the button."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages as notices
+from django.contrib.admin.models import ADDITION
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+
+from django_mq import outbox, queues
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.bounds import ran_out
+from django_mq.admin.broadcast_form import BroadcastForm
+from django_mq.exceptions import MQError, RoutingError
+from django_mq.messages import CopyReceipt, Receipt
+from django_mq.messages.classes import message_classes
+from django_mq.models import QueuedMessage
+from django_mq.queues.transactions import writing
+
+Copies = tuple[CopyReceipt, ...]
+
+
+class BroadcastingAdmin(ReadOnlyAdmin):
+    """Adds the page to the pages of messages."""
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.broadcast_view)
+        name = "django_mq_queuedmessage_broadcast"
+        return [path("broadcast/", view, name=name), *super().get_urls()]
+
+    def may_broadcast(self, request: HttpRequest) -> bool:
+        """Return whether the user may see messages and broadcast new ones."""
+        return self.may_see_messages(request) and self._has_right(request, "broadcast_message")
+
+    def broadcast_url(self, request: HttpRequest) -> str:
+        """Return the URL of the page, empty if the user may not broadcast."""
+        if not self.may_broadcast(request):
+            return ""
+        return reverse(f"{self.admin_site.name}:django_mq_queuedmessage_broadcast")
+
+    def broadcast_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the form; then whom the message reaches; then broadcast it, if that is the same."""
+        if not self.may_broadcast(request):
+            raise PermissionDenied
+        posted = request.POST if request.method == "POST" else None
+        form = BroadcastForm(posted)
+        copies: Copies = ()
+        if form.is_valid():
+            try:
+                receipt, is_sent = self._send(request, form)
+                if is_sent:
+                    return self._sent(request, receipt)
+                copies = receipt.copies
+            except MQError as error:
+                form.refuse(error)
+            except OperationalError as error:
+                if not ran_out(error):
+                    raise
+                form.add_error(None, "Another session holds a lock. Try again in a moment.")
+        context = self.page_context(
+            request,
+            "Broadcast a message",
+            list_crumb=True,
+            form=form,
+            copies=copies,
+            reach=_reach(copies),
+            suggestions={"type": self._types(request), "queue": self._queues(request)},
+            back=self.url(QueuedMessage, "changelist"),
+        )
+        return TemplateResponse(request, "admin/django_mq/broadcast.html", context)
+
+    def _send(self, request: HttpRequest, form: BroadcastForm) -> tuple[Receipt, bool]:
+        """Broadcast what the form says; roll back unless the user has seen whom it reaches."""
+        # The inner block is a savepoint: what is rolled back leaves the outer one usable.
+        with writing(self.alias), transaction.atomic(using=self.alias):
+            receipt = outbox.broadcast(**form.options(), using=self.alias)
+            for copy in receipt.copies:
+                if not self.may_see(request, copy.queue):
+                    raise RoutingError(
+                        "The message would also reach a queue that you may not see. Name a queue"
+                        " of yours."
+                    )
+            is_seen = "confirmed" in request.POST and request.POST.get("reach") == _reach(
+                receipt.copies
+            )
+            if is_seen:
+                ids = [each.id for each in receipt.copies if each.outcome != "duplicate"]
+                rows = QueuedMessage.objects.using(self.alias).filter(pk__in=filter(None, ids))
+                self.log(request, list(rows.only("pk", "type", "queue")), ADDITION, "Broadcast.")
+            else:
+                transaction.set_rollback(True, using=self.alias)
+        return receipt, is_seen
+
+    def _sent(self, request: HttpRequest, receipt: Receipt) -> HttpResponse:
+        """Report the copies, and show the message if there is one."""
+        for copy in receipt.copies:
+            name = f"Message {copy.id}" if copy.id else "The message"
+            where = f"queue {copy.queue}" + (f", handler {copy.handler}" if copy.handler else "")
+            if copy.outcome == "duplicate":
+                text = f"Not stored: the unique id is taken ({copy.reason or 'waiting'}), {where}."
+                self.message_user(request, text, notices.WARNING)
+            else:
+                self.message_user(request, f"{name}: {copy.outcome}, {where}.", notices.SUCCESS)
+        ids = [each.id for each in receipt.copies if each.id is not None]
+        page = ("change", ids[0]) if len(ids) == 1 else ("changelist",)
+        return HttpResponseRedirect(self.url(QueuedMessage, *page))
+
+    def _types(self, request: HttpRequest) -> list[str]:
+        """Return the types that are suggested: known ones, and those of message classes."""
+        found = queues.topology(only=self.get_queues(request), using=self.alias)
+        classes = () if self.get_queues(request) is not None else message_classes()
+        return sorted({each.type for each in found.types} | {each.type for each in classes})
+
+    def _queues(self, request: HttpRequest) -> list[str]:
+        return [each for each in queues.names(using=self.alias) if self.may_see(request, each)]
+
+
+def _reach(copies: Copies) -> str:
+    """Return whom a message reaches as text, to be compared with what the user has seen."""
+    return "\n".join(sorted(f"{each.handler} {each.queue} {each.outcome}" for each in copies))

@@ -1,0 +1,76 @@
+"""The chain of a message as a tree, on its page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest
+
+from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.texts import badge, breakable
+from django_mq.models import HandledMessage
+from django_mq.queues.causes import WINDOW
+from django_mq.states import MessageState
+
+#: Levels that are indented; a chain may have a hundred.
+DEEPEST = 12
+LABELS = {"handled": "handled", "gone": "gone"}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRow:
+    """A message of a chain as a page shows it."""
+
+    id: int
+    #: One item per level of indentation.
+    indent: range
+    type: Any
+    handler: Any
+    queue: str
+    badge: Any
+    url: str
+    is_current: bool
+
+
+class ChainsAdmin(ReadOnlyAdmin):
+    """Pages that show the chain of a message."""
+
+    def chain_context(self, request: HttpRequest, id: int) -> dict[str, Any]:
+        """Return the chain of message `id` for the page, if other messages belong to it."""
+        if id < 1:  # another program wrote it
+            return {}
+        found = queues.chain(id, using=self.alias)
+        rows = [
+            self._link_row(request, each, id)
+            for each in found.links
+            if not each.queue or self.may_see(request, each.queue)
+        ]
+        return {
+            "chain": rows if len(rows) > 1 else (),
+            "chain_is_complete": found.complete,
+            "chain_window": f"{WINDOW:,}",
+        }
+
+    def _link_row(self, request: HttpRequest, link: queues.ChainLink, current: int) -> LinkRow:
+        handled = link.state == "handled"
+        if link.state in LABELS:
+            shown = badge("processable" if handled else "paused", LABELS[link.state])
+        else:
+            shown = badge(MessageState(link.state))
+        url = ""
+        if handled and self._has_right(request, "view_handledmessage"):
+            url = self.url(HandledMessage, "change", link.id)
+        elif link.state not in LABELS:
+            url = self.message_url(request, link.id)
+        return LinkRow(
+            link.id,
+            range(min(link.depth, DEEPEST)),
+            breakable(link.type),
+            breakable(link.handler),
+            link.queue,
+            shown,
+            "" if link.id == current else url,
+            link.id == current,
+        )

@@ -1,0 +1,166 @@
+"""The page on which an operator edits a waiting message: payload, due time, priority."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import datetime
+from typing import Any
+
+from django import forms
+from django.contrib import messages as notices
+from django.contrib.admin.models import CHANGE
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, path, reverse
+
+from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.bounds import ran_out
+from django_mq.admin.json_field import JSONTextField
+from django_mq.admin.texts import LONGEST
+from django_mq.conf import get_settings
+from django_mq.exceptions import InvalidOption, InvalidPayload, MQError
+from django_mq.models import QueuedMessage
+from django_mq.outbox.build import HIGHEST, LOWEST
+from django_mq.queues.transactions import writing
+
+#: The field of an error that `queues.edit()` raises.
+FIELDS = ((InvalidPayload, "payload"), (InvalidOption, "due"))
+
+
+class EditForm(forms.Form):
+    """What may be changed of a waiting message. `digest` is that of the payload shown."""
+
+    payload = JSONTextField(rows=14, help_text="JSON. It replaces the whole payload.")
+    due = forms.DateTimeField(
+        show_hidden_initial=True,
+        widget=forms.DateTimeInput({"type": "datetime-local", "step": 1}, "%Y-%m-%dT%H:%M:%S"),
+    )
+    priority = forms.IntegerField(
+        min_value=LOWEST, max_value=HIGHEST, show_hidden_initial=True, help_text="Higher first."
+    )
+    digest = forms.CharField(widget=forms.HiddenInput, required=False, max_length=32)
+
+    def clean_payload(self) -> Any:
+        found = self.cleaned_data["payload"]
+        try:
+            get_settings().encode(found, "payload")
+        except MQError as error:
+            raise forms.ValidationError(str(error)) from error
+        return found
+
+    def changes(self) -> dict[str, Any]:
+        """Return the arguments of `queues.edit()`: what the user has changed."""
+        found = {name: self.cleaned_data[name] for name in self.changed_data if name != "digest"}
+        if "payload" in found:
+            found["digest"] = self.cleaned_data["digest"]
+        return found
+
+    def refuse(self, error: MQError) -> None:
+        """Put an error of `queues.edit()` at its field."""
+        self.add_error(
+            next((name for kind, name in FIELDS if isinstance(error, kind)), None), str(error)
+        )
+
+
+class EditingAdmin(ReadOnlyAdmin):
+    """Adds the page to the pages of messages."""
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.edit_view)
+        name = "django_mq_queuedmessage_edit"
+        return [path("edit/<int:id>/", view, name=name), *super().get_urls()]
+
+    def may_edit(self, request: HttpRequest) -> bool:
+        """Return whether the user may see and edit messages."""
+        return self.may_see_messages(request) and self._has_right(request, "edit_message")
+
+    def edit_url(self, request: HttpRequest, message: QueuedMessage) -> str:
+        """Return the URL of the page, empty if the message does not wait or the user may not."""
+        if not (_waits(message) and self.may_edit(request)):
+            return ""
+        try:
+            return self._edit_url(message.pk)
+        except NoReverseMatch:  # this site has no message admin, or a different one
+            return ""
+
+    def edit_view(self, request: HttpRequest, id: int) -> HttpResponse:
+        """Show the form, or make the change and log the user in one transaction."""
+        if not self.may_edit(request):
+            raise PermissionDenied
+        row = self.get_queryset(request).filter(pk=id).first()
+        if row is None or not _waits(row):
+            text = f"Message {id} does not wait, so it cannot be edited."
+            self.message_user(request, text, notices.WARNING)
+            return HttpResponseRedirect(self.message_url(request, id))
+        form, hint = self._form(request, row)
+        if form.is_valid() and self._save(request, row, form):
+            done = "is changed" if form.changes() else "is as it was"
+            self.message_user(request, f"Message {id} {done}.", notices.SUCCESS)
+            return HttpResponseRedirect(self.message_url(request, id))
+        context = self.page_context(
+            request,
+            f"Edit message {id}: {row.type}",
+            list_crumb=True,
+            form=form,
+            hint=hint,
+            back=self.message_url(request, id),
+        )
+        return TemplateResponse(request, "admin/django_mq/edit.html", context)
+
+    def _form(self, request: HttpRequest, row: QueuedMessage) -> tuple[EditForm, str]:
+        """Return the form, and why it has no payload if it has none."""
+        text, digest, hint = "{}", "", ""
+        if not self.may_see_payloads(request):
+            hint = "The payload needs the permission “Can see payloads and error texts”."
+        else:
+            text = self.stored_json(row, "payload")
+            digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+            text, hint = _editable(text)
+        at: datetime = row.processable_after.replace(microsecond=0)
+        initial = {"payload": text, "due": at, "priority": row.priority, "digest": digest}
+        form = EditForm(request.POST if request.method == "POST" else None, initial=initial)
+        if hint:
+            del form.fields["payload"]
+        return form, hint
+
+    def _save(self, request: HttpRequest, row: QueuedMessage, form: EditForm) -> bool:
+        changes = form.changes()
+        if not changes:
+            return True
+        try:
+            with writing(self.alias):
+                queues.edit(row.pk, **changes, using=self.alias)
+                names = ", ".join(name for name in changes if name != "digest")
+                self.log(request, [row], CHANGE, f"Edited: {names}.")
+        except MQError as error:
+            form.refuse(error)
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            form.add_error(None, "Another session has locked the message. Try again in a moment.")
+        return form.is_valid()
+
+    def _edit_url(self, id: int) -> str:
+        return reverse(f"{self.admin_site.name}:django_mq_queuedmessage_edit", args=[id])
+
+
+def _waits(message: QueuedMessage) -> bool:
+    """Return whether no worker has the message, and it is not dead."""
+    return message.leased_until is None and message.dead_at is None
+
+
+def _editable(text: str) -> tuple[str, str]:
+    """Return a stored payload as a form shows it, and a reason if it cannot be edited there."""
+    if len(text) > LONGEST:
+        return "{}", "The payload is too large to be edited here."
+    try:
+        found = json.loads(text)
+        if queues.redacted(found) != found:
+            return "{}", "The payload has hidden values, so it cannot be edited here."
+        return json.dumps(found, indent=2, ensure_ascii=False), ""
+    except (ValueError, RecursionError):
+        return "{}", "The payload cannot be decoded, so it cannot be edited here."

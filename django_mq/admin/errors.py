@@ -1,0 +1,121 @@
+"""The page "Errors": failed attempts in groups, each with a sample and actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
+from django.db.models.functions import Now
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, path, reverse
+from django.utils.http import urlencode
+
+from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin, id_of
+from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.message_actions import DISCARD, MESSAGE_ACTIONS, REQUEUE, RUN_NOW
+from django_mq.admin.texts import excerpt, plain, when
+from django_mq.models import FailedAttempt, QueuedMessage
+
+#: Groups on a page, and pages.
+MOST, PAGES = 50, 1000
+#: The offered periods, in seconds.
+PERIODS = (
+    ("", "Any time", None),
+    ("hour", "Past hour", 3600),
+    ("day", "Past 24 hours", 86400),
+    ("week", "Past 7 days", 604800),
+)
+
+
+class ErrorsAdmin(ReadOnlyAdmin):
+    """Failed attempts in groups by fingerprint."""
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.errors_view)
+        return [path("errors/", view, name="django_mq_failedattempt_errors"), *super().get_urls()]
+
+    def errors_view(self, request: HttpRequest) -> HttpResponse:
+        """Show a page of the groups, the one that failed last first."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        chosen = request.GET.get("since", "")
+        seconds = next((each[2] for each in PERIODS if each[0] == chosen), None)
+        number = min(id_of(request.GET.get("page", "")) or 1, PAGES)
+        try:
+            with impatient(self.alias):
+                found = queues.errors(
+                    seconds,
+                    self.get_queues(request),
+                    limit=MOST + 1,
+                    offset=(number - 1) * MOST,
+                    using=self.alias,
+                )
+                ids = [each.attempt_id for each in found]
+                attempts = FailedAttempt.objects.using(self.alias).annotate(now=Now()).in_bulk(ids)
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            self.give_up(request)
+            return HttpResponseRedirect(self.url(FailedAttempt, "changelist"))
+        rows = [
+            self._row(request, each, attempts[each.attempt_id])
+            for each in found[:MOST]
+            if each.attempt_id in attempts
+        ]
+        periods = [(name, label, name == chosen) for name, label, _seconds in PERIODS]
+        context = self.page_context(
+            request,
+            "Errors",
+            list_crumb=True,
+            rows=rows,
+            periods=periods,
+            newer=_link(chosen, number - 1) if number > 1 else "",
+            older=_link(chosen, number + 1) if len(found) > MOST and number < PAGES else "",
+        )
+        return TemplateResponse(request, "admin/django_mq/errors.html", context)
+
+    def _row(
+        self, request: HttpRequest, group: queues.ErrorGroup, sample: FailedAttempt
+    ) -> dict[str, Any]:
+        """Return a group as the page shows it; texts only for users who may see payloads."""
+        private = self.may_see_payloads(request)
+        now = sample.now  # type: ignore[attr-defined]
+        messages = {"fingerprint": group.fingerprint}
+        return {
+            "group": group,
+            "error": excerpt(group.error_class) or "unknown",
+            "text": excerpt(sample.error_text) if private else "",
+            "trace": plain(sample.traceback) if private else "",
+            "first": when(group.first, now),
+            "last": when(group.last, now),
+            "count": f"{group.count:,}",
+            "attempts_url": self.url(FailedAttempt, "changelist", **messages),
+            "messages_url": self.url(QueuedMessage, "changelist", **messages)
+            if self.may_see_messages(request)
+            else "",
+            "actions": self._actions(request, group),
+        }
+
+    def _actions(self, request: HttpRequest, group: queues.ErrorGroup) -> list[tuple[Any, str]]:
+        """Return the actions on the messages of a group that the user may perform, with URLs."""
+        dead, waiting = (n or not group.is_exact for n in (group.dead, group.waiting))
+        fits = {REQUEUE.name: dead, DISCARD.name: dead, RUN_NOW.name: waiting}
+        name = f"{self.admin_site.name}:django_mq_queuedmessage_everything"
+        query = urlencode({"fingerprint": group.fingerprint})
+        try:
+            return [
+                (action, f"{reverse(name, args=[action.name])}?{query}")
+                for action in MESSAGE_ACTIONS.values()
+                if fits.get(action.name)
+                and self.may_see_messages(request)
+                and self._has_right(request, action.permission)
+            ]
+        except NoReverseMatch:  # this site has no message admin, or a different one
+            return []
+
+
+def _link(since: str, page: int) -> str:
+    return f"?{urlencode({'since': since, 'page': str(page)})}"

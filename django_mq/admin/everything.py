@@ -1,0 +1,156 @@
+"""Ask for an action on everything that matches the filters of the list of messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages as notices
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError, connections
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+
+from django_mq import queues
+from django_mq.admin.base import id_of
+from django_mq.admin.bounds import MOST, AtLeast, impatient, ran_out
+from django_mq.admin.heads import HeadsAdmin
+from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
+from django_mq.admin.message_filters import HEADS, filter_of, in_words
+from django_mq.models import Operation
+from django_mq.operations.heads import ACTIONS
+from django_mq.policy.error_text import one_line
+from django_mq.policy.message_filter import MessageFilter
+from django_mq.states import MessageState
+from django_mq.store import message_filters as filters
+
+#: The ids of one page, and the number of pages, that are counted if the whole count takes too long.
+COUNTED, PAGES = MOST + 1, 20
+
+
+class EverythingAdmin(HeadsAdmin):
+    """The page that asks, with the number of messages, and stores the operation."""
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.everything_view)
+        name = "django_mq_queuedmessage_everything"
+        return [path("everything/<str:name>/", view, name=name), *super().get_urls()]
+
+    def everything_url(
+        self, action: MessageAction, query: QueryDict, *, heads: bool = False
+    ) -> str:
+        """Return the URL of the page that asks for `action` on what the query shows.
+
+        With `heads`, on the first messages of their lines.
+        """
+        name = f"{self.admin_site.name}:django_mq_queuedmessage_everything"
+        query = query.copy()
+        if heads:
+            query[HEADS] = "1"
+        return f"{reverse(name, args=[action.name])}?{query.urlencode()}"
+
+    def offered_for_all(self, request: HttpRequest) -> list[tuple[str, str]]:
+        """Return the actions on everything that the list shows, if it shows one state: text, URL.
+
+        Blocked messages are freed by an action on the heads that they wait behind.
+        """
+        state = request.GET.get("state")
+        found = [
+            (f"{action.label}: all that match…", self.everything_url(action, request.GET))
+            for action in MESSAGE_ACTIONS.values()
+            if state in action.states and self.may(request, action)
+        ]
+        for name in ACTIONS if state == MessageState.BLOCKED else ():
+            action = MESSAGE_ACTIONS[name]
+            if self.may(request, action):
+                url = self.everything_url(action, request.GET, heads=True)
+                found.append((f"{action.label}: all heads they wait behind…", url))
+        return found
+
+    def everything_view(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Show how many messages match, and store the operation once that is confirmed."""
+        action = MESSAGE_ACTIONS.get(name)
+        if action is None or (HEADS in request.GET and name not in ACTIONS):
+            raise Http404
+        if not self.may(request, action):
+            raise PermissionDenied
+        shown = request.GET.copy()
+        shown.pop(HEADS, None)
+        back = self.url(self.model, "changelist")
+        if query := shown.urlencode():
+            back = f"{back}?{query}"
+        try:
+            wanted = self._wanted(request, request.GET)
+        except (ValueError, OverflowError) as error:
+            self.message_user(request, one_line(str(error)), notices.ERROR)
+            return HttpResponseRedirect(self.url(self.model, "changelist"))
+        if request.method == "POST":
+            return self._ask(request, action, wanted)
+        count = self._count(wanted, action)
+        context = self.page_context(
+            request,
+            str(action.question),
+            list_crumb=True,
+            action=action,
+            heads=wanted.heads,
+            count=count,
+            exact="" if count is None or isinstance(count, AtLeast) else int(count),
+            words=in_words(wanted.as_json()),
+            back=back,
+        )
+        return TemplateResponse(request, "admin/django_mq/everything.html", context)
+
+    def _wanted(self, request: HttpRequest, query: QueryDict) -> MessageFilter:
+        allowed = self.get_queues(request)
+        return filter_of(query, allowed, private=self.may_see_payloads(request))
+
+    def _ask(
+        self, request: HttpRequest, action: MessageAction, wanted: MessageFilter
+    ) -> HttpResponse:
+        made = queues.operate(
+            action.name,
+            wanted,
+            by=request.user.get_username(),
+            user_id=request.user.pk,
+            # How many lines the messages that match are of is not known.
+            matched=None if wanted.heads else id_of(request.POST.get("matched", "")),
+            using=self.alias,
+        )
+        text = "Operation %(id)d begins: a worker carries it out."
+        self.message_user(request, text % {"id": made.pk}, notices.SUCCESS)
+        if not self._has_right(request, "view_operation"):
+            return HttpResponseRedirect(self.url(self.model, "changelist"))
+        page = self.url(Operation, "changelist")
+        return HttpResponseRedirect(page or self.url(self.model, "changelist"))
+
+    def _count(self, wanted: MessageFilter, action: MessageAction) -> int | None:
+        """Return how many messages match; an AtLeast, or None, if that takes too long."""
+        with connections[self.alias].cursor() as cursor:
+            last = filters.last_id(cursor)
+            try:
+                with impatient(self.alias):
+                    return filters.count(cursor, wanted, action=action.name, last=last)
+            except OperationalError as error:
+                if not ran_out(error):
+                    raise
+            found, after = 0, 0
+            for _page in range(PAGES):
+                try:
+                    with impatient(self.alias):
+                        page = filters.page(
+                            cursor,
+                            wanted,
+                            action=action.name,
+                            after=after,
+                            last=last,
+                            limit=COUNTED,
+                        )
+                except OperationalError as error:
+                    if not ran_out(error):
+                        raise
+                    break
+                found += len(page.ids)
+                if page.after is None:
+                    return found
+                after = page.after
+        return AtLeast(found + 1) if found else None

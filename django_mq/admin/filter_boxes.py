@@ -1,0 +1,240 @@
+"""Filters with a text box: by name, error class or worker, of which there may be thousands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.db import connections
+from django.db.models import OuterRef, Q, QuerySet, Subquery
+from django.db.models.lookups import Exact
+from django.http import HttpRequest
+
+from django_mq import handlers, queues
+from django_mq.admin.filters import ExactFilter
+from django_mq.admin.windows import LOOK
+from django_mq.conf import get_settings
+from django_mq.models import FailedAttempt
+from django_mq.policy.message_filter import FINGERPRINT
+from django_mq.policy.routing import MAX_NAME
+from django_mq.store import find_messages
+
+#: Choices that a filter lists as links; the text box suggests up to `SUGGESTED` more.
+FEW, SUGGESTED = 8, 200
+#: Newest failed attempts whose error classes are offered.
+RECENT = 1000
+
+# Every message satisfies one of these, and each is the condition of a partial index that begins
+# with the queue: together they let indexes find all messages of a queue.
+_OF_QUEUE = (
+    Q(leased_until__isnull=True, blocked_by__isnull=True, dead_at__isnull=True)
+    | Q(leased_until__isnull=False)
+    | Q(blocked_by__isnull=False, key__isnull=False)
+    | Q(dead_at__isnull=False)
+)
+_CLASS = re.compile(r"[\w.]{1,256}")
+
+
+def of_queues(condition: Q, rows: QuerySet[Any]) -> QuerySet[Any]:
+    """Return the messages that satisfy a condition on their queue, found by index.
+
+    A blocked message without a key, which only another program can write, is left out.
+    """
+    return rows.filter(condition & _OF_QUEUE)
+
+
+class BoxFilter(ExactFilter):
+    """By the text in a box; a few choices are links."""
+
+    template = "admin/django_mq/filter_box.html"
+    hint: Any = ""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return []
+
+    def has_output(self) -> bool:
+        return True
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """Return the box with its suggestions, then links if there are few."""
+        name, value = str(self.parameter_name), self.value()
+        texts = [str(text) for text, _label in self.lookup_choices]
+        others = {key: each for key, each in changelist.params.items() if key != name}
+        yield {
+            "box": name,
+            "value": value or "",
+            "hint": self.hint,
+            "others": others.items(),
+            "suggestions": texts[:SUGGESTED] if len(texts) > FEW else (),
+            "clear": changelist.get_query_string(remove=[name]) if value else "",
+        }
+        for text, label in self.lookup_choices if len(texts) <= FEW else ():
+            yield {
+                "selected": value == text,
+                "query_string": changelist.get_query_string({name: text}),
+                "display": label,
+            }
+
+
+class QueueFilter(BoxFilter):
+    """By queue, out of the known queues that the user may see."""
+
+    title = "queue"
+    parameter_name = "queue"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        known = queues.names(using=model_admin.alias)
+        return self.offer(each for each in known if model_admin.may_see(request, each))
+
+
+class MessageQueueFilter(QueueFilter):
+    """By queue; indexes find its messages."""
+
+    is_indexed = True
+
+    def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        return of_queues(Q(queue=self.value()), rows)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        return None if value is None else self.narrow(queryset)
+
+
+class HandlerFilter(BoxFilter):
+    """By handler, out of those registered here for a queue that the user may see."""
+
+    title = "handler"
+    parameter_name = "handler"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        settings = get_settings()
+        return self.offer(
+            each.name
+            for each in handlers.all_handlers()
+            if any(
+                model_admin.may_see(request, queue)
+                for queue in handlers.allowed_queues(each, settings)
+            )
+        )
+
+
+class TypeFilter(BoxFilter):
+    """By type, or by the beginning of it."""
+
+    title = "type"
+    parameter_name = "type"
+    hint = "exact, or shop.orders.*"
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        if value is None or not value.endswith("*"):
+            return super().queryset(request, queryset)
+        return queryset.filter(type__startswith=value[:-1])
+
+
+class KeyFilter(BoxFilter):
+    """By order key; an index finds its messages."""
+
+    title = "order key"
+    parameter_name = "key"
+    is_indexed = True
+
+    def __init__(self, request: HttpRequest, params: Any, model: Any, model_admin: Any) -> None:
+        super().__init__(request, params, model, model_admin)
+        self.alias = model_admin.alias
+        self.is_of_queue = bool(request.GET.get("queue"))
+
+    def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """Find the key in every queue, unless the list is of one queue: then the index is its."""
+        key = str(self.value())
+        if self.is_of_queue or len(key) > MAX_NAME or "\x00" in key:
+            return rows.filter(key=key)
+        with connections[self.alias].cursor() as cursor:
+            found = find_messages.find(cursor, key=key, unique_id=None, limit=LOOK)
+        return rows.filter(pk__in=found)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        return None if self.value() is None else self.narrow(queryset)
+
+
+class WorkerFilter(BoxFilter):
+    """By the worker that has the message: its id, or the id and the thread as shown."""
+
+    title = "worker"
+    parameter_name = "claimed_by"
+    is_indexed = True
+
+    def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        return rows.filter(leased_until__isnull=False)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        if value is None:
+            return None
+        wanted = Q(claimed_by=value) | Q(claimed_by__startswith=f"{value}:")
+        return self.narrow(queryset).filter(wanted)
+
+
+class AttemptWorkerFilter(BoxFilter):
+    """By the worker that made the attempt: its id, or the id and the thread as shown."""
+
+    title = "worker"
+    parameter_name = "worker"
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        if value is None:
+            return None
+        return queryset.filter(Q(worker=value) | Q(worker__startswith=f"{value}:"))
+
+
+class FingerprintFilter(BoxFilter):
+    """By the fingerprint of the last failed attempt."""
+
+    title = "fingerprint"
+    parameter_name = "fingerprint"
+    hint = "of the last error"
+    is_indexed = True
+
+    def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the messages with an attempt that failed so, found by index."""
+        failed = FailedAttempt.objects.using(rows.db).filter(fingerprint=self.value())
+        return rows.filter(pk__in=failed.values("message_id"))
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        if value is None:
+            return None
+        if FINGERPRINT.fullmatch(value) is None:
+            raise IncorrectLookupParameters
+        newest = FailedAttempt.objects.filter(message_id=OuterRef("pk")).order_by("-attempt", "-pk")
+        return self.narrow(queryset).filter(
+            Exact(Subquery(newest.values("fingerprint")[:1]), value)
+        )
+
+
+class LastErrorFilter(BoxFilter):
+    """By the class of the last error, out of those of the newest failed attempts.
+
+    Only a whole class name is compared: a prefix would reveal the text letter by letter to users
+    who may not see it.
+    """
+
+    title = "last error"
+    parameter_name = "error_class"
+    hint = "class of the error"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        newest = FailedAttempt.objects.using(model_admin.alias).order_by("-pk")
+        newest = model_admin.scoped(request, newest)[:RECENT]
+        return self.offer(filter(None, set(newest.values_list("error_class", flat=True))))
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        if value is None:
+            return None
+        if _CLASS.fullmatch(value) is None:
+            raise IncorrectLookupParameters
+        return queryset.filter(Q(last_error=value) | Q(last_error__startswith=f"{value}: "))

@@ -1,0 +1,155 @@
+"""Handled messages: the list, and a page for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.utils import unquote
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.defaultfilters import filesizeformat
+from django.utils.html import format_html
+
+from django_mq.admin.filter_boxes import HandlerFilter, QueueFilter, TypeFilter
+from django_mq.admin.filter_moments import EndedFilter
+from django_mq.admin.replaying import ReplayingAdmin
+from django_mq.admin.texts import block, breakable, full, link, pretty, took, under, when
+from django_mq.models import FailedAttempt, HandledMessage
+from django_mq.queues.history import CONTENT
+
+
+class HandledMessageAdmin(ReplayingAdmin):
+    """Handled messages, the last to end first; the list shows no payload."""
+
+    change_form_template = "admin/django_mq/handled.html"
+    exact_lookups = (
+        *("id", "queue", "type", "handler", "key", "worker"),
+        *("correlation_id", "causation_id"),
+    )
+    list_display: Any = ("number", "what", "ended", "where", "tries", "ran")
+    list_display_links = ("number", "what")
+    list_filter = (EndedFilter, QueueFilter, TypeFilter, HandlerFilter)
+    ordering = ("-ended_at", "-pk")  # type: ignore[assignment]
+    search_fields = ("pk",)
+    # Each has an index, and a type has none.
+    searched_texts = ("key", "correlation_id")
+    search_help_text = "Exact id, order key or correlation id."
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).defer(*CONTENT)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the last to end: a sequence that was reset gives an id to a second message."""
+        try:
+            id = int(object_id) if len(object_id) <= 20 else 0
+        except ValueError:
+            return None
+        return self.get_queryset(request).filter(pk=id).order_by("-ended_at").first()
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show the message with its chain."""
+        message = self.get_object(request, unquote(object_id))
+        context: dict[str, Any] = {}
+        if message is not None and self.has_view_permission(request, message):
+            context = {
+                "title": f"Message {message.pk}: {message.type}",
+                "subtitle": None,
+                "replay_url": self.replay_url() if self.may_replay(request) else "",
+                **self.chain_context(request, message.pk),
+            }
+        return super().change_view(
+            request, object_id, form_url, {**context, **(extra_context or {})}
+        )
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = ["handler", "queue", "key", "attempts_linked", "worker", "bytes"]
+        times = ["created", "due", "started", "ended_full", "took", "kept"]
+        found: list[Any] = [(None, {"fields": fields}), ("Times", {"fields": times})]
+        if self.may_see_payloads(request):
+            found.append(("Content", {"fields": ["whole_payload", "whole_metadata"]}))
+        return found
+
+    @admin.display(description="id")
+    def number(self, message: HandledMessage) -> Any:
+        return message.pk
+
+    @admin.display(description="message")
+    def what(self, message: HandledMessage) -> Any:
+        notes = [breakable(message.handler)]
+        if message.key:
+            notes.append(format_html("{} {}", "key", breakable(message.key)))
+        return format_html(
+            '<span class="mq-type">{}{}</span>', breakable(message.type), under(*notes)
+        )
+
+    @admin.display(description="queue")
+    def where(self, message: HandledMessage) -> Any:
+        return format_html('<span class="mq-name">{}</span>', breakable(message.queue))
+
+    @admin.display(description="ended")
+    def ended(self, message: HandledMessage) -> Any:
+        return when(message.ended_at, message.now)  # type: ignore[attr-defined]
+
+    @admin.display(description="attempts")
+    def tries(self, message: HandledMessage) -> Any:
+        return message.attempts
+
+    @admin.display(description="ran for")
+    def ran(self, message: HandledMessage) -> Any:
+        return took(message.started_at, message.ended_at)
+
+    took = ran
+
+    @admin.display(description="attempts")
+    def attempts_linked(self, message: HandledMessage) -> Any:
+        """Show the number of attempts, linked to the failed ones."""
+        url = ""
+        if message.attempts > 1:
+            url = self.url(FailedAttempt, "changelist", message_id=message.pk)
+        return link(url, message.attempts)
+
+    @admin.display(description="size of the payload")
+    def bytes(self, message: HandledMessage) -> Any:
+        return filesizeformat(message.size)
+
+    @admin.display(description="broadcast")
+    def created(self, message: HandledMessage) -> Any:
+        return full(message.created_at, message.now)  # type: ignore[attr-defined]
+
+    @admin.display(description="due")
+    def due(self, message: HandledMessage) -> Any:
+        return full(message.due_at, message.now)  # type: ignore[attr-defined]
+
+    @admin.display(description="started")
+    def started(self, message: HandledMessage) -> Any:
+        return full(message.started_at, message.now)  # type: ignore[attr-defined]
+
+    @admin.display(description="ended")
+    def ended_full(self, message: HandledMessage) -> Any:
+        return full(message.ended_at, message.now)  # type: ignore[attr-defined]
+
+    @admin.display(description="kept until")
+    def kept(self, message: HandledMessage) -> Any:
+        return full(message.keep_until, message.now)  # type: ignore[attr-defined]
+
+    @admin.display(description="payload")
+    def whole_payload(self, message: HandledMessage) -> Any:
+        return self._document(message, "payload")
+
+    @admin.display(description="metadata")
+    def whole_metadata(self, message: HandledMessage) -> Any:
+        return self._document(message, "metadata")
+
+    def _document(self, message: HandledMessage, column: str) -> Any:
+        """Show a document with secrets hidden, or that it was not kept."""
+        rows = HandledMessage.objects.using(self.alias).filter(pk=message.pk)
+        if not rows.filter(**{f"{column}__isnull": False}).exists():
+            return "Not kept: set history_payload for the queue or the handler."
+        return block(pretty(self.stored_json(message, column)))

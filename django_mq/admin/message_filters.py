@@ -1,0 +1,114 @@
+"""The filters of the list of messages as a value: from the URL, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
+
+from django.http import QueryDict
+from django.utils import timezone
+
+from django_mq.admin.base import id_of
+from django_mq.admin.filter_moments import read_moment
+from django_mq.admin.json_paths import read_path
+from django_mq.admin.texts import moment
+from django_mq.policy.message_filter import MessageFilter
+
+#: Parameters of the URL, and the conditions that they are.
+TEXTS = {
+    "state": "state",
+    "handler": "handler",
+    "type": "type",
+    "key": "key",
+    "unique_id": "unique_id",
+    "fingerprint": "fingerprint",
+    "error_class": "error_class",
+    "claimed_by": "worker",
+}
+IDS = ("id", "blocked_by")
+MOMENTS = {
+    "created_at_from": "since",
+    "created_at_to": "until",
+    "processable_after_from": "due_since",
+    "processable_after_to": "due_until",
+    "dead_at_from": "dead_since",
+    "dead_at_to": "dead_until",
+}
+#: The parameter of an action on the heads of what the list shows.
+HEADS = "heads"
+#: Parameters that choose a page or an order, and no messages.
+NEUTRAL = frozenset(("p", "o", "all", "e", "_popup", "_to_field", "_facets", "after", "before"))
+
+
+def filter_of(query: QueryDict, allowed: Collection[str] | None, *, private: bool) -> MessageFilter:
+    """Return what the list shows for a URL; only messages of the `allowed` queues, None for all.
+
+    `private` allows conditions on payload and metadata. Raises ValueError for a parameter that it
+    does not know, since the operation would act on more than the list shows.
+    """
+    found: dict[str, Any] = {}
+    now = timezone.now()
+    for name, texts in query.lists():
+        text, column = texts[-1].strip(), name.removesuffix("__exact")
+        if name in NEUTRAL or not text:
+            continue
+        if column in TEXTS:
+            found[TEXTS[column]] = text
+        elif column in IDS:
+            found[column] = id_of(text) or _no(name)
+        elif column in MOMENTS:
+            found[MOMENTS[column]] = read_moment(text, now)
+        elif column == "queue":
+            found["queues"] = (text,)
+        elif column == HEADS:
+            found["heads"] = True
+        elif column == "q":
+            found |= _search(text, private=private)
+        else:
+            _no(name)
+    if allowed is not None:
+        queues = found.get("queues", allowed)
+        found["queues"] = tuple(sorted(set(queues) & set(allowed)))
+    return MessageFilter(**found)
+
+
+def _no(name: str) -> Any:
+    raise ValueError(f"the filter {name!r} cannot be carried over to an operation")
+
+
+def _search(text: str, *, private: bool) -> dict[str, Any]:
+    path = read_path(text)
+    if path is None:
+        return {"search": text.removeprefix("#")}
+    if not private or path.is_secret:
+        return _no("q")  # type: ignore[no-any-return]
+    return {"path": (path.column, *path.path), "at_path": path.value}
+
+
+def in_words(conditions: dict[str, Any]) -> list[str]:
+    """Return the stored conditions of an operation, each in a few words.
+
+    >>> in_words({"queues": ["mail"], "state": "dead", "at_path": "7", "path": ["payload", "id"]})
+    ['queue mail', 'state dead', 'at path 7', 'path payload.id']
+    """
+    found = []
+    for name, value in conditions.items():
+        if name == HEADS:
+            found.append("the first message of the line of each")
+            continue
+        if name == "path":
+            value = ".".join(map(str, value)) if isinstance(value, list) else value
+        elif isinstance(value, list):
+            value = " or ".join(map(str, value)) or "none"
+        elif isinstance(value, str) and name in MOMENTS.values():
+            value = _shown(value)
+        found.append(f"{'queue' if name == 'queues' else name.replace('_', ' ')} {value}")
+    return found
+
+
+def _shown(text: str) -> str:
+    try:
+        return moment(datetime.fromisoformat(text))
+    except (ValueError, OverflowError):
+        return text

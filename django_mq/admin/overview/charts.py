@@ -1,0 +1,257 @@
+"""Charts drawn on the server: shapes for an SVG that scales to any width, labels for the HTML."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+from django.utils.formats import date_format
+
+from django_mq.policy.figures import Counted, Latency
+from django_mq.policy.histogram import brief
+from django_mq.queues import Figures
+
+#: The units of the drawing, which stretches.
+WIDTH, HEIGHT = 600.0, 120.0
+#: The share of a step that its bar fills.
+FILLED = 0.82
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One series: its colour and its path."""
+
+    name: str
+    label: Any
+    path: str
+    is_bar: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A step under the pointer, with its text."""
+
+    x: float
+    width: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart; the labels of its axes go from top to bottom and from left to right."""
+
+    name: str
+    title: Any
+    summary: str
+    shapes: Sequence[Shape]
+    hits: Sequence[Hit]
+    scale: Sequence[str]
+    times: Sequence[str]
+
+    @property
+    def box(self) -> str:
+        return f"0 0 {WIDTH:g} {HEIGHT:g}"
+
+    @property
+    def height(self) -> float:
+        return HEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values of one kind, one per step."""
+
+    name: str
+    label: Any
+    values: Values
+
+
+def charts(figures: Figures) -> list[Chart]:
+    """Return the charts of throughput, failures and latency."""
+    steps = list(figures.steps.values())
+    per = _PER.get(figures.step, figures.span)
+    return [
+        _bars(
+            figures,
+            "throughput",
+            f"Messages {per}",
+            bars=[Series("acked", "acked", [each.acked for each in steps])],
+            line=Series("broadcast", "in", [each.broadcast for each in steps]),
+        ),
+        _bars(
+            figures,
+            "failures",
+            f"Failures {per}",
+            bars=[
+                Series("dead", "dead letters", [each.dead for each in steps]),
+                Series("retried", "retried", [each.retried for each in steps]),
+            ],
+        ),
+        _latencies(figures, "waited", "Waited from due to claimed", lambda each: each.waited),
+        _latencies(figures, "ran", "Ran in the handler", lambda each: each.ran),
+    ]
+
+
+_PER = {
+    timedelta(minutes=1): "per minute",
+    timedelta(hours=1): "per hour",
+    timedelta(hours=3): "per 3 hours",
+}
+
+
+def _bars(
+    figures: Figures, name: str, title: Any, *, bars: list[Series], line: Series | None = None
+) -> Chart:
+    """Return a chart of stacked bars, the first series at the bottom, and of a line over them."""
+    count = len(figures.steps)
+    stacked = [sum(each.values[n] or 0 for each in bars) for n in range(count)]
+    top = nice(max([1.0, *stacked, *(v or 0 for v in (line.values if line else ()))]))
+    below = [0.0] * count
+    shapes = []
+    for each in bars:
+        shapes.append(Shape(each.name, each.label, _bar_path(each.values, below, top), True))
+        below = [start + (value or 0) for start, value in zip(below, each.values, strict=True)]
+    all_series = list(bars)
+    if line:
+        all_series.insert(0, line)
+        shapes.append(
+            Shape(line.name, line.label, _line_path(line.values, lambda v: v / top), False)
+        )
+    totals = [f"{each.label} {sum(v or 0 for v in each.values):,.0f}" for each in all_series]
+    return Chart(
+        name,
+        title,
+        ", ".join(totals),
+        shapes,
+        _hits(figures, [(each.label, each.values, _whole) for each in all_series]),
+        [_whole(top), _whole(top / 2) if top > 1 else "", "0"],
+        times(figures),
+    )
+
+
+def _latencies(
+    figures: Figures, name: str, title: Any, read: Callable[[Counted], Latency | None]
+) -> Chart:
+    """Return a chart of percentiles on a logarithmic scale."""
+    found = [read(each) for each in figures.steps.values()]
+    series = [
+        Series(share, share, [getattr(each, share) if each else None for each in found])
+        for share in ("p50", "p95", "p99")
+    ]
+    values = [value for each in series for value in each.values if value]
+    low, high = around(values)
+
+    def place(value: float) -> float:
+        return (math.log10(max(value, low)) - math.log10(low)) / math.log10(high / low)
+
+    total = read(figures.total)
+    summary = (
+        ", ".join(f"{each.name} {brief(getattr(total, each.name))}" for each in series)
+        if total
+        else "no data"
+    )
+    return Chart(
+        name,
+        title,
+        summary,
+        [Shape(each.name, each.label, _line_path(each.values, place), False) for each in series],
+        _hits(figures, [(each.label, each.values, brief) for each in series]),
+        [brief(high), brief(low)] if values else [],
+        times(figures),
+    )
+
+
+def nice(value: float) -> float:
+    """Return the next 1, 2 or 5 times a power of ten.
+
+    >>> nice(1), nice(3), nice(70), nice(101)
+    (1.0, 5.0, 100.0, 200.0)
+    """
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(each * power for each in (1, 2, 5, 10) if each * power >= value)
+
+
+def around(values: Iterable[float]) -> tuple[float, float]:
+    """Return the round durations below and above all `values`.
+
+    >>> around([0.002, 0.5]), around([45.0, 4000.0]), around([])
+    ((0.001, 1.0), (10.0, 21600.0), (0.001, 1.0))
+    """
+    known = list(values) or [0.002, 0.5]
+    low = bisect_right(_ROUND, min(known)) - 1
+    high = max(bisect_left(_ROUND, max(known)), low + 1)
+    return _ROUND[max(low, 0)], _ROUND[min(high, len(_ROUND) - 1)]
+
+
+#: Seconds.
+_ROUND = (
+    *(1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0),
+    *(60.0, 600.0, 3600.0, 6 * 3600.0, 86400.0, 10 * 86400.0, 100 * 86400.0, 1e9),
+)
+
+
+def _bar_path(values: Values, below: Sequence[float], top: float) -> str:
+    step = WIDTH / len(values)
+    parts = []
+    for n, value in enumerate(values):
+        if value:
+            # A single failure among many messages is still to be seen.
+            height = max(HEIGHT * value / top, 1.5)
+            y = HEIGHT * (1 - below[n] / top)
+            x, width = n * step + step * (1 - FILLED) / 2, step * FILLED
+            parts.append(f"M{x:.1f} {y:.1f}h{width:.1f}v{-height:.1f}h{-width:.1f}z")
+    return "".join(parts)
+
+
+def _line_path(values: Values, place: Callable[[float], float]) -> str:
+    """Return steps: each value as wide as its step, joined to the next one unless it is missing."""
+    step = WIDTH / len(values)
+    parts = []
+    before: float | None = None
+    for n, value in enumerate(values):
+        if value is not None:
+            y = HEIGHT - 1 - (HEIGHT - 2) * min(1.0, max(0.0, place(value)))
+            parts.append(f"M{n * step:.1f} {y:.1f}" if before is None else f"V{y:.1f}")
+            parts.append(f"H{(n + 1) * step:.1f}")
+        before = value
+    return "".join(parts)
+
+
+def _hits(
+    figures: Figures, series: Sequence[tuple[Any, Values, Callable[[float], str]]]
+) -> list[Hit]:
+    width = WIDTH / len(figures.steps)
+    found = []
+    for n, at in enumerate(figures.steps):
+        words = [
+            f"{label} {show(value)}"
+            for label, values, show in series
+            if (value := values[n]) is not None
+        ]
+        text = f"{clock(at, figures)}: {', '.join(words) or 'no data'}"
+        found.append(Hit(round(n * width, 1), round(width, 1), text))
+    return found
+
+
+def times(figures: Figures) -> list[str]:
+    """Return the labels of the time axis: its beginning, its middle, and now."""
+    ats = list(figures.steps)
+    return [clock(ats[0], figures), clock(ats[len(ats) // 2], figures), "now"]
+
+
+def clock(at: datetime, figures: Figures) -> str:
+    """Return the start of a step, in the current time zone: the time, in a week with the day."""
+    local = timezone.localtime(at)
+    day = f"{date_format(local, 'D')} " if figures.span != "hour" else ""
+    return f"{day}{local:%H:%M}"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1 or not value else f"{value:g}"

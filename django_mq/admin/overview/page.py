@@ -1,0 +1,223 @@
+"""The overview as a page of its own and at the top of the app's index."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError, connections
+from django.db.models.functions import Now
+from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
+from django.template.response import TemplateResponse
+from django.urls import path
+from django.utils.safestring import SafeString
+
+from django_mq import queues
+from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.overview.charts import charts
+from django_mq.admin.overview.panels import (
+    STEP_LABELS,
+    QueueLine,
+    handler_lines,
+    queue_lines,
+    state_tiles,
+    step_lines,
+    workers_panel,
+)
+from django_mq.admin.queue_rows import COLUMNS, QueueRowsAdmin
+from django_mq.admin.texts import clock, excerpt
+from django_mq.models import (
+    FailedAttempt,
+    QueuedMessage,
+    QueueState,
+    Schedule,
+    WorkerHeartbeat,
+)
+from django_mq.policy.figures import SPANS, Span
+from django_mq.queues.figures import figures_of, rates_of
+from django_mq.queues.totals import read_many_counts, read_names
+from django_mq.store import read_figures
+from django_mq.store.estimates import estimates
+from django_mq.store.readers import prepare_to_read
+
+#: Most queues that are counted, queues and handlers that are listed, error classes, schedules.
+COUNTED, LISTED, HANDLERS, ERRORS, SCHEDULES = 200, 50, 25, 5, 5
+#: Newest failed attempts, and newest dead letters, that are counted.
+NEWEST = 5000
+SPAN_NAMES = {"hour": "Hour", "day": "Day", "week": "Week"}
+
+
+class OverviewAdmin(QueueRowsAdmin):
+    """The overview; whoever may see the queues may see it."""
+
+    def get_urls(self) -> list[Any]:
+        """Return the address of the page: its model has no rows to show."""
+        name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
+        return [path("", self.admin_site.admin_view(self.changelist_view), name=name)]
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self._has_right(request, "view_queuestate")
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the page or, with `?part=live`, what changes of it."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        request.current_app = self.admin_site.name
+        if request.GET.get("part") == "live":
+            return HttpResponse(self.live(request))
+        context = self.page_context(
+            request, "Overview", overview=self.section(request), **(extra_context or {})
+        )
+        return TemplateResponse(request, "admin/django_mq/overview.html", context)
+
+    def section(self, request: HttpRequest) -> SafeString:
+        """Return the overview as HTML, for any page; empty if the user may not see it."""
+        if not self.has_view_permission(request):
+            return SafeString("")
+        context = {
+            "live": self.live(request),
+            "span": _span(request).name,
+            "url": self.url(self.model, "changelist"),
+            "pages": self._pages(request),
+        }
+        return render_to_string("admin/django_mq/includes/overview.html", context, request)
+
+    def _pages(self, request: HttpRequest) -> list[tuple[str, str]]:
+        """Return the pages that no model lists, where the user may see them."""
+        pages = (
+            ("Errors in groups", FailedAttempt, "errors", "view_failedattempt"),
+            ("Types and handlers", QueueState, "topology", "view_queuestate"),
+            ("Broadcast a message", QueuedMessage, "broadcast", "broadcast_message"),
+        )
+        return [
+            (label, self.url(model, page))
+            for label, model, page, right in pages
+            if self._has_right(request, right) and self.admin_site.is_registered(model)
+        ]
+
+    def live(self, request: HttpRequest) -> SafeString:
+        """Return what changes, as HTML."""
+        try:
+            context = self._read(request)
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            context = {"too_slow": True}
+        return render_to_string("admin/django_mq/includes/overview_live.html", context, request)
+
+    def _read(self, request: HttpRequest) -> dict[str, Any]:
+        allowed = self.get_queues(request)
+        wanted = None if allowed is None else sorted(allowed)
+        span = _span(request)
+        with impatient(self.alias), connections[self.alias].cursor() as cursor:
+            prepare_to_read(cursor)
+            names = [name for name in read_names(cursor) if self.may_see(request, name)]
+            counts, _stop = read_many_counts(cursor, names[:COUNTED])
+            new = read_figures.newcomers(cursor, queues=wanted)
+            large = [name for name, each in counts.items() if each.shown("depth").endswith("+")]
+            by_statistics = estimates(cursor, queues=large) if large else {}
+            figures = figures_of(cursor, span, new, wanted)
+            rates = rates_of(cursor, new, wanted)
+            workers = queues.workers(using=self.alias)
+            more = {
+                **self._failures(request, allowed, names),
+                "schedules": self._schedules(request) if allowed is None else [],
+            }
+        if allowed is not None:
+            workers = [each for each in workers if any(each.serves(name) for name in allowed)]
+        lines = queue_lines(self.rows(request, counts.values(), workers), rates, by_statistics)
+        may_see_workers = self._has_right(request, "view_workerheartbeat")
+        workers_url = self.url(WorkerHeartbeat, "changelist") if may_see_workers else ""
+        return {
+            "tiles": state_tiles(counts.values(), self._state_urls(request)),
+            "queues_url": self.url(QueueState, "changelist"),
+            "workers": workers_panel(workers, workers_url),
+            **_listed(lines, len(names)),
+            **_shown(figures),
+            **more,
+        }
+
+    def _state_urls(self, request: HttpRequest) -> dict[str, str]:
+        """Return the list of messages in each state, where the user may see it."""
+        if not self.may_see_messages(request):
+            return {}
+        return {name: self.url(QueuedMessage, "changelist", state=name) for name, label in COLUMNS}
+
+    def _failures(
+        self, request: HttpRequest, allowed: Collection[str] | None, names: Collection[str]
+    ) -> dict[str, Any]:
+        """Return the failed attempts of the last hour by class, and the messages that died."""
+        hour_ago = Now() - timedelta(hours=1)
+        scope = {} if allowed is None else {"queue__in": list(allowed)}
+        attempts = FailedAttempt.objects.using(self.alias).filter(ended_at__gte=hour_ago, **scope)
+        classes = attempts.order_by("-ended_at").values_list("error_class", flat=True)
+        found = Counter(classes[: NEWEST + 1])
+        dead = QueuedMessage.objects.using(self.alias).filter(
+            queue__in=names, dead_at__gte=hour_ago, dead_at__isnull=False
+        )
+        died = len(dead.values_list("pk", flat=True)[: NEWEST + 1])
+        linked = self._has_right(request, "view_failedattempt")
+        return {
+            "failed": _at_most(sum(found.values())),
+            "died": _at_most(died),
+            "dead_url": self._state_urls(request).get("dead", ""),
+            "attempts_url": self.url(FailedAttempt, "changelist") if linked else "",
+            "errors": [
+                (
+                    excerpt(name) or "without a class",
+                    f"{times:,}",
+                    self.url(FailedAttempt, "changelist", error_class=name)
+                    if linked and name
+                    else "",
+                )
+                for name, times in found.most_common(ERRORS)
+            ],
+        }
+
+    def _schedules(self, request: HttpRequest) -> list[tuple[str, str, str]]:
+        """Return the schedules whose last time failed: name, error, page."""
+        if not self._has_right(request, "view_schedule"):
+            return []
+        failing = Schedule.objects.using(self.alias).exclude(last_error="").order_by("name")
+        texts = self.may_see_payloads(request)
+        return [
+            (name, excerpt(error) if texts else "", self.url(Schedule, "change", name))
+            for name, error in failing.values_list("name", "last_error")[:SCHEDULES]
+        ]
+
+
+def _span(request: HttpRequest) -> Span:
+    return SPANS.get(request.GET.get("span", ""), SPANS["hour"])
+
+
+def _listed(lines: Sequence[QueueLine], known: int) -> dict[str, Any]:
+    """Return the queues that are listed, the idle ones apart, and how many others are known."""
+    busy = [line for line in lines if not line.is_idle][:LISTED]
+    idle = [line for line in lines if line.is_idle][:LISTED]
+    return {"lines": busy, "idle": idle, "more_queues": known - len(busy) - len(idle)}
+
+
+def _shown(figures: queues.Figures) -> dict[str, Any]:
+    """Return the charts, the same as a table, and the handlers."""
+    handlers, more_handlers = handler_lines(figures, HANDLERS)
+    return {
+        "span": figures.span,
+        "span_name": SPAN_NAMES[figures.span],
+        "spans": SPAN_NAMES,
+        "now": clock(figures.now),
+        "charts": charts(figures),
+        "steps": step_lines(figures),
+        "step_labels": STEP_LABELS,
+        "handlers": handlers,
+        "more_handlers": more_handlers,
+    }
+
+
+def _at_most(count: int) -> str:
+    return f"{min(count, NEWEST):,}{'+' if count > NEWEST else ''}"

@@ -1,0 +1,229 @@
+"""The parts of the overview, as values for its template."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django_mq import queues
+from django_mq.admin.overview.charts import clock
+from django_mq.admin.queue_rows import COLUMNS, QueueRow
+from django_mq.admin.texts import excerpt, span
+from django_mq.policy.figures import Latency
+from django_mq.policy.histogram import brief
+
+
+@dataclass(frozen=True, slots=True)
+class StateTile:
+    """The number of messages in a state, over all queues that the user may see."""
+
+    name: str
+    label: Any
+    count: int
+    text: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLine:
+    """A queue among the others: its row, and how fast it fills and empties."""
+
+    row: QueueRow
+    rate: queues.Rate
+    #: How many messages it has by the server's statistics, None if they do not say.
+    estimate: int | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is empty, nobody stopped it, and nothing went through it lately."""
+        counts, rate = self.row.counts, self.rate
+        stopped = counts.paused or counts.backoff_level or counts.max_in_flight == 0
+        return not (counts.depth or counts.dead or rate.incoming or rate.outgoing or stopped)
+
+    @property
+    def _depth(self) -> tuple[int, str]:
+        """The depth, and the sign before its text: nothing, about, or at least."""
+        counts = self.row.counts
+        if not counts.shown("depth").endswith("+"):
+            return counts.depth, ""
+        estimated = rough((self.estimate or 0) - counts.dead)
+        return (estimated, "≈ ") if estimated > counts.depth else (counts.depth, "> ")
+
+    @property
+    def depth(self) -> str:
+        """The depth as text; an estimate is marked as such."""
+        count, sign = self._depth
+        return f"{sign}{count:,}"
+
+    @property
+    def dead(self) -> Any:
+        return next(cell for cell in self.row.cells if cell.name == "dead")
+
+    @property
+    def incoming(self) -> str:
+        return f"{per(self.rate.incoming)}{'+' if self.rate.at_least else ''}"
+
+    @property
+    def outgoing(self) -> str:
+        return per(self.rate.outgoing)
+
+    @property
+    def empty_in(self) -> str:
+        """When it will be empty at these rates, as exact as the depth is."""
+        counts, (count, sign) = self.row.counts, self._depth
+        if not count:
+            return ""
+        if counts.paused or (left := self.rate.empty_in(count)) is None:
+            return "grows" if self.rate.incoming > self.rate.outgoing else "never"
+        return f"{sign}{span(max(left, timedelta(seconds=1)))}"
+
+
+def queue_lines(
+    rows: Iterable[QueueRow], rates: Mapping[str, queues.Rate], estimates: Mapping[str, int]
+) -> list[QueueLine]:
+    """Return the queues by the age of their oldest due message, then by depth."""
+    none = queues.Rate()
+    lines = [
+        QueueLine(row, rates.get(row.counts.queue, none), estimates.get(row.counts.queue))
+        for row in rows
+    ]
+    return sorted(
+        lines,
+        key=lambda line: (
+            line.row.counts.oldest is None,
+            -(line.row.counts.oldest or timedelta(0)),
+            -line.row.counts.depth,
+            line.row.counts.queue,
+        ),
+    )
+
+
+def state_tiles(found: Collection[queues.QueueCounts], urls: Mapping[str, str]) -> list[StateTile]:
+    """Return the sum of each state; it has a `+` where a queue's count was capped."""
+    tiles = []
+    for name, label in COLUMNS:
+        count = sum(getattr(each, name) for each in found)
+        more = any(each.shown(name).endswith("+") for each in found)
+        url = urls.get(name, "") if count else ""
+        tiles.append(StateTile(name, label, count, f"{count:,}{'+' if more else ''}", url))
+    return tiles
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerLine:
+    """The figures of one handler in the span."""
+
+    queue: str
+    handler: str
+    counts: Sequence[str]
+    waited: Latency | None
+    ran: Latency | None
+
+    @property
+    def latencies(self) -> list[list[str]]:
+        """Waited, then ran."""
+        return [_percentiles(self.waited), _percentiles(self.ran)]
+
+
+def handler_lines(figures: queues.Figures, most: int) -> tuple[list[HandlerLine], int]:
+    """Return the handlers that did most, and how many others there are."""
+    lines = sorted(
+        figures.handlers.items(),
+        key=lambda item: (-(item[1].acked + item[1].failed + item[1].dead), item[0]),
+    )
+    shown = [
+        HandlerLine(
+            queue,
+            excerpt(handler),
+            [f"{count:,}" for count in (each.acked, each.failed, each.dead)],
+            each.waited,
+            each.ran,
+        )
+        for (queue, handler), each in lines[:most]
+    ]
+    return shown, max(0, len(lines) - most)
+
+
+#: The counts of a step, in this order.
+STEP_LABELS = ("in", "acked", "retried", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """One step of the charts, as a row of the table that says the same."""
+
+    at: str
+    counts: Sequence[str]
+    latencies: Sequence[Sequence[str]]
+
+    @property
+    def labelled(self) -> list[tuple[Any, str]]:
+        return list(zip(STEP_LABELS, self.counts, strict=True))
+
+
+def step_lines(figures: queues.Figures) -> list[StepLine]:
+    """Return the steps with data, the latest first."""
+    lines = []
+    for at, each in reversed(figures.steps.items()):
+        counts = (each.broadcast, each.acked, each.retried, each.dead)
+        if any(counts):
+            shown = [_percentiles(each.waited), _percentiles(each.ran)]
+            lines.append(StepLine(clock(at, figures), [f"{count:,}" for count in counts], shown))
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersPanel:
+    """The worker processes in one line."""
+
+    alive: int
+    busy: int
+    draining: int
+    degraded: int
+    gone: Sequence[str]
+    url: str = ""
+    running: int = field(default=0)
+
+
+def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> WorkersPanel:
+    """Return how many workers live, and the names of those that went without a word."""
+    workers = list(found)
+    alive = [each for each in workers if each.alive]
+    return WorkersPanel(
+        alive=len(alive),
+        busy=sum(1 for each in alive if each.running),
+        draining=sum(1 for each in alive if each.draining),
+        degraded=sum(1 for each in alive if each.wakeup == "degraded"),
+        gone=[f"{each.host}:{each.pid}" for each in workers if not each.alive][:5],
+        url=url,
+        running=sum(len(each.running) for each in alive),
+    )
+
+
+def rough(count: int) -> int:
+    """Return an estimate with the digits that it deserves.
+
+    >>> rough(1_234_567), rough(98_765), rough(7), rough(-3)
+    (1200000, 99000, 7, 0)
+    """
+    return round(count, min(0, 2 - len(str(count)))) if count > 0 else 0
+
+
+def _percentiles(found: Latency | None) -> list[str]:
+    """Return the percentiles as text, nothing without data."""
+    return [brief(found.p50), brief(found.p95), brief(found.p99)] if found else []
+
+
+def per(rate: float) -> str:
+    """Return messages per second as text: per minute or hour where they are few.
+
+    >>> per(1234.5), per(12.34), per(0.5), per(0.001), per(0.0)
+    ('1,234/s', '12.3/s', '30/min', '3.6/h', '')
+    """
+    for factor, unit in ((1, "s"), (60, "min"), (3600, "h")):
+        if rate * factor >= 1:
+            value = rate * factor
+            return f"{value:,.0f}/{unit}" if value >= 100 else f"{value:.3g}/{unit}"
+    return ""

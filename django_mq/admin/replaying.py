@@ -1,0 +1,163 @@
+"""The action that broadcasts handled messages again, after a confirmation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from django.contrib import admin
+from django.contrib import messages as notices
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db import OperationalError
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+
+from django_mq import handlers, queues
+from django_mq.admin.base import id_of
+from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.chains import ChainsAdmin
+from django_mq.conf import get_settings
+from django_mq.exceptions import MQError
+from django_mq.models import HandledMessage
+from django_mq.queues.transactions import writing
+
+#: Most messages in one action.
+MOST = 1000
+
+
+class ReplayingAdmin(ChainsAdmin):
+    """The action of the list and of a message's page."""
+
+    actions = ("replay",)
+
+    @admin.action(permissions=["replay"], description="Replay the selected messages…")
+    def replay(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+        if not self.may_replay(request):
+            raise PermissionDenied
+        with impatient(self.alias):
+            ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MOST + 1])
+        if len(ids) > MOST:
+            ids = ids[:MOST]
+            text = "More than %(most)s messages were selected: these are the oldest."
+            self.message_user(request, text % {"most": f"{MOST:,}"}, notices.WARNING)
+        return self._confirm(request, ids)
+
+    def has_replay_permission(self, request: HttpRequest) -> bool:
+        return self.may_replay(request)
+
+    def may_replay(self, request: HttpRequest) -> bool:
+        """Return whether the user may see handled messages and broadcast them again."""
+        return self._has_right(request, "view_handledmessage") and self._has_right(
+            request, "replay_message"
+        )
+
+    def replay_url(self) -> str:
+        """Return the URL that replays the posted `ids`."""
+        return reverse(f"{self.admin_site.name}:django_mq_handledmessage_replay")
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.replay_view)
+        return [
+            path("replay/", view, name="django_mq_handledmessage_replay"),
+            *super().get_urls(),
+        ]
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the list; a posted action without permission is refused, not only hidden."""
+        if request.method == "POST":
+            if "replay" in request.POST.getlist("action") and not self.may_replay(request):
+                raise PermissionDenied
+            _ids(request.POST.getlist(ACTION_CHECKBOX_NAME))
+        return super().changelist_view(request, extra_context)
+
+    def replay_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask for confirmation, or replay the posted `ids` to the posted handler `to`."""
+        if request.method != "POST":
+            return HttpResponseRedirect(self.url(HandledMessage, "changelist"))
+        if not self.may_replay(request):
+            raise PermissionDenied
+        ids = _ids(request.POST.get("ids", "").split(","))
+        if len(ids) > MOST:
+            raise BadRequest(f"Select at most {MOST:,} messages for one action.")
+        to = request.POST.get("to", "")
+        if to and to not in self._recipients(request):
+            raise PermissionDenied
+        try:
+            if "confirmed" not in request.POST:
+                return self._confirm(request, ids)
+            self._perform(request, ids, to or None)
+        except MQError as error:
+            self.message_user(request, str(error), notices.ERROR)
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            return self.give_up(request)
+        return HttpResponseRedirect(self._list_url(request.POST.get("filters", "")))
+
+    def _recipients(self, request: HttpRequest) -> list[str]:
+        """Return the handlers that the user may choose: those whose queue the user sees."""
+        settings = get_settings()
+        return sorted(
+            each.name
+            for each in handlers.all_handlers()
+            if each.patterns and self.may_see(request, handlers.queue_of(each, settings))
+        )
+
+    def _visible(self, request: HttpRequest, ids: Sequence[int]) -> QuerySet[Any]:
+        return self.get_queryset(request).filter(pk__in=ids)
+
+    def _confirm(self, request: HttpRequest, ids: Sequence[int]) -> HttpResponse:
+        visible = self._visible(request, ids).annotate(bare=Q(payload__isnull=True))
+        with impatient(self.alias):
+            rows = list(visible.values_list("queue", "type", "handler", "bare"))
+        found = Counter(row[:3] for row in rows if not row[3])
+        filters = request.POST.get("filters", request.GET.urlencode())
+        context = self.page_context(
+            request,
+            "Replay these messages?",
+            list_crumb=True,
+            url=self.replay_url(),
+            ids=",".join(map(str, ids)),
+            filters=filters,
+            back=self._list_url(filters),
+            found=[(*names, count) for names, count in sorted(found.items())],
+            count=sum(found.values()),
+            bare=sum(row[3] for row in rows),
+            missing=len(ids) - len(rows),
+            recipients=self._recipients(request),
+        )
+        return TemplateResponse(request, "admin/django_mq/replay.html", context)
+
+    def _perform(self, request: HttpRequest, ids: Sequence[int], to: str | None) -> None:
+        """Replay those of `ids` that the user may see, log it, and report it."""
+        with writing(self.alias):
+            rows = {row.pk: row for row in self._visible(request, ids).only("pk", "type")}
+            if rows:
+                done = queues.replay(ids=list(rows), to=to, using=self.alias)
+                note = f"Replayed to {to or 'its own handler'}, one of {len(done.ids)} messages."
+                self.log(request, [rows[id] for id in done.ids], CHANGE, note)
+        count = len(rows)
+        text = "%(count)s message replayed." if count == 1 else "%(count)s messages replayed."
+        level = notices.SUCCESS if count else notices.WARNING
+        self.message_user(request, text % {"count": f"{count:,}"}, level)
+
+    def _list_url(self, filters: str) -> str:
+        """Return the list's URL with `filters`, parsed again so that it cannot leave the site."""
+        query = QueryDict(filters).urlencode()
+        return self.url(self.model, "changelist") + (f"?{query}" if query else "")
+
+
+def _ids(texts: Sequence[str]) -> list[int]:
+    """Return ids sorted and without repeats; raises BadRequest for a text that is no id."""
+    found = {id_of(text) for text in texts}
+    ids = sorted(id for id in found if id is not None)
+    if len(ids) < len(found):
+        raise BadRequest("A selected value is not the id of a message.")
+    return ids

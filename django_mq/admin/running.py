@@ -1,0 +1,114 @@
+"""A message whose handler runs now: where, for how long; stop it, or see where it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages as notices
+from django.contrib.admin.models import CHANGE
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, path, reverse
+
+from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.texts import full, plain, span
+from django_mq.models import QueuedMessage, WorkerHeartbeat
+from django_mq.queues.transactions import writing
+
+#: The commands to a worker, and the permission that each needs.
+RIGHTS = {"stop": "stop_message", "stack": "view_payload"}
+
+
+class RunningAdmin(ReadOnlyAdmin):
+    """The panel of a running message: its time, its worker and its actions."""
+
+    def get_urls(self) -> list[Any]:
+        """Add the URLs that a message's page posts to."""
+        view = self.admin_site.admin_view(self.running_view)
+        name = "django_mq_queuedmessage_running"
+        return [path("running/<int:id>/<str:name>/", view, name=name), *super().get_urls()]
+
+    def may_ask(self, request: HttpRequest, name: str) -> bool:
+        """Return whether the user may stop messages, or see stacks."""
+        return self.may_see_messages(request) and self._has_right(request, RIGHTS[name])
+
+    def running_view(self, request: HttpRequest, id: int, name: str) -> HttpResponse:
+        """Ask the worker of message `id` to stop it, once that is confirmed, or for its stack."""
+        if name not in RIGHTS:
+            raise Http404
+        page = HttpResponseRedirect(self.url(QueuedMessage, "change", id))
+        if request.method != "POST":
+            return page
+        if not self.may_ask(request, name):
+            raise PermissionDenied
+        row = self.get_queryset(request).filter(pk=id).first()
+        if row is None:
+            self.message_user(request, "The message has ended.", notices.WARNING)
+            return HttpResponseRedirect(self.url(QueuedMessage, "changelist"))
+        if name == "stop" and "confirmed" not in request.POST:
+            return self._confirm_stop(request, row)
+        with writing(self.alias):
+            ask = queues.stop if name == "stop" else queues.ask_stack
+            asked = ask(id, by=request.user.get_username(), using=self.alias)
+            if asked and name == "stop":
+                self.log(request, [row], CHANGE, "Asked its worker to stop it.")
+        if asked:
+            text = "The worker was asked. Reload the page in a second to see its answer."
+            self.message_user(request, text, notices.SUCCESS)
+        else:
+            text = "No live worker has this message now."
+            self.message_user(request, text, notices.WARNING)
+        return page
+
+    def _confirm_stop(self, request: HttpRequest, row: QueuedMessage) -> HttpResponse:
+        context = self.page_context(
+            request,
+            "Stop this message?",
+            list_crumb=True,
+            row=row,
+            url=self._running_url(row.pk, "stop"),
+            back=self.url(QueuedMessage, "change", row.pk),
+        )
+        return TemplateResponse(request, "admin/django_mq/stopping.html", context)
+
+    def running_context(self, request: HttpRequest, message: QueuedMessage) -> dict[str, Any]:
+        """Return where `message` runs, what may be asked of its worker, and what that answered."""
+        if message.leased_until is None:
+            return {}
+        now = message.now  # type: ignore[attr-defined]
+        found = next(iter(queues.running(ids=[message.pk], using=self.alias)), None)
+        labels = {"stop": "Stop…", "stack": "Show stack"}
+        offered = [
+            (name, label, self._running_url(message.pk, name))
+            for name, label in labels.items()
+            if self.may_ask(request, name)
+        ]
+        answers = [
+            {
+                "what": "Stop" if each.action == "stop" else "Stack",
+                "by": each.asked_by,
+                "at": full(each.asked_at, now),
+                "answer": plain(each.answer) if each.answered_at else "",
+            }
+            for each in queues.commands(message.pk, using=self.alias)
+            if each.attempt == message.attempts
+            and (each.action == "stop" or self.may_see_payloads(request))
+        ]
+        return {
+            "running": found,
+            "ran_for": span(found.ran_for) if found and found.ran_for else "",
+            "worker_url": self.url(WorkerHeartbeat, "change", found.worker)
+            if found and self._has_right(request, "view_workerheartbeat")
+            else "",
+            "asks": [each for each in offered if each[2]],
+            "answers": answers,
+        }
+
+    def _running_url(self, id: int, name: str) -> str:
+        route = f"{self.admin_site.name}:django_mq_queuedmessage_running"
+        try:
+            return reverse(route, args=[id, name])
+        except NoReverseMatch:  # this site has no message admin, or a different one
+            return ""

@@ -1,0 +1,83 @@
+"""Suggests paths of payload and metadata to the search box of the list of messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
+from django.db.models import Case, F, Func, IntegerField, Q, TextField, Value, When
+from django.db.models.functions import Cast, Length
+from django.db.models.lookups import LessThan
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path, reverse
+
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.json_paths import most_seen, paths_in
+from django_mq.models import QueuedMessage
+
+#: The newest messages that are looked at, and the characters from which on a document is too large.
+NEWEST, LARGEST = 200, 8192
+
+
+class SuggestingAdmin(ReadOnlyAdmin):
+    """Adds the address that the search box asks once somebody goes to it."""
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.paths_view)
+        return [path("paths/", view, name="django_mq_queuedmessage_paths"), *super().get_urls()]
+
+    def may_search_documents(self, request: HttpRequest) -> bool:
+        """Return whether the user may see messages and their payloads."""
+        return self.may_see_messages(request) and self.may_see_payloads(request)
+
+    def paths_url(self, request: HttpRequest) -> str:
+        """Return the address of the suggestions, empty if the user may not search documents."""
+        if not self.may_search_documents(request):
+            return ""
+        return reverse(f"{self.admin_site.name}:django_mq_queuedmessage_paths")
+
+    def paths_view(self, request: HttpRequest) -> HttpResponse:
+        """Return the paths in the newest messages as JSON; none if the database takes too long."""
+        if not self.may_search_documents(request):
+            raise PermissionDenied
+        try:
+            with impatient(self.alias):
+                found = most_seen(self._paths(request))
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            found = []
+        return JsonResponse({"paths": found})
+
+    def _paths(self, request: HttpRequest) -> Iterator[str]:
+        every = QueuedMessage.objects.using(self.alias)
+        newest = list(every.order_by("-pk").values_list("pk", flat=True)[:NEWEST])
+        rows = self.scoped(request, every.filter(pk__in=newest))
+        columns = ("payload", "metadata")
+        return chain.from_iterable(
+            paths_in(_decoded(text), column)
+            for column in columns
+            for text in rows.filter(_is_small(column)).values_list(
+                Cast(column, TextField()), flat=True
+            )
+        )
+
+
+def _is_small(column: str) -> Q:
+    """Return the condition that the text of a document is short; large ones are not unpacked."""
+    stored = Func(F(column), function="pg_column_size", output_field=IntegerField())
+    length = Length(Cast(column, TextField()))
+    small = Case(When(Q(LessThan(stored, LARGEST)), then=length), default=Value(LARGEST))
+    return Q(LessThan(small, LARGEST))
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

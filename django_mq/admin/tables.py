@@ -1,0 +1,79 @@
+"""The base of the lists of messages, attempts, results and unique ids, which may be long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin.views.main import ChangeList
+from django.db import connections
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+
+from django_mq.admin.base import ReadOnlyAdmin, id_of
+from django_mq.admin.bounds import MOST
+from django_mq.admin.windows import WindowChangeList, window_of
+from django_mq.store import table_extent
+
+
+class TableAdmin(ReadOnlyAdmin):
+    """A list that never reads a whole table, shown window by window."""
+
+    change_list_template = "admin/django_mq/list.html"
+
+    #: Lookups of the URL that an index serves.
+    indexed_lookups: tuple[str, ...] = ("id", "pk")
+    #: An index finds the rows of a queue.
+    queue_is_indexed = False
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return WindowChangeList
+
+    def indexed_rows(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows that the user may see, as far as an index finds them; else all."""
+        if self.queue_is_indexed:
+            return self.get_queryset(request)
+        rows: QuerySet[Any] = self.model._default_manager.using(self.alias)
+        return rows
+
+    def estimated_rows(self) -> int | None:
+        """Return the planner's estimate of the number of rows."""
+        with connections[self.alias].cursor() as cursor:
+            return table_extent.estimated_rows(cursor, self.opts.db_table)
+
+    def search_looks(self, term: str) -> bool:
+        """Return whether no index serves a search for `term`."""
+        return bool(self.searched_texts) and not term.strip().startswith("#")
+
+    def found_by_index(self, request: HttpRequest, term: str) -> list[int]:
+        """Return the keys of the rows that an index finds for `term`, the newest first."""
+        id = id_of(term.removeprefix("#"))
+        if id is None:
+            return []
+        if self.searched_ids == ("pk",):
+            return [id]
+        wanted = Q()
+        for column in self.searched_ids:
+            wanted |= Q(**{column: id})
+        keys = self.get_queryset(request).filter(wanted).values_list("pk", flat=True)
+        return list(keys.order_by("-pk")[: MOST + 1])
+
+    def text_condition(self, request: HttpRequest, term: str) -> Q:
+        """Return the condition of a search that no index serves."""
+        wanted = Q(pk__in=())
+        for column in self.searched_texts:
+            wanted |= Q(**{column: term})
+        return wanted
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find rows by index, and by their texts among those of the window."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        if "\x00" in term:
+            return queryset.none(), False
+        wanted = Q(pk__in=self.found_by_index(request, term))
+        if self.search_looks(term):
+            wanted |= window_of(request).looked_at & self.text_condition(request, term)
+        return queryset.filter(wanted), False

@@ -1,0 +1,60 @@
+"""The page of types and handlers: who hears what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+
+from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.texts import breakable
+from django_mq.models import QueuedMessage
+
+#: Types and handlers in the table; `mq_routes` lists all.
+MOST_TYPES, MOST_HANDLERS = 200, 40
+
+
+class TopologyAdmin(ReadOnlyAdmin):
+    """Adds the page to the pages of queues."""
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.topology_view)
+        return [path("topology/", view, name="django_mq_queuestate_topology"), *super().get_urls()]
+
+    def topology_url(self) -> str:
+        """Return the URL of the page."""
+        return reverse(f"{self.admin_site.name}:django_mq_queuestate_topology")
+
+    def topology_view(self, request: HttpRequest) -> HttpResponse:
+        """Show types and handlers as a table."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        found = queues.topology(only=self.get_queues(request), using=self.alias)
+        shown = found.handlers[:MOST_HANDLERS]
+        may_see_messages = self.may_see_messages(request)
+        context = self.page_context(
+            request,
+            "Types and handlers",
+            list_crumb=True,
+            subscribers=[(each, breakable(each.name)) for each in shown],
+            types=[
+                (
+                    each,
+                    breakable(each.type),
+                    self.url(QueuedMessage, "changelist", type=each.type)
+                    if may_see_messages
+                    else "",
+                    [one.name in each.handlers for one in shown],
+                )
+                for each in found.types[:MOST_TYPES]
+            ],
+            unheard=found.unheard[:MOST_TYPES],
+            uncalled=found.uncalled,
+            observed=found.observed,
+            more=len(found.types) > MOST_TYPES or len(found.handlers) > MOST_HANDLERS,
+        )
+        return TemplateResponse(request, "admin/django_mq/topology.html", context)

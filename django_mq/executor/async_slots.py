@@ -1,0 +1,59 @@
+"""Slots of coroutines: how many calls may start now."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+
+class Slots:
+    """Counts messages between start and settle. Thread-safe.
+
+    A message that succeeded leaves its slot when its handler ends, before it is settled; but no
+    more than `count` wait for their settle beside those that run. One that failed keeps its slot
+    until it is settled: only then is known whether its queue backs off, and nothing starts instead.
+
+    >>> slots = Slots(2)
+    >>> slots.take(2)
+    >>> slots.end([1], failed=False), slots.room()
+    (None, 1)
+    >>> slots.end([2], failed=True), slots.room()
+    (None, 1)
+    >>> slots.settle([1]), slots.settle([2]), slots.room()
+    (False, True, 2)
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._unsettled = 0
+        self._failed: set[int] = set()
+
+    def room(self) -> int:
+        """Return how many messages may start now."""
+        with self._lock:
+            return min(self._count - self._taken, 2 * self._count - self._unsettled)
+
+    def take(self, count: int) -> None:
+        """Take slots for `count` messages."""
+        with self._lock:
+            self._taken += count
+            self._unsettled += count
+
+    def end(self, ids: Collection[int], *, failed: bool) -> None:
+        """The call of these messages has ended; it is settled next."""
+        with self._lock:
+            if failed:
+                self._failed.update(ids)
+            else:
+                self._taken -= len(ids)
+
+    def settle(self, ids: Collection[int]) -> bool:
+        """The call of these messages is settled; return whether slots came free just now."""
+        with self._lock:
+            failed = self._failed.intersection(ids)
+            self._failed -= failed
+            self._taken -= len(failed)
+            self._unsettled -= len(ids)
+            return bool(failed)

@@ -1,0 +1,35 @@
+"""The timeout of a call on the loop, and the deadline that its supervisor sees."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from time import monotonic
+
+from django_mq.executor.scoreboard import CallEntries
+
+#: Seconds that a cancelled handler has to end before its process is killed.
+GRACE = 5.0
+
+
+class LimitClock:
+    """Moves the timeout of a call on its loop, and the deadline its supervisor sees."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout, entries: CallEntries
+    ) -> None:
+        self._loop = loop
+        self._limit = limit
+        self._entries = entries
+        self.answered = entries.answered
+
+    def show(self, seconds: float) -> None:
+        self._entries.show(monotonic() + seconds + GRACE)
+
+    def extend(self, seconds: float) -> None:
+        self.show(seconds)
+        self._loop.call_soon_threadsafe(self._reschedule, seconds)
+
+    def _reschedule(self, seconds: float) -> None:
+        with contextlib.suppress(RuntimeError):  # it has just ended
+            self._limit.reschedule(self._loop.time() + seconds)

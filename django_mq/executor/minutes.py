@@ -1,0 +1,146 @@
+"""The figures of this process by minute, which the heartbeat stores.
+
+Counts are absolute, so that a row may be written any number of times. Nothing here is thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from django_mq.executor.lease_clock import lease_clock
+from django_mq.policy.handler_stats import Tally
+from django_mq.store.figures import Arrived, MinuteRow
+
+MINUTE = 60
+#: How long messages are counted in the minute of their creation. The roll-up of an hour waits
+#: for an hour.
+LATE = 55 * MINUTE
+
+
+class Source(NamedTuple):
+    """The queue and the handler that figures are counted by."""
+
+    queue: str
+    handler: str
+
+
+class Key(NamedTuple):
+    """A row of figures; `minute` in seconds since 1970."""
+
+    minute: int
+    source: Source
+
+
+class Minutes:
+    """Tallies by minute, and the sum of past ones.
+
+    The database's clock decides which minute it is. Until `set_clock()`, the minute is 0.
+    """
+
+    def __init__(self) -> None:
+        self._past: dict[Source, Tally] = {}
+        self._open: dict[Key, Tally] = {}
+        self._arrived: dict[Key, int] = {}
+        self._changed: set[Key] = set()
+        self._taken: set[Key] = set()
+        self._offset: float | None = None
+        self._latest = 0
+
+    def set_clock(self, now: float, asked_at: float) -> None:
+        """Learn what the database's clock showed when `lease_clock()` showed `asked_at`."""
+        first, self._offset = self._offset is None, now - asked_at
+        if first:
+            minute = self.minute()
+            for counts in (self._open, self._arrived):
+                _move(counts, minute)
+            self._changed = {key._replace(minute=minute) for key in self._changed}
+
+    def minute(self) -> int:
+        """Return the current minute. It never goes back, since a final row is not written again."""
+        if self._offset is not None:
+            now = int(lease_clock() + self._offset)
+            self._latest = max(self._latest, now - now % MINUTE)
+        return self._latest
+
+    def tally(self, source: Source) -> Tally:
+        """Return the tally of `source` in the current minute, to be added to."""
+        key = Key(self.minute(), source)
+        self._changed.add(key)
+        found = self._open.get(key)
+        if found is None:
+            found = self._open[key] = Tally()
+        return found
+
+    def arrived(self, source: Source, created: Sequence[float]) -> None:
+        """Count messages in the minute of their creation or, if that is too long ago, now."""
+        first, last = (int(at) // MINUTE * MINUTE for at in (min(created), max(created)))
+        if first == last:
+            self._arrive(source, first, len(created))
+        else:
+            for at in created:
+                self._arrive(source, int(at) // MINUTE * MINUTE, 1)
+
+    def _arrive(self, source: Source, minute: int, count: int) -> None:
+        latest = self.minute()
+        key = Key(minute if latest - LATE < minute <= latest else latest, source)
+        self._arrived[key] = self._arrived.get(key, 0) + count
+        self._changed.add(key)
+
+    def take_unwritten(self) -> tuple[list[MinuteRow], list[Arrived]]:
+        """Return the rows that changed since they were last taken; none before `set_clock()`."""
+        if self._offset is None:
+            return [], []
+        self._taken, self._changed = self._changed, set()
+        keys = sorted(self._taken)  # in one order, whoever writes
+        return (
+            [_row(key, self._open[key]) for key in keys if key in self._open],
+            [
+                Arrived(key.minute, *key.source, self._arrived[key])
+                for key in keys
+                if key in self._arrived
+            ],
+        )
+
+    def written(self) -> None:
+        """Forget what can change no more: what was taken last is stored."""
+        self._taken = set()
+        latest = self.minute()
+        for key in [key for key in self._open if key.minute < latest and key not in self._changed]:
+            tally = self._open.pop(key)
+            tally.merge(self._past.get(key.source, Tally()))
+            self._past[key.source] = tally
+        for key in [key for key in self._arrived if key.minute <= latest - LATE]:
+            if key not in self._changed:
+                del self._arrived[key]
+
+    def not_written(self) -> None:
+        """Take the same rows again next time: they could not be stored."""
+        self._changed |= self._taken
+
+    def total(self, source: Source) -> Tally:
+        """Return the sum of all tallies of `source`."""
+        total = Tally()
+        for key in sorted(self._open, reverse=True):
+            if key.source == source:
+                total.merge(self._open[key])
+        total.merge(self._past.get(source, Tally()))
+        return total
+
+
+def _move(counts: dict[Key, Any], minute: int) -> None:
+    for key in list(counts):
+        counts[key._replace(minute=minute)] = counts.pop(key)
+
+
+def _row(key: Key, tally: Tally) -> MinuteRow:
+    return MinuteRow(
+        key.minute,
+        *key.source,
+        acked=tally.acked,
+        failed=tally.failed,
+        retried=tally.retried,
+        dead=tally.dead,
+        waited=tally.waited.counts(),
+        ran=tally.ran.counts(),
+    )

@@ -1,0 +1,53 @@
+"""`mq_doctor`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mq.management.base import OperatorCommand
+from django_mq.management.output import as_json
+from django_mq.policy.error_text import one_line
+from django_mq.queues.doctor import examine
+
+#: The exit code of the worst level found.
+CODES = {"warning": 1, "error": 2}
+
+
+class Command(OperatorCommand):
+    help = (
+        "Find out what is wrong with the installation. Exit code 0: nothing, 1: warnings,"
+        " 2: errors. Run it with the login of the workers."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--ignore",
+            action="append",
+            default=[],
+            metavar="ID",
+            help="leave out a finding, such as D012; repeat it for more",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            super().handle(*args, **options)
+        except CommandError as error:
+            error.returncode = CODES["error"]
+            raise
+
+    def operate(self, *, database: str | None, **options: Any) -> None:
+        json, ignored = options["json"], {id.upper() for id in options["ignore"]}
+        found = [each for each in examine(using=database) if each.id not in ignored]
+        if json:
+            self.stdout.write(as_json({"findings": found}))
+        elif not found:
+            self.stdout.write("Nothing is wrong.")
+        for each in () if json else found:
+            style = self.style.ERROR if each.level == "error" else self.style.WARNING
+            self.stdout.write(f"{style(f'{each.id} {each.level}')}  {one_line(each.text, 1000)}")
+            self.stdout.write(f"    {one_line(each.hint, 1000)}")
+        if found:
+            raise SystemExit(max(CODES[each.level] for each in found))

@@ -1,0 +1,49 @@
+"""`mq_replay --id ID ... | [--queue NAME] [--type TYPE] [--since MOMENT] ... [--to HANDLER]`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mq import queues
+from django_mq.management.base import OperatorCommand, add_common_selection, count, moment
+
+#: The options that select messages.
+SELECTION = ("ids", "queue", "type", "handler", "since", "until")
+
+
+class Command(OperatorCommand):
+    help = "Broadcast copies of handled messages, from the history, after a confirmation."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        add_common_selection(parser)
+        parser.add_argument(
+            "--since", type=moment, metavar="MOMENT", help="messages handled at or after it"
+        )
+        parser.add_argument(
+            "--until", type=moment, metavar="MOMENT", help="messages handled before it"
+        )
+        parser.add_argument(
+            "--to", metavar="HANDLER", help="replay to this handler, not to the original ones"
+        )
+        parser.add_argument(
+            "--limit", type=int, metavar="N", help="at most N, the lowest ids first"
+        )
+
+    def operate(self, *, database: str | None, **options: Any) -> None:
+        if all(options[name] is None for name in SELECTION):
+            raise CommandError(
+                "select messages: by --id, --queue, --type, --handler, --since, or --until"
+            )
+        chosen = {name: options[name] for name in (*SELECTION, "to", "limit")}
+        found = queues.replay(dry_run=True, using=database, **chosen)
+        if not found:
+            self.warn_of_unknown(options["queue"], database, handler=options["handler"])
+        where = f" to {chosen['to']}" if chosen["to"] else ""
+        question = f"Broadcast {count(len(found.ids))} again{where}?"
+        # Those of the question: more may have been handled since.
+        act = partial(queues.replay, ids=found.ids, to=chosen["to"], using=database)
+        self.change("replay", "replayed", question, found, act, **options)

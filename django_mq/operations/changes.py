@@ -1,0 +1,44 @@
+"""The changes that operators make to messages, in the caller's transaction.
+
+Each returns the ids that it changed: messages in flight, or locked by another session, stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from django.db.backends.utils import CursorWrapper
+
+from django_mq.conf import get_settings
+from django_mq.outbox.notify import ring_for_next
+from django_mq.store import free_unique_ids as freeing
+from django_mq.store import operators as store
+
+Change = Callable[[CursorWrapper, Sequence[int]], list[int]]
+
+
+def remove(
+    cursor: CursorWrapper, ids: Sequence[int], *, waiting: bool, dead: bool, reason: str
+) -> list[int]:
+    """Delete waiting messages, dead ones or both; what waits behind them goes on."""
+    removed = store.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
+    store.free_followers(cursor, removed)
+    freeing.end_removed(cursor, removed)
+    ring_for_next(cursor.db, get_settings(), removed)
+    return [row.id for row in removed]
+
+
+def requeue(cursor: CursorWrapper, ids: Sequence[int], *, attempts: int = 1) -> list[int]:
+    """Give dead letters at least `attempts` more attempts."""
+    unique = freeing.take_again(cursor, ids=ids)
+    return store.requeue(cursor, ids=ids, attempts=attempts, unique=unique)
+
+
+#: By the name of the action.
+CHANGES: dict[str, Change] = {
+    "cancel": partial(remove, waiting=True, dead=False, reason="cancelled"),
+    "discard": partial(remove, waiting=False, dead=True, reason="discarded"),
+    "requeue": requeue,
+    "run_now": lambda cursor, ids: store.run_now(cursor, ids=ids),
+}

@@ -1,0 +1,36 @@
+"""Heads, the first messages of lines: those that the others of their line wait behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db.backends.utils import CursorWrapper
+
+from django_mq.conf import get_settings
+from django_mq.store import operations as store
+from django_mq.store.waiting_behind import standings
+
+#: The actions on heads: only a dead one waits for an operator.
+ACTIONS = ("requeue", "discard")
+
+
+def dead_heads(cursor: CursorWrapper, ids: Sequence[int], operation: int) -> list[int]:
+    """Return the dead heads of the lines of messages; one that is in no line is its own head.
+
+    Only those that were dead when the operation was asked for: one that was requeued in an earlier
+    step, and died again since, is left alone.
+    """
+    found = standings(cursor, ids=ids, ordered=ordered_queues(), skipping=skipping_queues(), most=1)
+    heads = {found[id].head or id if id in found else id for id in ids}
+    return store.dead_before(cursor, operation, sorted(heads))
+
+
+def ordered_queues() -> list[str]:
+    """Return the names of the ordered queues."""
+    return [name for name, options in get_settings().queues.items() if options.ordered]
+
+
+def skipping_queues() -> list[str]:
+    """Return the names of the queues in which a dead head does not block its line."""
+    listed = get_settings().queues.items()
+    return [name for name, options in listed if options.on_dead_head == "skip"]

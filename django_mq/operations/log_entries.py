@@ -1,0 +1,49 @@
+"""The entry in the log of the admin for an operation that ended."""
+
+from __future__ import annotations
+
+import logging
+
+from django.apps import apps
+from django.contrib.auth import get_user_model
+from django.db import connections, router, transaction
+
+logger = logging.getLogger("django_mq")
+
+REMOVES = ("cancel", "discard")
+
+
+def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:
+    """Write the entry, by the user who asked; nothing if no user did, or the user is gone.
+
+    In a project without the admin there is no log. Neither a database that refuses the entry nor
+    one that is away stops the operation.
+    """
+    if not user_id or not apps.is_installed("django.contrib.admin"):
+        return
+    from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    # Late, since a worker is imported before the models are.
+    from django_mq.models import Operation
+
+    log_alias = router.db_for_write(LogEntry)
+    try:
+        with transaction.atomic(using=log_alias):
+            users = get_user_model()._base_manager.using(log_alias)
+            user = users.filter(pk=user_id).first()
+            if user is None:
+                return
+            LogEntry.objects.using(log_alias).create(
+                user_id=user.pk,
+                content_type=ContentType.objects.db_manager(log_alias).get_for_model(Operation),
+                object_id=str(id),
+                object_repr=f"operation {id}: {action}",
+                action_flag=DELETION if action in REMOVES else CHANGE,
+                change_message=text,
+            )
+    except Exception:
+        logger.warning("operation %d has no entry in the admin's log", id, exc_info=True)
+    finally:
+        if log_alias != alias and not connections[log_alias].in_atomic_block:
+            connections[log_alias].close()

@@ -1,0 +1,124 @@
+"""One step of an operation: up to 1,000 messages in one transaction, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from django.db import DatabaseError
+from django.db.backends.utils import CursorWrapper
+
+from django_mq.operations.changes import CHANGES
+from django_mq.operations.heads import dead_heads
+from django_mq.operations.log_entries import log_end
+from django_mq.policy.error_text import one_line
+from django_mq.policy.message_filter import MessageFilter
+from django_mq.store import message_filters as filters
+from django_mq.store import operations as store
+
+if TYPE_CHECKING:
+    from django_mq.store.operations import OperationRow, Progress
+
+logger = logging.getLogger("django_mq")
+
+#: Messages of one transaction, which keeps their locks short.
+CHUNK = 1000
+
+
+class OperationStep(NamedTuple):
+    """What a step did: the messages changed, and whether they may run now."""
+
+    changed: int
+    may_run: bool
+
+
+class StepRefused(Exception):
+    """The database refused a step of the operation `id`, and its transaction is of no more use."""
+
+    def __init__(self, id: int, error: DatabaseError) -> None:
+        super().__init__(id)
+        self.id = id
+        self.error = error
+
+
+def take_step(cursor: CursorWrapper) -> OperationStep | None:
+    """Carry out a step of the oldest operation that no other worker has; None if there is none.
+
+    The caller's transaction is that of the step. Each message is acted on at most once: the next
+    step begins behind the last id of this one. Raises StepRefused from a database error.
+    """
+    row = store.take(cursor)
+    if row is None:
+        return None
+    try:
+        wanted = MessageFilter.from_json(json.loads(row.filter))
+    except (ValueError, RecursionError) as error:
+        end(cursor, row, "failed", error=f"its filter cannot be read: {error}")
+        return OperationStep(0, may_run=False)
+    try:
+        found = filters.page(
+            cursor, wanted, action=row.action, after=row.after_id, last=row.last_id, limit=CHUNK
+        )
+        ids = dead_heads(cursor, found.ids, row.id) if wanted.heads else found.ids
+        done = len(CHANGES[row.action](cursor, ids)) if ids else 0
+    except DatabaseError as error:
+        raise StepRefused(row.id, error) from error
+    skipped = len(ids) - done
+    if found.after is None:
+        end(cursor, row, "done", done=done, skipped=skipped)
+    else:
+        store.advance(cursor, row.id, after=found.after, done=done, skipped=skipped)
+    return OperationStep(done, may_run=row.action in ("requeue", "run_now"))
+
+
+def fail_step(cursor: CursorWrapper, id: int, error: DatabaseError) -> None:
+    """End an operation whose step the database refused, unless another worker has it."""
+    if row := store.take(cursor, id):
+        text = f"{type(error).__name__}: {error}".splitlines()[0]  # the others quote rows
+        end(cursor, row, "failed", error=text)
+
+
+def end(
+    cursor: CursorWrapper,
+    row: OperationRow,
+    state: str,
+    *,
+    done: int = 0,
+    skipped: int = 0,
+    error: str = "",
+) -> None:
+    """End a locked operation, and log it: for the admin by the user who asked, and here."""
+    progress = store.advance(
+        cursor,
+        row.id,
+        after=row.last_id if state == "done" else row.after_id,
+        done=done,
+        skipped=skipped,
+        state=state,
+        error=one_line(error),
+    )
+    report(row.id, row.action, row.user_id, progress, cursor.db.alias)
+
+
+def report(id: int, action: str, user_id: str, progress: Progress, alias: str) -> None:
+    """Log the end of an operation once, in its transaction."""
+    text = (
+        f"{action} on everything that matched: {progress.state}, {progress.done:,} changed,"
+        f" {progress.skipped:,} skipped"
+    )
+    log_end(id, action, user_id, text, alias)
+    logger.log(
+        logging.WARNING if progress.state == "failed" else logging.INFO,
+        "operation %d: %s",
+        id,
+        text,
+        extra={
+            "event": "operation_ended",
+            "operation": id,
+            "action": action,
+            "state": progress.state,
+            "done": progress.done,
+            "skipped": progress.skipped,
+        },
+    )

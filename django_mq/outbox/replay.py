@@ -1,0 +1,84 @@
+"""Broadcast handled messages again: copies for their own handlers, or for another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from django_mq import handlers
+from django_mq.exceptions import NothingKept, RoutingError
+from django_mq.outbox.write import CallQueues, RowWriter
+from django_mq.store.rows import NewRow
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from django_mq.conf import Settings
+    from django_mq.handlers import Handler
+    from django_mq.store.replay import Past
+
+
+class Replays:
+    """Write copies of handled messages; `to` names the handler that gets them all.
+
+    A copy keeps its queue where its handler allows that queue, and goes to the handler's own queue
+    otherwise. Raises RoutingError if no such handler is known here.
+    """
+
+    def __init__(self, settings: Settings, *, to: str | None) -> None:
+        self.settings = settings
+        self._queues = CallQueues(settings)
+        self._to = None if to is None else _chosen(to)
+
+    def write(self, connection: BaseDatabaseWrapper, past: Sequence[Past]) -> None:
+        """Store a copy of each message, all or none."""
+        rows = [self._row(each) for each in past]
+        RowWriter(connection, self._queues).insert(rows)
+
+    def check(self, past: Sequence[Past]) -> None:
+        """Raise RoutingError unless each message has a handler here; reads no payload."""
+        for each in past:
+            self._handler(each)
+
+    def _row(self, past: Past) -> NewRow:
+        if past.payload is None:
+            raise NothingKept(
+                f"message {past.id} was handled without keeping its payload, so it cannot be"
+                " replayed, and nothing was: set history_payload for its queue or handler, which"
+                " keeps the payloads of messages that are handled from then on"
+            )
+        handler = self._handler(past)
+        queue = past.queue
+        if queue not in handlers.allowed_queues(handler, self.settings):
+            queue = handlers.queue_of(handler, self.settings)
+        options = self._queues.meet(queue)
+        return NewRow(
+            queue=queue,
+            type=past.type,
+            payload=past.payload,
+            max_attempts=handlers.retry_of(handler, queue, self.settings).max_attempts,
+            handler=handler.name,
+            schema_version=past.schema_version,
+            metadata=past.metadata or "{}",
+            priority=past.priority,
+            key=past.key,
+            ordered=options.ordered,
+        )
+
+    def _handler(self, past: Past) -> Handler:
+        handler = self._to or handlers.get(past.handler)
+        if handler is None:
+            raise RoutingError(
+                f"message {past.id} was handled by {past.handler or 'no named handler'}, which is"
+                " not registered here: say to which handler to replay it, with to="
+            )
+        return handler
+
+
+def _chosen(name: str) -> Handler:
+    found = handlers.get(name)
+    if found is None:
+        raise RoutingError(f"cannot replay to {name}: no handler here has that name")
+    if not found.patterns:
+        raise RoutingError(f"cannot replay to {name}: it is a task, so call its enqueue()")
+    return found

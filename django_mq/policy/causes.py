@@ -1,0 +1,55 @@
+"""The tree of messages that caused each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """A message in a tree, `depth` broadcasts below the top."""
+
+    depth: int
+    id: int
+
+
+def tree(causes: Mapping[int, int | None]) -> Iterator[Place]:
+    """Yield every message of `causes`, each below its cause and in the order of the ids.
+
+    `causes` gives the id of each message's cause; None if no handler broadcast it. A cause that is
+    not itself in `causes` is also yielded, above its effects. Rows that other programs wrote may
+    cause each other in a circle: these come last, at the top.
+
+    >>> [tuple(place) for place in tree({1: None, 4: 2, 2: 1, 3: 1, 9: 8})]
+    [(0, 1), (1, 2), (2, 4), (1, 3), (0, 8), (1, 9)]
+    >>> [tuple(place) for place in tree({1: 2, 2: 1})]
+    [(0, 1), (1, 2)]
+    """
+    effects: dict[int, list[int]] = {}
+    tops = set()
+    for id, cause in causes.items():
+        if cause is None or cause == id:
+            tops.add(id)
+        else:
+            effects.setdefault(cause, []).append(id)
+            if cause not in causes:
+                tops.add(cause)
+    seen: set[int] = set()
+    yield from _below(sorted(tops), effects, seen)
+    for id in sorted(causes):
+        if id not in seen:
+            yield from _below([id], effects, seen)
+
+
+def _below(
+    tops: Iterable[int], effects: Mapping[int, list[int]], seen: set[int]
+) -> Iterator[Place]:
+    stack = [Place(0, id) for id in reversed(list(tops))]
+    while stack:
+        place = stack.pop()
+        if place.id in seen:
+            continue
+        seen.add(place.id)
+        yield place
+        under = sorted(effects.get(place.id, ()), reverse=True)
+        stack += [Place(place.depth + 1, id) for id in under]

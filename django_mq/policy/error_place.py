@@ -1,0 +1,49 @@
+"""Find the place in the code where an error was raised, by which failed attempts are grouped."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from types import FrameType, TracebackType
+
+#: Where the standard library lies, and what the interpreter brings along compiled.
+_STANDARD = (sysconfig.get_path("stdlib"), "<frozen ")
+
+# A subclass may override the attribute; the descriptor of the base class reads the real value.
+_get_traceback = BaseException.__dict__["__traceback__"].__get__
+
+
+def error_place(error: BaseException) -> str:
+    """Return module and function of the innermost frame of the project's code, or of a library's.
+
+    Frames of django_mq and of the standard library are passed over: many handlers fail in
+    `json.loads()`, each at a place of its own. The line is left out, since it moves with every
+    edit. Empty if there is no such frame, as for a timeout.
+
+    >>> error_place(ValueError("never raised"))
+    ''
+    """
+    found = None
+    traceback: TracebackType | None = _get_traceback(error)
+    while traceback is not None:
+        if _counts(traceback.tb_frame):
+            found = traceback.tb_frame
+        traceback = traceback.tb_next
+    return f"{_module(found)}:{found.f_code.co_qualname}" if found else ""
+
+
+def _counts(frame: FrameType) -> bool:
+    """Return whether a frame is neither of this package nor of the standard library.
+
+    An app may have the name of a standard module (calendar, profile), so the file counts too.
+    """
+    package = _module(frame).partition(".")[0]
+    if package in sys.stdlib_module_names:
+        return not frame.f_code.co_filename.startswith(_STANDARD)
+    return package != "django_mq"
+
+
+def _module(frame: FrameType) -> str:
+    """Return the name of a frame's module, `?` if that is not text."""
+    name = frame.f_globals.get("__name__")
+    return name if type(name) is str else "?"

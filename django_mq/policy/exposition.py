@@ -1,0 +1,61 @@
+"""The text format of Prometheus, for figures that this process has.
+
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+
+from django_mq.policy.histogram import BOUNDS, Spread
+
+#: The media type of this format.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: The bounds that are shown, of those that are counted: two per power of ten, 1 ms to 10,000 s.
+SHOWN = tuple(n for n in range(len(BOUNDS)) if 0.0009 < BOUNDS[n] < 11_000 and n % 5 == 0)
+
+Labels = Mapping[str, str]
+
+
+def family(name: str, kind: str, help: str, samples: Iterable[tuple[Labels, float]]) -> str:
+    r"""Return one family of counters or gauges.
+
+    >>> print(family("up", "gauge", "Says hello.", [({"who": 'a"b'}, 1.0)]), end="")
+    # HELP up Says hello.
+    # TYPE up gauge
+    up{who="a\"b"} 1
+    """
+    lines = (_line(name, labels, value) for labels, value in samples)
+    return "".join((f"# HELP {name} {help}\n# TYPE {name} {kind}\n", *lines))
+
+
+def histogram(name: str, help: str, samples: Iterable[tuple[Labels, Spread]]) -> str:
+    """Return one family of histograms.
+
+    >>> spread = Spread()
+    >>> spread.add([0.25, 0.5, 50.0])
+    >>> text = histogram("run", "Ran.", [({}, spread)])
+    >>> [line for line in text.splitlines() if "1.0" in line or "sum" in line or "Inf" in line]
+    ['run_bucket{le="1.0"} 2', 'run_bucket{le="+Inf"} 3', 'run_sum 50.75']
+    """
+    lines = (line for labels, spread in samples for line in _histogram(name, labels, spread))
+    return "".join((f"# HELP {name} {help}\n# TYPE {name} histogram\n", *lines))
+
+
+def _histogram(name: str, labels: Labels, spread: Spread) -> Iterator[str]:
+    up_to = list(accumulate(spread.buckets))
+    for n in SHOWN:
+        yield _line(f"{name}_bucket", {**labels, "le": repr(round(BOUNDS[n], 6))}, up_to[n])
+    yield _line(f"{name}_bucket", {**labels, "le": "+Inf"}, spread.count)
+    yield _line(f"{name}_sum", labels, spread.mean * spread.count)
+    yield _line(f"{name}_count", labels, spread.count)
+
+
+def _line(name: str, labels: Labels, value: float) -> str:
+    listed = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{{{listed}}} {value:.12g}\n" if listed else f"{name} {value:.12g}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

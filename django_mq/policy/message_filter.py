@@ -1,0 +1,130 @@
+"""A filter of messages as a value: what a list shows, and what an operation acts on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+#: Both states in which a worker has a message.
+IN_FLIGHT = "in_flight"
+STATES = frozenset((IN_FLIGHT, "dead", "running", "leased", "blocked", "held", "expired"))
+STATES |= {"paused", "retrying", "delayed", "processable"}
+FINGERPRINT = re.compile("[0-9a-f]{16}")
+_TEXTS = (
+    *("state", "handler", "type", "key", "unique_id", "fingerprint", "error_class", "worker"),
+    *("search", "at_path"),
+)
+_IDS = ("id", "blocked_by")
+_TIMES = ("since", "until", "due_since", "due_until", "dead_since", "dead_until")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFilter:
+    """The conditions that a message meets, all of them; None is no condition.
+
+    Its queue is one of `queues`. `since` and `until` bound the time of the
+    broadcast, the end excluded; so do `due_since` and the others. `type` may end in `*`.
+    `fingerprint` is that of its last failed attempt, `error_class` the class of its last error.
+    `metadata` is contained in its own; `at_path` is the text at `path` of its payload or metadata.
+    `search` is its id, type, order key or unique id. With `heads`, an action is not on the messages
+    themselves but on the first message of the line of each.
+
+    >>> MessageFilter(queues=("mail",), state="dead").as_json()
+    {'queues': ['mail'], 'state': 'dead'}
+    """
+
+    queues: tuple[str, ...] | None = None
+    state: str | None = None
+    handler: str | None = None
+    type: str | None = None
+    id: int | None = None
+    key: str | None = None
+    unique_id: str | None = None
+    blocked_by: int | None = None
+    fingerprint: str | None = None
+    error_class: str | None = None
+    worker: str | None = None
+    search: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    due_since: datetime | None = None
+    due_until: datetime | None = None
+    dead_since: datetime | None = None
+    dead_until: datetime | None = None
+    metadata: Mapping[str, Any] | None = None
+    path: tuple[str, ...] | None = None
+    at_path: str | None = None
+    heads: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in (*_TEXTS, *_IDS, *_TIMES, "queues", "path", "metadata", "heads"):
+            value = getattr(self, name)
+            if value is not None and not _fits(name, value):
+                raise ValueError(f"{value!r} is not a {name} that a filter of messages can have")
+        if (self.path is None) is not (self.at_path is None):
+            raise ValueError("a filter of messages has a path and the text at it, or neither")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the conditions as JSON; times are ISO 8601."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _plain(value) for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, value: object) -> MessageFilter:
+        """Return the filter that `as_json()` gave; raises ValueError for anything else.
+
+        >>> MessageFilter.from_json({"queues": ["mail"]}).queues
+        ('mail',)
+        >>> MessageFilter.from_json({"queue": "mail"})
+        Traceback (most recent call last):
+        ...
+        ValueError: a filter of messages has no 'queue'
+        """
+        if not isinstance(value, dict):
+            raise ValueError("a filter of messages is a JSON object")
+        given = dict(value)
+        if unknown := given.keys() - {field.name for field in fields(cls)}:
+            raise ValueError(f"a filter of messages has no {min(unknown)!r}")
+        for name in ("queues", "path"):
+            if isinstance(given.get(name), list):
+                given[name] = tuple(given[name])
+        for name in _TIMES:
+            if isinstance(given.get(name), str):
+                given[name] = datetime.fromisoformat(given[name])
+        return cls(**given)
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name == "path" and value[:1] not in (("payload",), ("metadata",)):
+        return False
+    if name in ("queues", "path"):
+        return type(value) is tuple and all(_is_text(each) for each in value)
+    if name == "heads":
+        return value is True
+    if name == "metadata":
+        return isinstance(value, Mapping)
+    if name in _IDS:
+        return type(value) is int and 0 < value < 2**63
+    if name in _TIMES:
+        return isinstance(value, datetime) and value.utcoffset() is not None
+    if name == "state":
+        return _is_text(value) and value in STATES
+    if name == "fingerprint":
+        return _is_text(value) and FINGERPRINT.fullmatch(value) is not None
+    return _is_text(value)
+
+
+def _is_text(value: object) -> bool:
+    """Return whether `value` is text that PostgreSQL can store."""
+    return type(value) is str and "\x00" not in value and value.isprintable()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,37 @@
+"""Show where an exception was raised without what it says, which may be private.
+
+Log handlers and error trackers print or send `exc_info`: the stack helps, and holds source lines.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from django_mq.policy.error_text import describe
+
+#: What stands where the text would be.
+HIDDEN = "(its text is hidden: see the failed attempt, or LOG_ERROR_TEXTS)"
+
+_get_traceback = BaseException.__dict__["__traceback__"].__get__
+
+
+def textless(error: BaseException) -> Exception:
+    """Return an exception with the class name and the stack of `error`, and none of its texts.
+
+    Its causes and notes are left out, since they also have texts.
+
+    >>> try:
+    ...     int("secret")
+    ... except ValueError as error:
+    ...     shown = textless(error)
+    >>> type(shown).__name__, str(shown) == HIDDEN, shown.__traceback__ is not None
+    ('ValueError', True, True)
+    """
+    module, _, name = describe(error).error_class.rpartition(".")
+    found = _bare_class(module, name)(HIDDEN)
+    return found.with_traceback(_get_traceback(error))
+
+
+@lru_cache(maxsize=256)
+def _bare_class(module: str, name: str) -> type[Exception]:
+    return type(name, (Exception,), {"__module__": module or "builtins"})

@@ -1,0 +1,115 @@
+"""The chain of a message: what caused it, and what it caused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django_mq.conf import alias_of
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.policy.causes import tree
+from django_mq.queues.arguments import LARGEST, whole
+from django_mq.queues.transactions import reading
+from django_mq.store import causes as store
+
+#: Stored messages that a search passes over, and messages of a chain that it returns.
+WINDOW, MOST = 10_000, 200
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """A message of a chain, `depth` broadcasts below its top.
+
+    `state` is a MessageState, `handled`, or `gone` for a message that left no trace but its id. A
+    message that is gone stands below the first of the chain; its type is empty, unless a failed
+    attempt names it. `ended_at` is set for handled messages.
+    """
+
+    depth: int
+    id: int
+    type: str
+    handler: str
+    queue: str
+    state: str
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The messages of a chain as a tree, each after its cause.
+
+    `complete` is False if stored messages remain that were not looked at, or if there are more
+    than `MOST` messages.
+    """
+
+    correlation_id: str
+    links: tuple[ChainLink, ...]
+    complete: bool
+
+
+def chain(id: int, *, using: str | None = None) -> Chain:
+    """Return the messages that a chain of broadcasts by handlers connects with message `id`.
+
+    Stored and handled messages are found; a handled one only where its queue keeps a history. Of
+    the stored messages, the 10,000 that follow the first of the chain are looked at.
+    """
+    whole(id, "id")
+    alias = alias_of(using)
+    with reading(alias) as cursor:
+        origin = store.origin(cursor, id)
+        name = (origin and origin.chain) or str(id)
+        first = _first_of(name, id)
+        stored, complete = store.stored(
+            cursor, chain=name, id=id, first=first, window=WINDOW, limit=MOST
+        )
+        ids = sorted({id, first})
+        handled = store.handled(cursor, chain=name, ids=ids, limit=MOST)
+    found = {each.id: each for each in (*handled, *stored)}
+    if len(found) > MOST or len(stored) == MOST or len(handled) == MOST:
+        complete = False
+        found = dict(sorted(found.items())[:MOST])
+    places = list(tree(_causes(found, first)))
+    states = _states(alias, [each.id for each in stored])
+    lost = _lost(alias, [place.id for place in places if place.id not in found])
+    links = []
+    for place in places:
+        each = found.get(place.id)
+        if each is None:
+            links.append(
+                ChainLink(place.depth, place.id, *lost.get(place.id, ("", "", "")), "gone")
+            )
+        else:
+            state = "handled" if each.ended_at is not None else states.get(each.id, "gone")
+            links.append(
+                ChainLink(
+                    place.depth, each.id, each.type, each.handler, each.queue, state, each.ended_at
+                )
+            )
+    return Chain(name, tuple(links), complete)
+
+
+def _causes(found: dict[int, store.ChainRow], first: int) -> dict[int, int | None]:
+    """Return the cause of each message; one that is gone is put below the first of the chain."""
+    known = {each.id: each.cause for each in found.values()}
+    if first in known:
+        gone = {cause for cause in known.values() if cause is not None and cause not in known}
+        known.update(dict.fromkeys(gone, first))
+    return known
+
+
+def _first_of(name: str, id: int) -> int:
+    """Return the id of the message that gave the chain its name, else `id`."""
+    is_id = name.isascii() and name.isdecimal() and len(name) < 19
+    return min(int(name), id, LARGEST) if is_id else id
+
+
+def _states(alias: str, ids: list[int]) -> dict[int, str]:
+    rows = QueuedMessage.objects.using(alias).with_state().filter(pk__in=ids)
+    return {row.pk: row.state.value for row in rows.only("pk")}
+
+
+def _lost(alias: str, ids: list[int]) -> dict[int, tuple[str, str, str]]:
+    """Return type, handler and queue of messages that only failed attempts remember."""
+    rows = FailedAttempt.objects.using(alias).filter(message_id__in=ids)
+    named = rows.values_list("message_id", "type", "handler", "queue")
+    return {id: (type, handler, queue) for id, type, handler, queue in named}

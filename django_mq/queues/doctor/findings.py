@@ -1,0 +1,62 @@
+"""What the doctor reports, and how it looks: each look is short and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psycopg
+from django.apps import apps
+from django.db import connections
+from django.db.backends.utils import CursorWrapper
+
+from django_mq.executor.connections import plain_connection
+from django_mq.queues.transactions import reading
+from django_mq.store.limits import SET_LOCAL, Limits, as_settings
+
+#: Seconds that one statement of the doctor may take, and that it waits for a lock.
+PATIENCE = Limits(5.0, 1.0)
+
+Level = Literal["warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One trouble: its `id` (D001 and so on), what was found, and what to do about it."""
+
+    id: str
+    level: Level
+    text: str
+    hint: str
+
+
+@contextmanager
+def looking(alias: str) -> Iterator[CursorWrapper]:
+    """Yield a cursor for short statements; the transaction is rolled back."""
+    with reading(alias) as cursor:
+        cursor.execute(SET_LOCAL, as_settings(PATIENCE))
+        yield cursor
+
+
+@contextmanager
+def session(alias: str) -> Iterator[psycopg.Connection[Any]]:
+    """Yield a session of its own on `alias`, in autocommit mode, as workers open one."""
+    wrapper = plain_connection(alias)
+    try:
+        wrapper.connect()
+        wrapper.connection.autocommit = True
+        yield wrapper.connection
+    finally:
+        wrapper.close()
+
+
+def own_tables() -> list[str]:
+    """Return the names of the tables of django_mq."""
+    return [model._meta.db_table for model in apps.get_app_config("django_mq").get_models()]
+
+
+def is_postgresql(alias: str) -> bool:
+    """Say whether `alias` exists and is PostgreSQL."""
+    return alias in connections and connections[alias].vendor == "postgresql"

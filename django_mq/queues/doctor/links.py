@@ -1,0 +1,122 @@
+"""The way to the server: clock, pooler, LISTEN, and the limits of the login."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db import connections
+
+from django_mq.conf import get_settings
+from django_mq.executor.connections import LOST
+from django_mq.handlers import all_handlers, timeout_of
+from django_mq.queues.doctor.findings import Finding, is_postgresql, session
+from django_mq.queues.fleet import workers
+from django_mq.store import session_facts
+from django_mq.store.driver import may_prepare
+
+#: Seconds that a NOTIFY may take.
+RING_SECONDS = 3.0
+#: Seconds between two clocks that are reported: due times and expiries come from the clocks of
+#: producers, and are compared with the server's.
+SKEW = 1.0
+#: Connections of one worker process besides those of its threads, chores and schedules included.
+BESIDE_THREADS = 5
+
+
+def clock(alias: str) -> Iterator[Finding]:
+    """D012: the clocks of this machine and of the server differ."""
+    with session(alias) as driver:
+        ahead, margin = session_facts.compare_clocks(driver)
+    if abs(ahead) > SKEW + margin:
+        yield Finding(
+            id="D012",
+            level="warning",
+            text=f"The server's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'}"
+            " this machine's: messages with a due time or an expiry from this clock are early or"
+            " late by as much.",
+            hint="Synchronise both clocks by NTP.",
+        )
+
+
+def listening(alias: str) -> Iterator[Finding]:
+    """D010: a NOTIFY does not reach a listener, so workers poll."""
+    wakeup = get_settings().wakeup
+    if wakeup == "poll":
+        return
+    listens_on = alias if wakeup == "notify" else wakeup
+    hint = (
+        "Set WAKEUP to an alias that connects to the same database without a pooler, or to 'poll'."
+    )
+    if not is_postgresql(listens_on):
+        return  # E002 of the system checks reports it
+    try:
+        with session(listens_on) as listener, session(alias) as notifier:
+            reached = session_facts.hears(listener, notifier, seconds=RING_SECONDS)
+    except LOST as error:
+        reached = False
+        hint = f"The connection failed: {' '.join(str(error).split())[:200]}"
+    if not reached:
+        yield Finding(
+            id="D010",
+            level="warning",
+            text=f"A NOTIFY on {alias!r} does not reach LISTEN on {listens_on!r}: workers find"
+            f" messages up to {get_settings().poll_interval:g} s late.",
+            hint=hint,
+        )
+    if deaf := [each for each in workers(using=alias) if each.alive and each.wakeup == "degraded"]:
+        yield Finding(
+            id="D010",
+            level="warning",
+            text="These workers cannot listen, and poll: "
+            + ", ".join(f"{each.host}:{each.pid}" for each in deaf)
+            + ".",
+            hint=hint,
+        )
+
+
+def pooler(alias: str) -> Iterator[Finding]:
+    """D011: behind a pooler, with statements that it may send to different sessions."""
+    if not may_prepare(connections[alias]):
+        return
+    with session(alias) as driver:
+        pooled = session_facts.is_pooled(driver)
+    if pooled:
+        yield Finding(
+            id="D011",
+            level="warning",
+            text=f"{alias!r} connects through a pooler, and workers use prepared statements.",
+            hint="With transaction pooling set DISABLE_SERVER_SIDE_CURSORS for this alias, and"
+            " WAKEUP to 'poll' or to a direct alias; with session pooling ignore this.",
+        )
+
+
+def limits(alias: str) -> Iterator[Finding]:
+    """D016: statement_timeout ends handlers early. D017: too few connections for a worker."""
+    settings = get_settings()
+    with session(alias) as driver:
+        found = session_facts.limits(driver)
+    longer = [
+        each.name
+        for each in all_handlers()
+        if 0 < found.statement < 1000 * timeout_of(each, settings)
+    ]
+    if longer:
+        more = f" and {len(longer) - 3} more" if len(longer) > 3 else ""
+        yield Finding(
+            id="D016",
+            level="warning",
+            text=f"statement_timeout of this login is {found.statement / 1000:g} s, shorter than"
+            f" the timeout of {', '.join(sorted(longer)[:3])}{more}.",
+            hint="Raise it for the login of the workers (ALTER ROLE ... SET statement_timeout), or"
+            " set a shorter timeout on the handlers, so that their failure says which one it was.",
+        )
+    needed = settings.processes * (settings.threads + BESIDE_THREADS)
+    if found.connections is not None and needed > found.connections:
+        yield Finding(
+            id="D017",
+            level="error",
+            text=f"One mq_worker as configured opens up to {needed} connections, and this login may"
+            f" have {found.connections}.",
+            hint="Raise max_connections or the CONNECTION LIMIT of the role, or lower PROCESSES and"
+            " THREADS.",
+        )

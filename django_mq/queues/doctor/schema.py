@@ -1,0 +1,102 @@
+"""Migrations, indexes and rights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.apps import apps
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.recorder import MigrationRecorder
+from django.db.models import Index, Model, UniqueConstraint
+
+from django_mq.models import FailedAttempt, HandledMessage, Operation, QueueState, Schedule
+from django_mq.queues.doctor.findings import Finding, looking, own_tables
+from django_mq.store import server_facts
+
+ALL = ("select", "insert", "update", "delete")
+#: What workers do with tables that need fewer rights: as the role in docs/roles.md.
+LESS: dict[type[Model], tuple[str, ...]] = {
+    FailedAttempt: ("select", "insert", "delete"),
+    HandledMessage: ("select", "insert", "delete"),
+    Operation: ("select", "insert", "update"),
+    QueueState: ("select", "insert", "update"),
+    Schedule: ("select", "insert", "update"),
+}
+#: A table whose rows only people insert.
+NO_SEQUENCE = (Schedule,)
+
+
+def unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
+    """Return the names of the migrations of django_mq that have not been applied."""
+    executor = MigrationExecutor(connection)
+    app = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "django_mq"]
+    return [
+        migration.name
+        for migration, _ in executor.migration_plan(app)
+        if migration.app_label == "django_mq"
+    ]
+
+
+def migrations(alias: str) -> Iterator[Finding]:
+    """D002: the tables are older than the code."""
+    with looking(alias):
+        missing = unapplied_migrations(connections[alias])
+    if missing:
+        yield Finding(
+            id="D002",
+            level="error",
+            text=f"Migrations have not been applied: {', '.join(missing)}.",
+            hint="Run manage.py migrate.",
+        )
+
+
+def indexes(alias: str) -> Iterator[Finding]:
+    """D003: an index is missing, or a failed CREATE INDEX CONCURRENTLY left it invalid."""
+    with looking(alias) as cursor:
+        found = server_facts.indexes(cursor, tables=own_tables())
+    for name, table in sorted(_declared_indexes().items()):
+        valid = found[table].get(name) if table in found else True  # D002 reports the table
+        if not valid:
+            invalid = valid is not None
+            yield Finding(
+                id="D003",
+                level="error",
+                text=f"The index {name} of {table} is {'invalid' if invalid else 'missing'}.",
+                hint=f"Run REINDEX INDEX CONCURRENTLY {name}."
+                if invalid
+                else "Create it as the migration does: manage.py sqlmigrate django_mq 0001 shows"
+                " the statement.",
+            )
+
+
+def _declared_indexes() -> dict[str, str]:
+    """Return the table of each index that the models declare."""
+    return {
+        each.name: model._meta.db_table
+        for model in apps.get_app_config("django_mq").get_models()
+        for each in (*model._meta.indexes, *model._meta.constraints)
+        if isinstance(each, Index | UniqueConstraint)
+    }
+
+
+def rights(alias: str) -> Iterator[Finding]:
+    """D004: this login cannot do what a worker does."""
+    models = list(apps.get_app_config("django_mq").get_models())
+    needed = {model._meta.db_table: LESS.get(model, ALL) for model in models}
+    needed[MigrationRecorder.Migration._meta.db_table] = ("select",)
+    with looking(alias) as cursor:
+        missing = server_facts.missing_rights(
+            cursor,
+            needed,
+            sequences_of=[each._meta.db_table for each in models if each not in NO_SEQUENCE],
+        )
+    if missing:
+        listed = "; ".join(f"{', '.join(rights)} on {name}" for name, rights in missing.items())
+        yield Finding(
+            id="D004",
+            level="error",
+            text=f"This login lacks rights that a worker needs: {listed}.",
+            hint="Grant them as docs/roles.md does, or run mq_doctor with the workers' login.",
+        )

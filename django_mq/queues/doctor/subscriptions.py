@@ -1,0 +1,63 @@
+"""Queues that no worker serves, and types that no handler takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django_mq import handlers
+from django_mq.conf import get_settings
+from django_mq.queues.doctor.findings import Finding, looking
+from django_mq.queues.fleet import workers
+from django_mq.queues.totals import counts
+from django_mq.store import server_facts
+
+#: Held messages that are looked at.
+LOOKED = 1000
+
+
+def unserved(alias: str) -> Iterator[Finding]:
+    """D013: messages wait in a queue of no worker. D015: so does a handler."""
+    serving = [each for each in workers(using=alias) if each.alive and not each.draining]
+    settings = get_settings()
+    handled: dict[str, list[str]] = {}
+    for each in handlers.all_handlers():
+        for queue in handlers.allowed_queues(each, settings):
+            handled.setdefault(queue, []).append(each.name)
+    for queue, found in counts(using=alias).items():
+        if any(worker.serves(queue) for worker in serving):
+            continue
+        if found.depth and not found.paused:
+            yield Finding(
+                id="D013",
+                level="error" if found.processable else "warning",
+                text=f"{found.shown('depth')} messages wait in the queue {queue}, and no live"
+                " worker serves it.",
+                hint=f"Start one: manage.py mq_worker --queue {queue}.",
+            )
+        elif serving and queue in handled:
+            yield Finding(
+                id="D015",
+                level="warning",
+                text=f"The queue {queue} has handlers ({', '.join(sorted(handled[queue])[:3])}),"
+                " and no live worker serves it.",
+                hint=f"Start one: manage.py mq_worker --queue {queue}.",
+            )
+
+
+def unheard(alias: str) -> Iterator[Finding]:
+    """D014: messages are held, since no worker has a handler for them."""
+    held = [queue for queue, found in counts(using=alias).items() if found.held]
+    if not held:
+        return
+    with looking(alias) as cursor:
+        types = server_facts.held_types(cursor, queues=held, limit=LOOKED)
+    for type, count in types.items():
+        yield Finding(
+            id="D014",
+            level="warning",
+            text=f"{count:,} message{'' if count == 1 else 's'} of type {type}"
+            f" {'is' if count == 1 else 'are'} held: no worker has a handler for the type, or for"
+            " its schema version.",
+            hint=f"See manage.py mq_routes {type}; deploy the handler, or drop the messages with"
+            " mq_purge.",
+        )

@@ -1,0 +1,104 @@
+"""What keeps dead rows in the tables, which slows every claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django_mq.queues.doctor.findings import Finding, looking, own_tables
+from django_mq.store import oldest_snapshot, server_facts
+from django_mq.store.oldest_snapshot import HorizonHolder
+from django_mq.store.vacuum import VACUUM
+
+#: Seconds after which an open snapshot is old.
+OLD = 300.0
+#: Holders reported at most.
+MOST = 20
+#: Bytes of WAL from which an inactive slot is reported.
+WAL = 2**30
+#: A table is behind when it has more dead row versions than this and than live ones, and was not
+#: vacuumed for UNVACUUMED seconds. A busy fleet vacuums from 100,000 on.
+DEAD, UNVACUUMED = 200_000, 600.0
+
+#: The finding about each kind of holder: its id, and what to do.
+HINTS = {
+    "session": (
+        "D005",
+        "End it: select pg_terminate_backend({0}). Let reports read from a replica without"
+        " hot_standby_feedback, or in shorter transactions.",
+    ),
+    "prepared transaction": ("D006", "Finish it: COMMIT PREPARED or ROLLBACK PREPARED '{0}'."),
+    "replication slot": (
+        "D007",
+        "Start its consumer, or drop it: select pg_drop_replication_slot('{0}').",
+    ),
+}
+
+
+def snapshots(alias: str) -> Iterator[Finding]:
+    """D005, D006, D007: a session, a prepared transaction or a slot keeps an old snapshot."""
+    with looking(alias) as cursor:
+        found = oldest_snapshot.horizon(cursor, older_than=OLD, limit=MOST)
+    for each in found:
+        id, hint = HINTS[each.kind]
+        yield Finding(id=id, level="warning", text=_held_by(each), hint=hint.format(each.name))
+
+
+def slots(alias: str) -> Iterator[Finding]:
+    """D007: a replication slot without a reader keeps WAL until the disk is full."""
+    with looking(alias) as cursor:
+        found = server_facts.idle_slots(cursor, kept=WAL, limit=MOST)
+    for name, kept in found:
+        yield Finding(
+            id="D007",
+            level="warning",
+            text=f"Nobody reads the replication slot {name}, which keeps {kept / 2**30:.1f} GiB of"
+            " WAL.",
+            hint=HINTS["replication slot"][1].format(name),
+        )
+
+
+def _held_by(holder: HorizonHolder) -> str:
+    known = ", ".join(filter(None, (holder.login, holder.application, holder.state)))
+    since = f" since {holder.since:%Y-%m-%d %H:%M:%S %Z}" if holder.since else ""
+    return (
+        f"The {holder.kind} {holder.name}{f' ({known})' if known else ''} keeps a snapshot{since}:"
+        " vacuum cannot remove rows that died after it."
+    )
+
+
+def autovacuum(alias: str) -> Iterator[Finding]:
+    """D008: autovacuum is off for the server or for a table."""
+    with looking(alias) as cursor:
+        on, off = server_facts.autovacuum(cursor, tables=own_tables())
+    if not on:
+        yield Finding(
+            id="D008",
+            level="warning",
+            text="The server does not vacuum: autovacuum or track_counts is off.",
+            hint="Turn both on in postgresql.conf.",
+        )
+    for table in off:
+        yield Finding(
+            id="D008",
+            level="warning",
+            text=f"Autovacuum is off for {table}.",
+            hint=f"Run ALTER TABLE {table} RESET (autovacuum_enabled).",
+        )
+
+
+def vacuum_behind(alias: str) -> Iterator[Finding]:
+    """D009: dead rows outnumber the living, and no vacuum came."""
+    with looking(alias) as cursor:
+        found = server_facts.dead_rows(cursor, tables=list(VACUUM))
+    for each in found:
+        late = each.since is None or each.since > UNVACUUMED
+        if late and each.dead > max(DEAD, each.live):
+            yield Finding(
+                id="D009",
+                level="warning",
+                text=f"{each.table} has {each.dead:,} dead row versions beside {each.live:,} live"
+                " ones, and was not vacuumed for"
+                + (" as long as the statistics reach." if each.since is None else " 10 minutes."),
+                hint=f"Run VACUUM {each.table}; look for what keeps it away: D005 to D008, a lock"
+                " on the table, or too few autovacuum_max_workers.",
+            )

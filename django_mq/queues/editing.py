@@ -1,0 +1,71 @@
+"""Change the payload, due time or priority of a message that waits."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import Any, Final
+
+from django_mq.conf import alias_of, get_settings
+from django_mq.exceptions import InvalidOption, NotWaiting
+from django_mq.messages import Message
+from django_mq.messages.classes import class_of_type
+from django_mq.outbox.build import HIGHEST, LOWEST
+from django_mq.outbox.options import check_whole, moments
+from django_mq.queues.arguments import whole
+from django_mq.queues.transactions import wake, writing
+from django_mq.store import editing as store
+
+logger = logging.getLogger("django_mq")
+
+UNCHANGED: Final[Any] = object()
+
+
+def edit(
+    id: int,
+    *,
+    payload: Any = UNCHANGED,
+    due: datetime | None = None,
+    priority: int | None = None,
+    digest: str | None = None,
+    using: str | None = None,
+) -> None:
+    """Change a message that waits: due, delayed, retrying, held or blocked.
+
+    `payload` replaces all of it, and must fit the message class of its type, if there is one.
+    `due` is an aware datetime. None leaves due time or priority as it is. `digest`, the MD5 of the
+    payload as the server writes it, refuses the change if the payload is another one by now. The
+    order within a key and in an ordered queue stays.
+
+    Raises NotWaiting, InvalidPayload or InvalidOption; OperationalError if another session has
+    locked the message for more than a second.
+    """
+    whole(id, "id")
+    settings = get_settings()
+    text = None if payload is UNCHANGED else settings.encode(payload, "payload")
+    if priority is not None:
+        check_whole(priority, "priority", LOWEST, HIGHEST)
+    if due is not None:
+        due = moments(Message("due", after=due), settings.max_delay)[0]
+    alias = alias_of(using)
+    with writing(alias) as cursor:
+        row = store.lock(cursor, id)
+        if row is None or not row.waits:
+            raise NotWaiting(f"message {id} does not wait: it is in flight, dead or gone")
+        if digest is not None and digest != row.digest:
+            raise NotWaiting(f"the payload of message {id} has changed: look at it again")
+        if due is not None and row.expires_at is not None and due >= row.expires_at:
+            raise InvalidOption(f"due: message {id} expires before that time")
+        if text is not None:
+            _check_class(row, payload)
+        store.write(cursor, id, payload=text, due=due, priority=priority)
+    logger.info("message %d edited", id, extra={"event": "message_edited", "message_ids": (id,)})
+    wake(alias)
+
+
+def _check_class(row: store.EditableRow, payload: Any) -> None:
+    known = class_of_type(row.type)
+    if known is None or row.schema_version > known.version:
+        return
+    if known.gap(row.schema_version) is None:
+        known.load(payload, row.schema_version)

@@ -1,0 +1,108 @@
+"""Failed attempts in groups: the same error class, handler and place in the code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
+
+from django_mq.conf import alias_of
+from django_mq.policy.column_bounds import FIRST_TIME
+from django_mq.queues.arguments import check_fingerprint, queue_names, seconds, whole
+from django_mq.queues.transactions import reading
+from django_mq.store import error_groups as store
+from django_mq.store.error_groups import MOST_COUNTED, PairRow
+from django_mq.store.schedules import now
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """The failed attempts with one fingerprint: class, handler and place are the same.
+
+    `place` is module and function, empty if no traceback told it. `attempt_id` and `message_id` are
+    those of the newest attempt. `dead` and `waiting` count the messages whose last failure it was
+    and that are still stored, among those of the newest 1,000 attempts in each queue; with many
+    groups, of the newest 10,000, shared evenly. `is_exact` is false if there is more to count than
+    that, or than 100,000 attempts in a queue.
+    """
+
+    fingerprint: str
+    error_class: str
+    handler: str
+    place: str
+    queues: tuple[str, ...]
+    count: int
+    first: datetime
+    last: datetime
+    attempt_id: int
+    message_id: int
+    dead: int = 0
+    waiting: int = 0
+    is_exact: bool = True
+
+
+def errors(
+    since: datetime | float | timedelta | None = None,
+    queue: str | Collection[str] | None = None,
+    *,
+    fingerprint: str | None = None,
+    limit: int = 100,
+    offset: int = 0,
+    using: str | None = None,
+) -> list[ErrorGroup]:
+    """Return the groups of failed attempts, the one that failed last first.
+
+    `since` is an aware datetime, or how long ago (seconds or timedelta); None: all that is kept,
+    see ATTEMPT_RETENTION. `queue` is a name, or several. At most `limit` groups are returned,
+    without the first `offset`.
+    """
+    names = queue_names(queue)
+    if fingerprint is not None:
+        check_fingerprint(fingerprint)
+    if type(offset) is not int or not 0 <= offset < 10**9:
+        raise ValueError(f"offset must be a whole number from 0 on, not {offset!r}")
+    ago = None if since is None or isinstance(since, datetime) else seconds(since, "since")
+    if isinstance(since, datetime) and since.utcoffset() is None:
+        raise ValueError(f"since must be an aware datetime, seconds or a timedelta, not {since!r}")
+    with reading(alias_of(using)) as cursor:
+        start = since if isinstance(since, datetime) else FIRST_TIME
+        if ago is not None:
+            start = now(cursor) - timedelta(seconds=ago)
+        pairs = store.groups(
+            cursor,
+            since=start,
+            queues=names,
+            fingerprint=fingerprint,
+            limit=whole(limit, "limit", most=10_000),
+            offset=offset,
+        )
+        left = store.left(cursor, pairs, since=start) if pairs else {}
+    pairs.sort(key=attrgetter("fingerprint"))
+    most = store.looked_up(pairs)
+    found = [
+        _group(list(rows), most, *left.get(fingerprint, (0, 0)))
+        for fingerprint, rows in groupby(pairs, key=attrgetter("fingerprint"))
+    ]
+    return sorted(found, key=attrgetter("last"), reverse=True)
+
+
+def _group(pairs: list[PairRow], most: int, dead: int, waiting: int) -> ErrorGroup:
+    newest = max(pairs, key=attrgetter("last"))
+    looked_up = all(pair.attempts <= most for pair in pairs)
+    return ErrorGroup(
+        fingerprint=newest.fingerprint,
+        error_class=newest.error_class,
+        handler=newest.handler,
+        place=newest.place,
+        queues=tuple(sorted(pair.queue for pair in pairs)),
+        count=sum(min(pair.attempts, MOST_COUNTED) for pair in pairs),
+        first=datetime.fromtimestamp(min(pair.first for pair in pairs), UTC),
+        last=datetime.fromtimestamp(newest.last, UTC),
+        attempt_id=newest.attempt,
+        message_id=newest.message,
+        dead=dead,
+        waiting=waiting,
+        is_exact=looked_up and all(pair.attempts <= MOST_COUNTED for pair in pairs),
+    )

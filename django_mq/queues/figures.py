@@ -1,0 +1,146 @@
+"""Figures over time, by step and by handler, and the rates at which queues fill and empty."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django_mq.conf import alias_of
+from django_mq.policy.figures import SPANS, Counted, Span, summed
+from django_mq.queues.arguments import queue_names
+from django_mq.queues.transactions import reading
+from django_mq.store import Cursor
+from django_mq.store import read_figures as store
+from django_mq.store.readers import prepare_to_read
+
+#: Seconds, at most, over which rates are computed.
+WINDOW = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What handlers did in a span: per step, the latest last, and per queue and handler.
+
+    Both names are empty for messages without a handler, or with one that their worker did not know.
+    """
+
+    span: str
+    step: timedelta
+    now: datetime
+    steps: dict[datetime, Counted]
+    handlers: dict[tuple[str, str], Counted]
+
+    @property
+    def total(self) -> Counted:
+        """The sum of the span."""
+        return summed(self.steps.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """How many messages per second entered and left a queue, over about the last five minutes.
+
+    A message leaves when it is acked or dies. `at_least`: more than 5,000 messages are new, so
+    `incoming` may be higher.
+    """
+
+    incoming: float = 0.0
+    outgoing: float = 0.0
+    at_least: bool = False
+
+    def empty_in(self, depth: int) -> timedelta | None:
+        """Return when a queue of `depth` messages will be empty; None if it does not shrink.
+
+        >>> Rate(incoming=2.0, outgoing=12.0).empty_in(600)
+        datetime.timedelta(seconds=60)
+        """
+        shrinks = self.outgoing - self.incoming
+        if not depth:
+            return timedelta(0)
+        if shrinks <= 0 or depth / shrinks > _LONGEST:
+            return None
+        return timedelta(seconds=depth / shrinks)
+
+
+#: Seconds; rates say nothing about what comes after a year.
+_LONGEST = 366 * 86400
+
+
+def figures(
+    span: str = "hour",
+    *,
+    queue: str | Collection[str] | None = None,
+    using: str | None = None,
+) -> Figures:
+    """Return the figures of the last hour (by minute), day (by hour) or week (by three hours).
+
+    `queue` is a name, or several; None means all. Workers write their figures every 10 seconds. The
+    cost grows with the rows: for an hour, one per minute, worker and pair of queue and handler.
+    """
+    if span not in SPANS:
+        raise ValueError(f"span must be hour, day or week, not {span!r}")
+    names = queue_names(queue)
+    with reading(alias_of(using)) as cursor:
+        prepare_to_read(cursor)
+        new = store.newcomers(cursor, queues=names)
+        return figures_of(cursor, SPANS[span], new, names)
+
+
+def figures_of(cursor: Cursor, span: Span, new: store.New, queues: Sequence[str] | None) -> Figures:
+    """Return the figures of `queues`, with messages that are `new` among the steps' broadcast."""
+    step, starts = span.step, span.starts(new.now)
+    steps = {at: Counted() for at in starts}
+    handlers: dict[tuple[str, str], Counted] = {}
+    for part in store.parts(cursor, since=starts[0], queues=queues):
+        found = Counted(*part[3:8], _histogram(part.waited), _histogram(part.ran))
+        steps.setdefault(part.at - part.at % step, Counted()).add(found)
+        handlers.setdefault((part.queue, part.handler), Counted()).add(found)
+    for each in new.found:
+        if (at := each.minute - each.minute % step) in steps:
+            steps[at].broadcast += each.messages
+    return Figures(
+        span.name,
+        timedelta(seconds=step),
+        datetime.fromtimestamp(new.now, UTC),
+        {datetime.fromtimestamp(at, UTC): steps[at] for at in sorted(steps)},
+        dict(sorted(handlers.items())),
+    )
+
+
+def _histogram(text: str) -> dict[int, int]:
+    """Return the counts of a histogram; CHECK constraints hold it to its form."""
+    return {int(bucket): int(count) for bucket, count in json.loads(text).items()}
+
+
+def rates(
+    *, queue: str | Collection[str] | None = None, using: str | None = None
+) -> dict[str, Rate]:
+    """Return the rate of each queue that took or lost a message in the last five minutes."""
+    names = queue_names(queue)
+    with reading(alias_of(using)) as cursor:
+        prepare_to_read(cursor)
+        return rates_of(cursor, store.newcomers(cursor, queues=names), names)
+
+
+def rates_of(cursor: Cursor, new: store.New, queues: Sequence[str] | None) -> dict[str, Rate]:
+    """Return the rates of `queues`; `new` are the messages that no figures count yet."""
+    since = new.now - new.now % 60 + 60 - WINDOW
+    flows = {each.queue: each for each in store.flows(cursor, since=since, queues=queues)}
+    come: dict[str, int] = {}
+    for each in new.found:
+        if each.minute >= since:
+            come[each.queue] = come.get(each.queue, 0) + each.messages
+    at_least = new.complete_since is not None and new.complete_since > since
+    found = {}
+    for name in sorted(flows.keys() | come.keys()):
+        flow = flows.get(name, store.Flow(name, 0, 0))
+        seconds = new.now - since
+        if at_least:  # only the newest are known, and they may all be of a few seconds
+            newest = max(1.0, new.now - (new.complete_since or 0.0))
+            incoming = max(flow.come / seconds, come.get(name, 0) / newest)
+        else:
+            incoming = (flow.come + come.get(name, 0)) / seconds
+        found[name] = Rate(incoming=incoming, outgoing=flow.gone / seconds, at_least=at_least)
+    return found

@@ -1,0 +1,162 @@
+"""Handled messages: look at them, and broadcast them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from django.db import connections, transaction
+from django.db.models import Q
+
+from django_mq.conf import alias_of, get_settings
+from django_mq.models import HandledMessage
+from django_mq.outbox.replay import Replays
+from django_mq.policy.column_bounds import FIRST_TIME
+from django_mq.policy.routing import check_key
+from django_mq.queues.actions import Changed, Ids, checked_ids, log_changed
+from django_mq.queues.arguments import LARGEST, check_names, seconds, whole
+from django_mq.queues.transactions import reading
+from django_mq.store import replay as store
+from django_mq.store import schedules
+
+#: Messages that one statement reads or writes.
+CHUNK = 1000
+#: Columns that are private: not everybody may see payloads.
+CONTENT = ("payload", "metadata")
+
+#: A moment: aware, or seconds or a timedelta ago.
+Moment = datetime | timedelta | float
+
+
+def history(
+    *,
+    queue: str | None = None,
+    type: str | None = None,
+    handler: str | None = None,
+    key: str | None = None,
+    correlation_id: str | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
+    limit: int = 100,
+    using: str | None = None,
+) -> list[HandledMessage]:
+    """Return handled messages that match all that is given, the last to end first.
+
+    Only queues and handlers with the option `history` keep any. `since` and `until` limit when the
+    handler ended: aware datetimes, or seconds or a timedelta ago; `until` itself is left out.
+    `correlation_id` finds a whole chain, with the message that began it. Payload and metadata,
+    where they were kept, are read on first access.
+
+    A `key` or a `correlation_id` is found by an index. Other filters pass over the messages that
+    do not match, from the newest on: give `since` where few match.
+    """
+    check_names(queue=queue, type=type, handler=handler)
+    whole(limit, "limit")
+    alias = alias_of(using)
+    found = HandledMessage.objects.using(alias).defer(*CONTENT)
+    equal = {"queue": queue, "type": type, "handler": handler}
+    found = found.filter(**{name: value for name, value in equal.items() if value is not None})
+    if key is not None:
+        found = found.filter(key=check_key(key, "key"))
+    if correlation_id is not None:
+        found = found.filter(_in_chain(correlation_id))
+    if (start := _moment(alias, since, "since")) is not None:
+        found = found.filter(ended_at__gte=start)
+    if (end := _moment(alias, until, "until")) is not None:
+        found = found.filter(ended_at__lt=end)
+    return list(found.order_by("-ended_at", "-id")[:limit])
+
+
+def replay(
+    *,
+    ids: Ids | None = None,
+    type: str | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
+    handler: str | None = None,
+    queue: str | None = None,
+    to: str | None = None,
+    limit: int | None = None,
+    dry_run: bool = False,
+    using: str | None = None,
+) -> Changed:
+    """Broadcast copies of handled messages, all or none; return the ids of the originals.
+
+    `ids`, `type`, `handler`, `queue`, and `since` and `until` as in `history()`, select messages
+    that match all of them; give at least one. The copies are stored in the order of the originals,
+    at most `limit`, for the handler `to` or else for the handlers of the originals. They keep type,
+    payload, metadata, priority and order key, have no unique id, and name the original in
+    `mq.replay_of` of their metadata. An id that is not in the history counts as skipped.
+
+    Raises NothingKept if the payload of one was not kept, RoutingError if there is no such handler
+    here, and BroadcastBusy as `broadcast()` does. `dry_run` stores nothing, raises no NothingKept,
+    and returns what would be replayed.
+    """
+    check_names(queue=queue, type=type, handler=handler, to=to)
+    if limit is not None:
+        whole(limit, "limit")
+    wanted = None if ids is None else checked_ids(ids)
+    if all(each is None for each in (wanted, queue, type, handler, since, until)):
+        raise ValueError("say which messages to replay: by ids, queue, type, handler, since, until")
+    alias = alias_of(using)
+    chosen = store.Filter(
+        wanted,
+        queue,
+        type,
+        handler,
+        _moment(alias, since, "since"),
+        _moment(alias, until, "until"),
+    )
+    replays = Replays(get_settings(), to=to)
+    done: list[int] = []
+    with transaction.atomic(using=alias):
+        for chunk in _chunks(alias, chosen, limit, whole=not dry_run):
+            if dry_run:
+                replays.check(chunk)
+            else:
+                replays.write(connections[alias], chunk)
+            done += [each.id for each in chunk]
+    result = Changed(tuple(done), 0 if wanted is None else len(wanted) - len(set(done)))
+    if not dry_run:
+        log_changed("messages_replayed", result, f" to {to}" if to else "")
+    return result
+
+
+def _chunks(
+    alias: str, chosen: store.Filter, limit: int | None, *, whole: bool
+) -> Iterator[list[store.Past]]:
+    after, left = 0, limit
+    while left is None or left > 0:
+        size = CHUNK if left is None else min(CHUNK, left)
+        with reading(alias) as cursor:
+            found = store.find(cursor, chosen, after=after, limit=size, whole=whole)
+        if found:
+            yield found
+        if len(found) < size:
+            return
+        after = found[-1].id
+        left = None if left is None else left - len(found)
+
+
+def _in_chain(correlation_id: str) -> Q:
+    """Return the condition of a chain; the message that began it gave the chain its own id."""
+    if not isinstance(correlation_id, str):
+        raise ValueError(f"correlation_id must be text, not {correlation_id!r}")
+    found = Q(correlation_id=correlation_id.replace("\0", ""))
+    if correlation_id.isascii() and correlation_id.isdecimal() and len(correlation_id) < 20:
+        found |= Q(id=min(int(correlation_id), LARGEST))
+    return found
+
+
+def _moment(alias: str, at: Moment | None, what: str) -> datetime | None:
+    """Return a moment, by the database's clock where it is relative."""
+    if at is None:
+        return None
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise ValueError(f"{what} must be an aware datetime, not {at!r}: use timezone.now()")
+        return at
+    ago = timedelta(seconds=seconds(at, what))
+    with connections[alias].cursor() as cursor:
+        now = schedules.now(cursor)
+    return now - ago if ago < now - FIRST_TIME else FIRST_TIME

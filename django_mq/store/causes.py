@@ -1,0 +1,105 @@
+"""The messages of one chain: those that handlers broadcast, from the same first message on.
+
+Stored messages have no index by their chain: it would cost each broadcast and each claim. A
+message has a higher id than its cause, so the search begins at the chain's first message, by id,
+and passes over a bounded number.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.store.readers import prepare_to_read
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+
+class Origin(NamedTuple):
+    """The chain that a message names, None if no handler broadcast it."""
+
+    chain: str | None
+
+
+def _cause(metadata: str) -> str:
+    return f"""case when {metadata} ->> 'mq.causation_id' ~ '^[1-9][0-9]{{0,17}}$'
+            then ({metadata} ->> 'mq.causation_id')::bigint end"""
+
+
+ORIGIN = """
+select left(m.metadata ->> 'mq.correlation_id', 128)
+  from django_mq_queuedmessage m
+ where m.id = %(id)s
+union all
+select h.correlation_id from django_mq_handledmessage h where h.id = %(id)s
+ limit 1
+"""
+
+
+def origin(cursor: Cursor, id: int) -> Origin | None:
+    """Return the origin of a message that is stored or in the history, else None."""
+    cursor.execute(ORIGIN, {"id": id})
+    row = cursor.fetchone()
+    return None if row is None else Origin(*row)
+
+
+class ChainRow(NamedTuple):
+    """A message of a chain; `ended_at` if it was handled, else None."""
+
+    id: int
+    cause: int | None
+    type: str
+    handler: str
+    queue: str
+    ended_at: datetime | None
+
+
+STORED = f"""
+with walked as materialized (
+    select m.id, m.type, m.handler, m.queue, m.metadata
+      from django_mq_queuedmessage m
+     where m.id >= %(first)s
+     order by m.id
+     limit %(window)s
+)
+select w.id, {_cause("w.metadata")}, w.type, w.handler, w.queue, null::timestamptz,
+       (select count(*) from walked)
+  from walked w
+ where w.metadata ->> 'mq.correlation_id' = %(chain)s or w.id = %(id)s
+ order by w.id
+ limit %(limit)s
+"""  # noqa: S608
+
+
+def stored(
+    cursor: Cursor, *, chain: str, id: int, first: int, window: int, limit: int
+) -> tuple[list[ChainRow], bool]:
+    """Return the stored messages of `chain` among the `window` from id `first` on, and `id`.
+
+    Also returns whether these were all there are.
+    """
+    prepare_to_read(cursor)
+    params = {"chain": chain, "id": id, "first": first, "window": window, "limit": limit}
+    cursor.execute(STORED, params)
+    found = cursor.fetchall()
+    return [ChainRow._make(row[:-1]) for row in found], not found or found[0][-1] < window
+
+
+HANDLED = """
+select h.id, h.causation_id, h.type, h.handler, h.queue, h.ended_at
+  from django_mq_handledmessage h
+ where h.correlation_id = %(chain)s
+union all
+select h.id, h.causation_id, h.type, h.handler, h.queue, h.ended_at
+  from django_mq_handledmessage h
+ where h.id = any(%(ids)s::bigint[]) and h.correlation_id is distinct from %(chain)s
+ order by 1
+ limit %(limit)s
+"""
+
+
+def handled(cursor: Cursor, *, chain: str, ids: list[int], limit: int) -> list[ChainRow]:
+    """Return the messages of `chain` in the history, and those with `ids`."""
+    cursor.execute(HANDLED, {"chain": chain, "ids": ids, "limit": limit})
+    return [ChainRow._make(row) for row in cursor.fetchall()]

@@ -1,0 +1,54 @@
+"""What workers are asked to do with a running message: to stop it, or to tell where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# Workers look on each heartbeat, and at once when they hear of it. Old rows are removed here, so
+# that nothing grows where nobody asks.
+ASK = """
+with old as (
+    delete from django_mq_workercommand
+     where asked_at < statement_timestamp() - interval '1 hour'
+), asked as (
+    insert into django_mq_workercommand (worker, message_id, attempt, action, asked_by)
+    select w.id, m.id, m.attempts, %(action)s, %(by)s
+      from django_mq_queuedmessage m
+      join django_mq_workerheartbeat w on w.id = split_part(m.claimed_by, ':', 1)
+     where m.id = any(%(ids)s::bigint[]) and m.leased_until is not null
+       and w.last_seen > statement_timestamp() - interval '30 s'
+    returning message_id
+)
+select message_id from asked
+"""
+
+
+def ask(cursor: Cursor, *, ids: Sequence[int], action: str, by: str) -> list[int]:
+    """Ask the live workers that have `ids` for `action`; return the ids of which one was asked."""
+    cursor.execute(ASK, {"ids": list(ids), "action": action, "by": by})
+    return [row[0] for row in cursor.fetchall()]
+
+
+RING = "select pg_notify('django_mq_commands', '')"
+
+
+def ring(cursor: Cursor) -> None:
+    """Make the workers that listen look at once, when the transaction commits."""
+    cursor.execute(RING)
+
+
+ANSWER = """
+update django_mq_workercommand c
+   set answered_at = statement_timestamp(), answer = answers.answer
+  from unnest(%(ids)s::bigint[], %(answers)s::text[]) as answers (id, answer)
+ where c.id = answers.id
+"""
+
+
+def answer(cursor: Cursor, answers: Mapping[int, str]) -> None:
+    """Store the `answers` of a worker, by the id of the command."""
+    cursor.execute(ANSWER, {"ids": list(answers), "answers": list(answers.values())})

@@ -1,0 +1,169 @@
+"""Figures over time: the rows of workers by minute, and their sums by hour."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.policy.column_bounds import LARGEST_COUNT
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+
+class MinuteRow(NamedTuple):
+    """Absolute counts of one worker in one minute, in seconds since 1970; histograms by bucket."""
+
+    minute: int
+    queue: str
+    handler: str
+    acked: int
+    failed: int
+    retried: int
+    dead: int
+    waited: dict[int, int]
+    ran: dict[int, int]
+
+
+class Arrived(NamedTuple):
+    """Absolute count of the messages created in a minute whose first attempt ended."""
+
+    minute: int
+    queue: str
+    handler: str
+    messages: int
+
+
+# Absolute counts: a statement that is repeated after a lost answer counts nothing twice.
+WRITE = """
+insert into django_mq_minutefigures
+       (minute, worker, queue, handler, acked, failed, retried, dead, waited, ran)
+select to_timestamp(r.minute), %(worker)s, r.queue, r.handler,
+       r.acked, r.failed, r.retried, r.dead, r.waited, r.ran
+  from jsonb_to_recordset(%(rows)s::jsonb)
+       as r (minute float8, queue text, handler text, acked bigint, failed bigint, retried bigint,
+             dead bigint, waited jsonb, ran jsonb)
+    on conflict (minute, worker, queue, handler) do update
+   set acked = excluded.acked, failed = excluded.failed, retried = excluded.retried,
+       dead = excluded.dead, waited = excluded.waited, ran = excluded.ran
+"""
+
+
+def write(cursor: Cursor, *, worker: str, rows: Sequence[MinuteRow]) -> None:
+    """Store what `worker` counted, in place of what it stored for the same minutes."""
+    text = json.dumps([row._asdict() for row in rows])
+    cursor.execute(WRITE, {"worker": worker, "rows": text})
+
+
+WRITE_ARRIVED = """
+insert into django_mq_minutefigures (minute, worker, queue, handler, broadcast)
+select to_timestamp(r.minute), %(worker)s, r.queue, r.handler, r.messages
+  from jsonb_to_recordset(%(rows)s::jsonb)
+       as r (minute float8, queue text, handler text, messages bigint)
+    on conflict (minute, worker, queue, handler) do update
+   set broadcast = excluded.broadcast
+"""
+
+
+def write_arrived(cursor: Cursor, *, worker: str, rows: Sequence[Arrived]) -> None:
+    """Store how many messages arrived by minute, in place of what `worker` stored before."""
+    text = json.dumps([row._asdict() for row in rows])
+    cursor.execute(WRITE_ARRIVED, {"worker": worker, "rows": text})
+
+
+# The next hour that has figures, once another hour has passed: until then workers write to it.
+# Time zones of half an hour would shift date_trunc() and the bins of the pages.
+ROLL_UP = """
+with rolled as materialized (
+    select max(h.hour) as hour from django_mq_hourfigures h where h.hour <= statement_timestamp()
+), next as materialized (
+    select date_trunc('hour', first.minute, 'UTC') as hour
+      from (
+        select m.minute
+          from django_mq_minutefigures m
+         where m.minute >= coalesce((select hour from rolled) + interval '1 hour', '-infinity')
+         order by m.minute
+         limit 1
+     ) first
+     where date_trunc('hour', first.minute, 'UTC') + interval '2 hours' <= statement_timestamp()
+), part as materialized (
+    select m.*
+      from next
+      join django_mq_minutefigures m
+        on m.minute >= next.hour and m.minute < next.hour + interval '1 hour'
+), bucket as (
+    select part.queue, part.handler, each.histogram, each.name,
+           least(sum(each.count::numeric::bigint), %(most)s) as n
+      from part
+     cross join lateral (
+        select 'waited' as histogram, w.key as name, w.value as count
+          from jsonb_each_text(part.waited) w
+         union all
+        select 'ran', r.key, r.value from jsonb_each_text(part.ran) r
+     ) each
+     group by part.queue, part.handler, each.histogram, each.name
+), histogram as (
+    select bucket.queue, bucket.handler,
+           jsonb_object_agg(bucket.name, bucket.n) filter (where histogram = 'waited') as waited,
+           jsonb_object_agg(bucket.name, bucket.n) filter (where histogram = 'ran') as ran
+      from bucket
+     group by bucket.queue, bucket.handler
+), added as (
+    insert into django_mq_hourfigures
+           (hour, queue, handler, acked, failed, retried, dead, broadcast, waited, ran)
+    select (select hour from next), part.queue, part.handler,
+           least(sum(part.acked), %(most)s), least(sum(part.failed), %(most)s),
+           least(sum(part.retried), %(most)s), least(sum(part.dead), %(most)s),
+           least(sum(part.broadcast), %(most)s),
+           coalesce(max(histogram.waited::text)::jsonb, '{}'),
+           coalesce(max(histogram.ran::text)::jsonb, '{}')
+      from part
+      left join histogram using (queue, handler)
+     group by part.queue, part.handler
+        on conflict (hour, queue, handler) do nothing
+)
+select exists (select from next)
+"""
+
+
+def roll_up(cursor: Cursor) -> bool:
+    """Add up the next hour that nobody writes any more; return whether there was one.
+
+    Its minutes stay: they are more precise. An hour is added up once.
+    """
+    cursor.execute(ROLL_UP, {"most": LARGEST_COUNT})
+    return bool(cursor.fetchone()[0])
+
+
+def _forget(table: str, column: str) -> str:
+    # A time in the future was not written by this clock.
+    return f"""
+delete from {table}
+ where id = any(array(
+    select id from {table}
+     where {column} < statement_timestamp() - make_interval(secs => %(older_than)s)
+     order by {column}
+     limit %(limit)s) || array(
+    select id from {table}
+     where {column} > statement_timestamp() + interval '1 day'
+     order by {column}
+     limit %(limit)s))
+returning id
+"""  # noqa: S608  (built from constants)
+
+
+FORGET_MINUTES = _forget("django_mq_minutefigures", "minute")
+FORGET_HOURS = _forget("django_mq_hourfigures", "hour")
+
+
+def forget_minutes(cursor: Cursor, *, older_than: float, limit: int) -> int:
+    """Delete figures of minutes more than `older_than` seconds ago; return how many rows."""
+    cursor.execute(FORGET_MINUTES, {"older_than": older_than, "limit": limit})
+    return len(cursor.fetchall())
+
+
+def forget_hours(cursor: Cursor, *, older_than: float, limit: int) -> int:
+    """Delete figures of hours more than `older_than` seconds ago; return how many rows."""
+    cursor.execute(FORGET_HOURS, {"older_than": older_than, "limit": limit})
+    return len(cursor.fetchall())

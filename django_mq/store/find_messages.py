@@ -1,0 +1,50 @@
+"""Find the messages of an order key or a unique id, whatever their queue and handler, by index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# A loose index scan: one probe for each queue and handler that has messages with a key.
+FIND = """
+with recursive line (queue, handler) as (
+    (select m.queue, m.handler
+       from django_mq_queuedmessage m
+      where m.key is not null
+      order by m.queue, m.handler
+      limit 1)
+    union all
+    select following.queue, following.handler
+      from line
+     cross join lateral (
+        select m.queue, m.handler
+          from django_mq_queuedmessage m
+         where m.key is not null and (m.queue, m.handler) > (line.queue, line.handler)
+         order by m.queue, m.handler
+         limit 1
+     ) following
+)
+select found.id
+  from line
+ cross join lateral (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.queue = line.queue and m.handler = line.handler and m.key = %(key)s
+     order by m.id desc
+     limit %(limit)s
+ ) found
+ union all
+select u.message_id
+  from django_mq_uniquekey u
+ where u.unique_id = %(unique_id)s and u.put_aside is null and u.message_id is not null
+ order by 1 desc
+ limit %(limit)s
+"""
+
+
+def find(cursor: Cursor, *, key: str, unique_id: str | None, limit: int) -> list[int]:
+    """Return the ids of the newest messages with this order key, or that hold this unique id."""
+    cursor.execute(FIND, {"key": key, "unique_id": unique_id, "limit": limit})
+    return [row[0] for row in cursor.fetchall()]

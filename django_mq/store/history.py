@@ -1,0 +1,88 @@
+"""History: the ack that keeps what it removes, in the same statement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django_mq.store import array, literals
+from django_mq.store.limits import Limits, set_local
+from django_mq.store.row_locks import PATIENCE
+
+if TYPE_CHECKING:
+    from django_mq.messages import PlainFence
+    from django_mq.store import Cursor
+
+
+class Handled(NamedTuple):
+    """A message whose handler succeeded after `seconds`; its history is kept `keep` seconds.
+
+    `size`: the bytes of its payload. `whole`: payload and metadata are kept, too.
+    """
+
+    fence: PlainFence
+    seconds: float
+    keep: float
+    size: int
+    whole: bool
+
+
+# As `settle.ACK`, which removes what has no history. An id of a message is a number; another
+# program may have written anything else.
+ACK = """
+with handled as materialized (
+    select *
+      from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
+                  %(seconds)s::float8[], %(keeps)s::float8[], %(sizes)s::int[], %(wholes)s::bool[])
+           as handled (id, attempt, claimer, seconds, keep, size, whole)
+), removed as (
+    delete from django_mq_queuedmessage m
+     using handled
+     where m.id = any(%(ids)s::bigint[])
+       and m.id = handled.id and m.attempts = handled.attempt and m.claimed_by = handled.claimer
+    returning m.id, m.queue, m.type, m.schema_version, m.handler, m.key, m.priority, m.attempts,
+              m.claimed_by, m.created_at, m.processable_after, m.metadata,
+              case when handled.whole then m.payload end as payload,
+              handled.seconds, handled.keep, handled.size, handled.whole
+)
+insert into django_mq_handledmessage
+       (id, queue, type, schema_version, handler, key, priority, attempts, worker, size,
+        correlation_id, causation_id, created_at, due_at, started_at, ended_at, keep_until,
+        payload, metadata)
+select id, queue, type, schema_version, handler, key, priority, attempts,
+       split_part(claimed_by, ':', 1), size,
+       left(metadata ->> 'mq.correlation_id', 128),
+       case when metadata ->> 'mq.causation_id' ~ '^[1-9][0-9]{0,17}$'
+            then (metadata ->> 'mq.causation_id')::bigint end,
+       created_at, processable_after,
+       statement_timestamp() - make_interval(secs => seconds), statement_timestamp(),
+       statement_timestamp() + make_interval(secs => keep),
+       payload, case when whole then metadata end
+  from removed
+returning id
+"""
+
+
+def ack(cursor: Cursor, handled: Sequence[Handled]) -> set[int]:
+    """Move messages, whose handlers are done, to the history; return their ids."""
+    cursor.execute(ACK, _columns(handled))
+    return {row[0] for row in cursor.fetchall()}
+
+
+def ack_alone(handled: Sequence[Handled]) -> str:
+    """Return the query that does this in a transaction of its own; see `settle.ack_alone()`."""
+    return f"{set_local(Limits(lock=PATIENCE))}; {ACK % literals(_columns(handled))}"
+
+
+def _columns(handled: Sequence[Handled]) -> dict[str, object]:
+    fences, seconds, keeps, sizes, wholes = zip(*handled, strict=True)
+    ids, attempts, claimers = zip(*fences, strict=True)
+    return {
+        "ids": array(ids),
+        "attempts": array(attempts),
+        "claimers": array(claimers),
+        "seconds": array(seconds),
+        "keeps": array(keeps),
+        "sizes": array(sizes),
+        "wholes": array(wholes),
+    }

@@ -1,0 +1,144 @@
+"""The days of the history: partitions of its table, one per day (UTC) on which messages ended.
+
+Only the owner of the table can add or drop a partition. Rows of a day without one are in the
+default partition, from which they are deleted.
+"""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from psycopg.sql import SQL, Identifier, Literal
+
+if TYPE_CHECKING:
+    from psycopg.sql import Composed
+
+    from django_mq.store import Cursor
+
+PREFIX = "django_mq_handledmessage_"
+#: A row is deleted by itself once it was to go this long ago: a day whose rows all have the same
+#: retention is dropped as a whole before that.
+GRACE = timedelta(hours=26)
+
+
+class Days(NamedTuple):
+    """The days that have a partition, `today` by the database's clock, and the table's owner.
+
+    `owned`: this login may act as the owner, and is another role if it is `foreign`.
+    """
+
+    today: date
+    owner: str
+    owned: bool
+    foreign: bool
+    days: list[date]
+
+
+# A partition is found by its parent and dated by its name: the text of its bounds depends on the
+# session's time zone.
+DAYS = """
+select (statement_timestamp() at time zone 'UTC')::date,
+       pg_get_userbyid(parent.relowner),
+       pg_has_role(parent.relowner, 'usage')
+           and has_schema_privilege(parent.relnamespace, 'create'),
+       pg_get_userbyid(parent.relowner) <> current_user,
+       array(
+           select to_date(right(part.relname, 8), 'YYYYMMDD')
+             from pg_inherits
+             join pg_class part on part.oid = pg_inherits.inhrelid
+            where pg_inherits.inhparent = parent.oid
+              and part.relname ~ '^django_mq_handledmessage_[0-9]{8}$'
+            order by 1)
+  from pg_class parent
+ where parent.oid = 'django_mq_handledmessage'::regclass
+"""
+
+
+def days(cursor: Cursor) -> Days:
+    """Return the days that have a partition, in order."""
+    cursor.execute(DAYS)
+    return Days._make(cursor.fetchone())
+
+
+HAS_STRAYS = """
+select exists (
+    select from django_mq_handledmessage_default
+     where ended_at >= %(start)s and ended_at < %(end)s)
+"""
+# CREATE TABLE ... PARTITION OF would lock the whole table against settles. ATTACH locks the default
+# partition alone, to look for rows of the day there.
+CREATE_DAY = SQL("create table {day} (like django_mq_handledmessage including all)")
+# Any member of the owner can then drop it.
+GIVE_DAY = SQL("alter table {day} owner to {owner}")
+ATTACH_DAY = SQL(
+    "alter table django_mq_handledmessage attach partition {day}"
+    " for values from ({start}) to ({end})"
+)
+
+
+def create_day(cursor: Cursor, day: date, *, owner: str | None = None) -> bool:
+    """Create the partition of `day`; return False if rows of that day are stored already.
+
+    `owner`: the role that owns it, if it is not this login.
+    """
+    start, end = _bounds(day)
+    cursor.execute(HAS_STRAYS, {"start": start, "end": end})
+    if cursor.fetchone()[0]:
+        return False
+    name = _partition(day)
+    _run(cursor, CREATE_DAY.format(day=name))
+    if owner is not None:
+        _run(cursor, GIVE_DAY.format(day=name, owner=Identifier(owner)))
+    _run(cursor, ATTACH_DAY.format(day=name, start=Literal(start), end=Literal(end)))
+    return True
+
+
+IS_KEPT = SQL("""
+select exists (select from {day} where keep_until >= statement_timestamp())
+    or statement_timestamp() < {end}::timestamptz + interval '1 hour'
+""")
+DROP_DAY = SQL("drop table {day}")
+
+
+def drop_day(cursor: Cursor, day: date) -> bool:
+    """Drop the partition of `day` if nothing in it is to be kept; return whether it was dropped.
+
+    A settle that began before midnight may still write to it for a while: so not for an hour.
+    """
+    name, (_, end) = _partition(day), _bounds(day)
+    _run(cursor, IS_KEPT.format(day=name, end=Literal(end)))
+    if cursor.fetchone()[0]:
+        return False
+    _run(cursor, DROP_DAY.format(day=name))
+    return True
+
+
+FORGET = """
+delete from django_mq_handledmessage h
+ using (select id, ended_at
+          from django_mq_handledmessage
+         where keep_until < statement_timestamp() - %(grace)s
+         order by keep_until
+         limit %(limit)s) old
+ where h.id = old.id and h.ended_at = old.ended_at
+returning h.id
+"""
+
+
+def forget(cursor: Cursor, *, limit: int) -> int:
+    """Delete up to `limit` rows that no dropped day took along; return how many."""
+    cursor.execute(FORGET, {"grace": GRACE, "limit": limit})
+    return len(cursor.fetchall())
+
+
+def _partition(day: date) -> Identifier:
+    return Identifier(f"{PREFIX}{day:%Y%m%d}")
+
+
+def _bounds(day: date) -> tuple[str, str]:
+    return f"{day} 00:00:00+00", f"{day + timedelta(days=1)} 00:00:00+00"
+
+
+def _run(cursor: Cursor, statement: Composed) -> None:
+    cursor.execute(statement.as_string(cursor.connection))

@@ -1,0 +1,161 @@
+"""Operations: add them, take one for a step, write how far it got, end it.
+
+A step locks its row, and commits what it did together with the progress: a worker that dies in it
+did nothing, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+_OPEN = "o.state in ('waiting', 'running')"
+
+# One that a worker has locked is being worked on.
+ANY_OPEN = f"""
+select o.id
+  from django_mq_operation o
+ where {_OPEN}
+ limit 1
+   for update skip locked
+"""  # noqa: S608  (built from constants)
+
+
+def any_open(cursor: Cursor) -> bool:
+    """Return whether an operation is to be carried out and no worker is at it."""
+    cursor.execute(ANY_OPEN)
+    return cursor.fetchone() is not None
+
+
+class OperationRow(NamedTuple):
+    """An operation as a step needs it; `filter` is JSON."""
+
+    id: int
+    action: str
+    filter: str
+    last_id: int
+    after_id: int
+    user_id: str
+
+
+TAKE = f"""
+select o.id, o.action, o.filter::text, o.last_id, o.after_id, o.user_id
+  from django_mq_operation o
+ where {_OPEN} and (%(id)s::bigint is null or o.id = %(id)s)
+ order by o.id
+ limit 1
+   for update skip locked
+"""  # noqa: S608  (built from constants)
+
+
+def take(cursor: Cursor, id: int | None = None) -> OperationRow | None:
+    """Lock the oldest open operation that no other session has locked, or that with this id."""
+    cursor.execute(TAKE, {"id": id})
+    row = cursor.fetchone()
+    return None if row is None else OperationRow._make(row)
+
+
+DEAD_BEFORE = """
+select m.id
+  from django_mq_queuedmessage m
+ where m.id = any(%(ids)s::bigint[])
+   and m.dead_at < (select o.created_at from django_mq_operation o where o.id = %(id)s)
+"""
+
+
+def dead_before(cursor: Cursor, id: int, ids: Sequence[int]) -> list[int]:
+    """Return those of `ids` that were dead when the operation `id` was asked for."""
+    cursor.execute(DEAD_BEFORE, {"id": id, "ids": list(ids)})
+    return [row[0] for row in cursor.fetchall()]
+
+
+class Progress(NamedTuple):
+    """How far an operation got; `state` is running, or done or failed with the step."""
+
+    state: str
+    done: int
+    skipped: int
+
+
+ADVANCE = """
+update django_mq_operation
+   set after_id = %(after)s::bigint,
+       done = done + %(done)s, skipped = skipped + %(skipped)s,
+       state = %(state)s, error = %(error)s,
+       started_at = coalesce(started_at, statement_timestamp()),
+       ended_at = case when %(state)s <> 'running' then statement_timestamp() end
+ where id = %(id)s
+returning state, done, skipped
+"""
+
+
+def advance(
+    cursor: Cursor,
+    id: int,
+    *,
+    after: int,
+    done: int = 0,
+    skipped: int = 0,
+    state: str = "running",
+    error: str = "",
+) -> Progress:
+    """Write what a step of a locked operation did, and end it unless `state` is running."""
+    cursor.execute(
+        ADVANCE,
+        {
+            "id": id,
+            "after": after,
+            "done": done,
+            "skipped": skipped,
+            "state": state,
+            "error": error,
+        },
+    )
+    return Progress._make(cursor.fetchone())
+
+
+CANCEL = f"""
+update django_mq_operation o
+   set state = 'cancelled', ended_at = statement_timestamp()
+ where o.id = %(id)s and {_OPEN}
+returning o.state, o.done, o.skipped
+"""  # noqa: S608  (built from constants)
+
+
+def cancel(cursor: Cursor, id: int) -> Progress | None:
+    """End an open operation where it is; None if it is over. Waits for the step of a worker."""
+    cursor.execute(CANCEL, {"id": id})
+    row = cursor.fetchone()
+    return None if row is None else Progress._make(row)
+
+
+FORGET = """
+with walked as materialized (
+    select o.id, o.ended_at
+      from django_mq_operation o
+     where o.id > %(after)s
+     order by o.id
+     limit %(limit)s
+), gone as (
+    delete from django_mq_operation
+     where id = any(array(
+        select walked.id
+          from walked
+         where walked.ended_at < statement_timestamp() - make_interval(secs => %(older_than)s)))
+)
+select max(id) from walked having count(*) >= %(limit)s
+"""
+
+
+def forget(cursor: Cursor, *, older_than: float, after: int = 0, limit: int = 1000) -> int | None:
+    """Delete operations that ended `older_than` seconds ago, among the next `limit` after `after`.
+
+    Returns the last id it looked at, None if there are no more. An ended one changes no more, so
+    its row needs no lock before.
+    """
+    cursor.execute(FORGET, {"older_than": older_than, "after": after, "limit": limit})
+    row = cursor.fetchone()
+    return None if row is None else int(row[0])

@@ -1,0 +1,142 @@
+"""Read figures: sums per step and per handler, and what came in and went out lately."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+
+class Part(NamedTuple):
+    """The figures of a minute or an hour, `at` in seconds since 1970; histograms as JSON text."""
+
+    at: int
+    queue: str
+    handler: str
+    acked: int
+    failed: int
+    retried: int
+    dead: int
+    broadcast: int
+    waited: str
+    ran: str
+
+
+_COLUMNS = """f.queue, f.handler, f.acked, f.failed, f.retried, f.dead, f.broadcast,
+       f.waited::text, f.ran::text"""
+
+# Hours that are added up are read as such, later ones by minute. The server would take ten times
+# as long as Python to add up histograms.
+PARTS = f"""
+with rolled (until) as (
+    select coalesce(max(h.hour) + interval '1 hour', '-infinity')
+      from django_mq_hourfigures h
+     where h.hour <= statement_timestamp()
+)
+select date_part('epoch', f.minute)::bigint, {_COLUMNS}
+  from rolled, django_mq_minutefigures f
+ where f.minute >= greatest(to_timestamp(%(since)s), rolled.until)
+   and f.minute <= statement_timestamp()
+   and (%(queues)s::text[] is null or f.queue = any(%(queues)s::text[]))
+ union all
+select date_part('epoch', f.hour)::bigint, {_COLUMNS}
+  from rolled, django_mq_hourfigures f
+ where f.hour >= to_timestamp(%(since)s) and f.hour < rolled.until
+   and (%(queues)s::text[] is null or f.queue = any(%(queues)s::text[]))
+"""  # noqa: S608  (built from constants)
+
+
+def parts(cursor: Cursor, *, since: int, queues: Sequence[str] | None) -> list[Part]:
+    """Return the figures since a moment, in seconds since 1970; each message counts once."""
+    cursor.execute(PARTS, {"since": float(since), "queues": queues})
+    return [Part._make(row) for row in cursor.fetchall()]
+
+
+class Flow(NamedTuple):
+    """What a queue did since the window began: messages that left it, and that came in."""
+
+    queue: str
+    gone: int
+    come: int
+
+
+FLOWS = """
+select f.queue, (sum(f.acked) + sum(f.dead))::bigint, sum(f.broadcast)::bigint
+  from django_mq_minutefigures f
+ where f.minute >= to_timestamp(%(since)s::float8) and f.minute <= statement_timestamp()
+   and (%(queues)s::text[] is null or f.queue = any(%(queues)s::text[]))
+ group by f.queue
+"""
+
+
+def flows(cursor: Cursor, *, since: float, queues: Sequence[str] | None) -> list[Flow]:
+    """Return what each queue did since a moment, in seconds since 1970."""
+    cursor.execute(FLOWS, {"since": since, "queues": queues})
+    return [Flow._make(row) for row in cursor.fetchall()]
+
+
+#: The newest messages that are counted, and the newest ids among which they are looked for: after
+#: a flood, dead index entries lie behind the newest messages.
+NEWEST, NEWEST_IDS = 5_000, 200_000
+
+
+class Newcomers(NamedTuple):
+    """Messages that no figures count yet: of a queue, by the minute of their creation."""
+
+    queue: str
+    minute: int
+    messages: int
+
+
+class New(NamedTuple):
+    """The time, and since when all newcomers are known (None: always), in seconds since 1970."""
+
+    now: float
+    complete_since: float | None
+    found: list[Newcomers]
+
+
+# Those whose first attempt has not ended. An id that is drawn and not used is no message, so the
+# range of ids is only a bound. Without a right to the sequence, the largest id serves.
+NEWCOMERS = """
+with newest as materialized (
+    select m.queue, m.created_at, m.attempts, m.leased_until, m.dead_at
+      from django_mq_queuedmessage m
+     where m.id > %(ids)s * -1 + coalesce(
+               (select case when has_sequence_privilege(s.id, 'usage, select')
+                            then pg_sequence_last_value(s.id) end
+                  from (select pg_get_serial_sequence('django_mq_queuedmessage', 'id')::regclass)
+                       as s (id)),
+               (select max(id) from django_mq_queuedmessage), 0)
+     order by m.id desc
+     limit %(newest)s
+)
+select seen.now, seen.oldest, seen.count, found.queue, found.minute, found.count
+  from (
+    select extract(epoch from statement_timestamp())::float8 as now,
+           extract(epoch from min(newest.created_at))::float8 as oldest, count(*) as count
+      from newest
+ ) seen
+  left join (
+    select newest.queue, count(*) as count,
+           (floor(extract(epoch from newest.created_at) / 60) * 60)::bigint as minute
+      from newest
+     where newest.created_at > statement_timestamp() - interval '1 hour'
+       and newest.created_at <= statement_timestamp()
+       and newest.dead_at is null
+       and (newest.attempts = 0 or (newest.attempts = 1 and newest.leased_until is not null))
+       and (%(queues)s::text[] is null or newest.queue = any(%(queues)s::text[]))
+     group by newest.queue, minute
+ ) found on true
+"""
+
+
+def newcomers(cursor: Cursor, *, queues: Sequence[str] | None) -> New:
+    """Return the messages of the last hour that no worker counts yet, out of the newest 5,000."""
+    cursor.execute(NEWCOMERS, {"newest": NEWEST, "ids": NEWEST_IDS, "queues": queues})
+    rows = cursor.fetchall()
+    now, oldest, count, *_ = rows[0]
+    found = [Newcomers(*row[3:]) for row in rows if row[3] is not None]
+    return New(now, oldest if count >= NEWEST else None, found)

@@ -1,0 +1,147 @@
+"""Facts of the server that an installation depends on: indexes, rights, vacuum settings, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+INDEXES = """
+select asked.name, c.relname, i.indisvalid and i.indisready
+  from unnest(%(tables)s::text[]) as asked (name)
+  join pg_index i on i.indrelid = to_regclass(asked.name)
+  join pg_class c on c.oid = i.indexrelid
+"""
+
+
+def indexes(cursor: Cursor, *, tables: Sequence[str]) -> dict[str, dict[str, bool]]:
+    """Return the indexes of those of `tables` that exist, and whether each is valid."""
+    cursor.execute(INDEXES, {"tables": list(tables)})
+    found: dict[str, dict[str, bool]] = {}
+    for table, index, valid in cursor.fetchall():
+        found.setdefault(table, {})[index] = valid
+    return found
+
+
+MISSING_RIGHTS = """
+select asked.name, array_agg(asked.privilege order by asked.privilege)
+  from unnest(%(tables)s::text[], %(privileges)s::text[]) as asked (name, privilege)
+ where to_regclass(asked.name) is not null
+   and not has_table_privilege(to_regclass(asked.name), asked.privilege)
+ group by asked.name
+ union all
+select c.relname, array['usage']
+  from unnest(%(sequences_of)s::text[]) as asked (name)
+  join pg_depend d on d.refobjid = to_regclass(asked.name) and d.deptype in ('a', 'i')
+  join pg_class c on c.oid = d.objid
+ where case when c.relkind = 'S' then not has_sequence_privilege(c.oid, 'usage') end
+ order by 1
+"""
+
+
+def missing_rights(
+    cursor: Cursor, needed: Mapping[str, Sequence[str]], *, sequences_of: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return which of the privileges `needed`, by table, this login lacks.
+
+    It also needs USAGE on the sequences that belong to the tables `sequences_of`.
+    """
+    pairs = [(table, right) for table, rights in needed.items() for right in rights]
+    cursor.execute(
+        MISSING_RIGHTS,
+        {
+            "tables": [table for table, _ in pairs],
+            "privileges": [right for _, right in pairs],
+            "sequences_of": list(sequences_of),
+        },
+    )
+    return dict(cursor.fetchall())
+
+
+AUTOVACUUM = """
+select current_setting('autovacuum')::bool and current_setting('track_counts')::bool,
+       array(select c.relname::text
+               from unnest(%(tables)s::text[]) as asked (name)
+               join pg_class c on c.oid = to_regclass(asked.name)
+              cross join unnest(c.reloptions) as option
+              where option in ('autovacuum_enabled=false', 'autovacuum_enabled=off',
+                               'autovacuum_enabled=0', 'autovacuum_enabled=no')
+              order by 1)
+"""
+
+
+def autovacuum(cursor: Cursor, *, tables: Sequence[str]) -> tuple[bool, list[str]]:
+    """Return whether the server vacuums by itself, and for which of `tables` that is off."""
+    cursor.execute(AUTOVACUUM, {"tables": list(tables)})
+    on, off = cursor.fetchone()
+    return on, off
+
+
+class DeadRows(NamedTuple):
+    """The row versions of a table, by the server's statistics, and seconds since its last vacuum.
+
+    `since` is None if there was none since the statistics began.
+    """
+
+    table: str
+    dead: int
+    live: int
+    since: float | None
+
+
+DEAD_ROWS = """
+select c.relname, pg_stat_get_dead_tuples(c.oid), pg_stat_get_live_tuples(c.oid),
+       extract(epoch from statement_timestamp() - greatest(
+           pg_stat_get_last_vacuum_time(c.oid), pg_stat_get_last_autovacuum_time(c.oid)))::float8
+  from unnest(%(tables)s::text[]) as asked (name)
+  join pg_class c on c.oid = to_regclass(asked.name)
+ order by 1
+"""
+
+
+def dead_rows(cursor: Cursor, *, tables: Sequence[str]) -> list[DeadRows]:
+    """Return the dead and live row versions of `tables`."""
+    cursor.execute(DEAD_ROWS, {"tables": list(tables)})
+    return [DeadRows(*row) for row in cursor.fetchall()]
+
+
+# A standby does not know how much WAL its upstream keeps.
+IDLE_SLOTS = """
+select s.slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint
+  from pg_replication_slots s
+ where not s.active and s.restart_lsn is not null and not pg_is_in_recovery()
+   and pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn) >= %(kept)s
+ order by 2 desc
+ limit %(limit)s
+"""
+
+
+def idle_slots(cursor: Cursor, *, kept: int, limit: int) -> list[tuple[str, int]]:
+    """Return the inactive replication slots that keep at least `kept` bytes of WAL, and how many.
+
+    The largest come first.
+    """
+    cursor.execute(IDLE_SLOTS, {"kept": kept, "limit": limit})
+    return [(name, size) for name, size in cursor.fetchall()]
+
+
+HELD_TYPES = """
+select m.type, count(*)
+  from (
+    select m.type
+      from django_mq_queuedmessage m
+     where m.queue = any(%(queues)s::text[]) and m.held_since is not null
+       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+     limit %(limit)s
+  ) m
+ group by m.type
+ order by 2 desc, 1
+"""
+
+
+def held_types(cursor: Cursor, *, queues: Sequence[str], limit: int) -> dict[str, int]:
+    """Count the held messages of `queues` by type, among the first `limit` that are found."""
+    cursor.execute(HELD_TYPES, {"queues": list(queues), "limit": limit})
+    return dict(cursor.fetchall())

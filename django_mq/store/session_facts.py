@@ -1,0 +1,70 @@
+"""Facts of one session: its clock, its process, its limits, and whether a NOTIFY reaches it.
+
+The functions take a connection of the bare driver in autocommit mode.
+"""
+
+from __future__ import annotations
+
+import secrets
+from time import monotonic, time
+from typing import Any, NamedTuple
+
+import psycopg
+
+NOW = "select extract(epoch from clock_timestamp())::float8"
+
+
+class Clocks(NamedTuple):
+    """By how many seconds the server's clock is ahead, give or take `margin`."""
+
+    ahead: float
+    margin: float
+
+
+def compare_clocks(driver: psycopg.Connection[Any]) -> Clocks:
+    """Compare the server's clock with this machine's; the margin is half a round trip."""
+    asked_at, began = time(), monotonic()
+    row = driver.execute(NOW).fetchone()
+    margin = (monotonic() - began) / 2
+    return Clocks((row[0] if row else asked_at) - asked_at - margin, margin)
+
+
+SERVER_PROCESS = "select pg_backend_pid()"
+
+
+def is_pooled(driver: psycopg.Connection[Any]) -> bool:
+    """Say whether a pooler stands between: it names a process id other than the server's own."""
+    row = driver.execute(SERVER_PROCESS).fetchone()
+    return row is not None and row[0] != driver.info.backend_pid
+
+
+class LoginLimits(NamedTuple):
+    """What the server allows this login: milliseconds a statement, connections (None: no limit)."""
+
+    statement: int
+    connections: int | None
+
+
+LIMITS = """
+select (select s.setting::bigint from pg_settings s where s.name = 'statement_timeout'),
+       least(nullif(r.rolconnlimit, -1),
+             (select s.setting::bigint from pg_settings s where s.name = 'max_connections'))
+  from pg_roles r
+ where r.rolname = session_user
+"""
+
+
+def limits(driver: psycopg.Connection[Any]) -> LoginLimits:
+    """Return the limits of the login, as a new session of it has them."""
+    row = driver.execute(LIMITS).fetchone()
+    return LoginLimits(*row) if row else LoginLimits(0, None)
+
+
+def hears(
+    listening: psycopg.Connection[Any], notifying: psycopg.Connection[Any], *, seconds: float
+) -> bool:
+    """Say whether a NOTIFY of one session reaches the LISTEN of the other within `seconds`."""
+    channel = f"django_mq_{secrets.token_hex(8)}"
+    listening.execute(f"listen {channel}")
+    notifying.execute(f"notify {channel}")
+    return any(True for _ in listening.notifies(timeout=seconds, stop_after=1))

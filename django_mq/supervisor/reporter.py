@@ -1,0 +1,99 @@
+"""Reports to probes, Prometheus and systemd.
+
+`/livez` is for a probe that restarts the worker, `/readyz` for one that waits for it. Their bodies
+name each part that failed, and nothing of the queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from django_mq.policy.exposition import CONTENT_TYPE
+from django_mq.supervisor.health import Answer, Endpoint
+from django_mq.supervisor.worker_figures import exposed, summed
+
+if TYPE_CHECKING:
+    from django_mq.supervisor.process_slot import ProcessSlot
+    from django_mq.supervisor.service import Service
+
+FAILED = "503 Service Unavailable"
+
+
+class Reporter:
+    """The endpoints of a supervisor, and its systemd unit; each may be None."""
+
+    def __init__(
+        self,
+        *,
+        health: Endpoint | None = None,
+        metrics: Endpoint | None = None,
+        service: Service | None = None,
+    ) -> None:
+        self._health = health
+        self._metrics = metrics
+        self._service = service
+        self._endpoints = [each for each in (health, metrics) if each is not None]
+
+    @property
+    def counts(self) -> bool:
+        """Whether the processes are to report what their handlers did."""
+        return self._metrics is not None
+
+    def descriptors(self) -> list[int]:
+        """Return what is readable when a client waits."""
+        return [each.fileno() for each in self._endpoints]
+
+    def answer(
+        self, readable: Collection[int], slots: Sequence[ProcessSlot], *, draining: bool
+    ) -> None:
+        """Answer the clients that wait at the `readable` descriptors."""
+        if self._health is not None and self._health.fileno() in readable:
+            self._health.answer(
+                {
+                    "/livez": lambda: _verdict(not_live(slots, draining=draining)),
+                    "/readyz": lambda: _verdict(not_ready(slots, draining=draining)),
+                }
+            )
+        if self._metrics is not None and self._metrics.fileno() in readable:
+            self._metrics.answer({"/metrics": partial(_figures, slots)})
+
+    def tend(self, slots: Sequence[ProcessSlot], *, draining: bool) -> None:
+        """Tell systemd how the worker does."""
+        if self._service is not None:
+            self._service.tend(
+                not_live(slots, draining=draining), not_ready(slots, draining=draining)
+            )
+
+    def stopping(self) -> None:
+        """Tell systemd that the worker drains."""
+        if self._service is not None:
+            self._service.stopping()
+
+    def close(self) -> None:
+        """Close the ports in this process."""
+        for each in self._endpoints:
+            each.close()
+
+
+def not_live(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
+    """Return what stands still or is gone; an empty list if the worker is live."""
+    return [each for slot in slots for each in slot.troubles(draining=draining)]
+
+
+def not_ready(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
+    """Return why the worker takes no messages; an empty list if it is ready."""
+    if draining:
+        return ["draining"]
+    return [each for slot in slots for each in (*slot.troubles(draining=False), *slot.unready())]
+
+
+def _verdict(failed: list[str]) -> Answer:
+    return Answer("\n".join(failed) + "\n", FAILED) if failed else Answer("ok\n")
+
+
+def _figures(slots: Sequence[ProcessSlot]) -> Answer:
+    totals = summed(slot.figures.totals() for slot in slots)
+    running = sum(bool(slot.pid) for slot in slots)
+    return Answer(exposed(totals, processes=running), media_type=CONTENT_TYPE)

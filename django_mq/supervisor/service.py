@@ -1,0 +1,62 @@
+"""Tell systemd how the worker does: READY=1, WATCHDOG=1 and STOPPING=1 of `Type=notify`.
+
+Source: sd_notify(3) and sd_watchdog_enabled(3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import MutableMapping, Sequence
+from time import monotonic
+
+
+class Service:
+    """The systemd unit of this process.
+
+    `watchdog` is in seconds: how often WATCHDOG=1 is due, twice as often as the unit asks for.
+    """
+
+    def __init__(self, address: str, watchdog: float | None = None) -> None:
+        # A name that begins with @ is in the abstract namespace.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._watchdog = watchdog
+        self._due = float("-inf")
+        self._ready = False
+
+    @classmethod
+    def of_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Service | None:
+        """Return the unit that started this process; None without one.
+
+        The variables are removed: they are not meant for what handlers start.
+        """
+        address = environment.pop("NOTIFY_SOCKET", "")
+        microseconds = environment.pop("WATCHDOG_USEC", "")
+        pid = environment.pop("WATCHDOG_PID", "") or str(os.getpid())
+        if address[:1] not in ("/", "@"):
+            return None
+        mine = microseconds.isdecimal() and int(microseconds) > 0 and pid == str(os.getpid())
+        return cls(address, int(microseconds) / 2e6 if mine else None)
+
+    def tend(self, not_live: Sequence[str], not_ready: Sequence[str]) -> None:
+        """Say once that the worker is ready; while it is live, say so to the watchdog.
+
+        The arguments name what failed; both are empty for a worker that is live and ready.
+        """
+        if not not_ready and not self._ready:
+            self._ready = True
+            self._tell("READY=1")
+        if not not_live and self._watchdog is not None and monotonic() >= self._due:
+            self._due = monotonic() + self._watchdog
+            self._tell("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """Say that the worker drains."""
+        self._tell("STOPPING=1")
+
+    def _tell(self, word: str) -> None:
+        """Send one datagram; a unit that cannot be reached must not end the worker."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+            link.setblocking(False)
+            link.sendto(word.encode(), self._address)

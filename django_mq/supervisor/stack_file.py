@@ -1,0 +1,53 @@
+"""Where a child is when it is ended: it writes its stacks to memory that its supervisor reads.
+
+A signal makes `faulthandler` write them. That works while C code holds the interpreter's lock,
+where no thread of the child could run; a child that has ended can no longer be asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+
+from django_mq.policy.stack import Frame, parse_dump
+
+#: Bytes of a dump that are read: 100 threads of 100 frames, as faulthandler bounds them.
+LARGEST = 2 * 1024 * 1024
+#: A real-time signal, which programs rarely use. Where there is none, there are no stacks.
+SIGNAL: int = getattr(signal, "SIGRTMIN", 0) and signal.SIGRTMIN + 7
+
+
+class StackFile:
+    """A file in memory, shared with children made by a fork."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        if SIGNAL and hasattr(os, "memfd_create"):
+            with contextlib.suppress(OSError):  # a sandbox may refuse it
+                self._fd = os.memfd_create("mq-stacks")
+
+    def serve(self) -> None:
+        """In the child: write the stacks of all threads on each request from now on."""
+        if self._fd >= 0:
+            faulthandler.register(SIGNAL, file=self._fd, all_threads=True, chain=False)
+
+    def ask(self, pid: int) -> None:
+        """Ask process `pid` for its stacks; it writes them within milliseconds, if it can."""
+        if self._fd >= 0:
+            os.ftruncate(self._fd, 0)
+            os.lseek(self._fd, 0, os.SEEK_SET)  # the offset is shared with the child
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, SIGNAL)
+
+    def read(self) -> dict[int, list[Frame]]:
+        """Return the calls of each thread, as far as the child has written them."""
+        if self._fd < 0:
+            return {}
+        return parse_dump(os.pread(self._fd, LARGEST, 0).decode(errors="replace"))
+
+    def wipe(self) -> None:
+        """Forget what another process wrote."""
+        if self._fd >= 0:
+            os.ftruncate(self._fd, 0)

@@ -1,0 +1,113 @@
+"""What the handlers of all processes did, summed by the supervisor for Prometheus.
+
+Each process sends the totals that changed since its start. The totals of processes that ended are
+kept, so that no counter falls when a process is replaced. A process that is killed takes along what
+it did since its last report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from django_mq.policy.exposition import family, histogram
+from django_mq.policy.handler_stats import Tally
+
+if TYPE_CHECKING:
+    from django_mq.executor.minutes import Source
+
+#: Seconds between two reports of a process.
+EVERY = 5.0
+#: The outcomes of `django_mq_handled_total`.
+OUTCOMES = ("acked", "retried", "snoozed", "dead")
+
+#: By queue and handler.
+Totals = dict[tuple[str, str], Tally]
+
+
+class Reports:
+    """What one process sends: the totals that changed since it last asked.
+
+    `read()` returns the totals since the process started.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[Source, Tally]]) -> None:
+        self._read = read
+        self._sent: dict[Source, Tally] = {}
+
+    def changed(self) -> Iterator[bytes]:
+        """Yield a line for each total that changed."""
+        for source, tally in self._read().items():
+            if self._sent.get(source) != tally:
+                self._sent[source] = tally
+                yield json.dumps([source.queue, source.handler, tally.as_json()]).encode()
+
+
+class WorkerFigures:
+    """The totals of one slot of the supervisor: of its process, and of those before it."""
+
+    def __init__(self) -> None:
+        self._past: Totals = {}
+        self._now: Totals = {}
+
+    def take(self, line: bytes) -> None:
+        """Take a line that `Reports` wrote."""
+        queue, handler, written = json.loads(line)
+        self._now[queue, handler] = Tally.from_json(written)
+
+    def next_process(self) -> None:
+        """Begin to count for another process."""
+        self._past = summed((self._past, self._now))
+        self._now = {}
+
+    def totals(self) -> Totals:
+        """Return the totals of all processes that the slot has had."""
+        return summed((self._past, self._now))
+
+
+def summed(parts: Iterable[Totals]) -> Totals:
+    """Return the sums by queue and handler."""
+    sums: Totals = {}
+    for part in parts:
+        for source, tally in part.items():
+            sums.setdefault(source, Tally()).merge(tally)
+    return sums
+
+
+def exposed(totals: Totals, *, processes: int) -> str:
+    """Return the page that Prometheus reads."""
+    by_labels = [
+        ({"queue": queue, "handler": handler}, tally)
+        for (queue, handler), tally in sorted(totals.items())
+    ]
+    return "".join(
+        (
+            family(
+                "django_mq_worker_processes",
+                "gauge",
+                "Processes of this mq_worker that run.",
+                [({}, processes)],
+            ),
+            family(
+                "django_mq_handled_total",
+                "counter",
+                "Attempts by their outcome, and messages that died without one.",
+                (
+                    ({**labels, "outcome": outcome}, getattr(tally, outcome))
+                    for labels, tally in by_labels
+                    for outcome in OUTCOMES
+                ),
+            ),
+            histogram(
+                "django_mq_wait_seconds",
+                "Time from due to claimed, first attempts only.",
+                ((labels, tally.waited) for labels, tally in by_labels),
+            ),
+            histogram(
+                "django_mq_run_seconds",
+                "Time in the handler; a batch counts for each of its messages.",
+                ((labels, tally.ran) for labels, tally in by_labels),
+            ),
+        )
+    )

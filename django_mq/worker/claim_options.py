@@ -1,0 +1,43 @@
+"""The options with which messages of a queue are claimed, and the arguments of a claim."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypedDict
+
+
+class ClaimArguments(TypedDict):
+    """The arguments that every claim statement has."""
+
+    claimer: str
+    lease: float
+    limit: int
+    max_bytes: int
+    admitted: bool
+
+
+class ClaimOptions(NamedTuple):
+    """The options with which messages of a queue are claimed.
+
+    `kind` is the kind of executor that they need, since room is counted per kind. `limit` is the
+    most messages in flight over the fleet, unless an operator decided otherwise meanwhile.
+    `list_size` is the most messages that one call of a handler takes outside a transaction.
+    """
+
+    kind: str
+    lease: float
+    batch_size: int
+    batch_bytes: int
+    ordered: bool = False
+    skip_dead: bool = False
+    limit: int | None = None
+    list_size: int = 1
+
+    def arguments(self, claimer: str, limit: int, *, admitted: bool = False) -> ClaimArguments:
+        """Return the arguments of a claim of up to `limit` messages."""
+        return {
+            "claimer": claimer,
+            "lease": self.lease,
+            "limit": limit,
+            "max_bytes": self.batch_bytes,
+            "admitted": admitted,
+        }

@@ -1,0 +1,97 @@
+"""Carry out commands about a message that runs here: stop it, or report where its handler is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from traceback import walk_stack
+
+from django_mq.executor.async_runner import AsyncRunner
+from django_mq.executor.limit_clock import GRACE
+from django_mq.executor.scoreboard import Entry, Scoreboard
+from django_mq.executor.statements import Statements
+from django_mq.executor.watchdog import Link
+from django_mq.messages import Fence
+from django_mq.policy.error_text import stack_text
+from django_mq.policy.stack import Frame, frames_of, running_in
+from django_mq.signals import log_failure
+from django_mq.store import commands as store
+from django_mq.store.leases import Command
+from django_mq.store.limits import Limits
+
+#: Asks the supervisor to end this process if the message of a fence still runs after some seconds,
+#: and names the operator who stopped it.
+EndProcess = Callable[["Fence", str, float], None]
+
+OVER = "Its handler had ended."
+STOPPING = "Stopping its handler."
+CANNOT = (
+    "This worker cannot stop it: Worker.run() has no supervisor that could end its process. Run"
+    " mq_worker, or end the process yourself."
+)
+NOWHERE = "Its handler is between two calls: ask again."
+
+
+class Commands:
+    """Carries out commands, each batch on a thread and a connection of its own."""
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        worker: str,
+        scoreboard: Scoreboard,
+        runner: AsyncRunner,
+        end_process: Callable[[], EndProcess | None],
+        link: Link | None = None,
+    ) -> None:
+        self._alias = alias
+        self._link = link
+        self._worker = worker
+        self._scoreboard = scoreboard
+        self._runner = runner
+        self._end_process = end_process
+
+    def take(self, commands: Sequence[Command]) -> None:
+        """Begin to carry out `commands`; from any thread."""
+        threading.Thread(
+            target=self._carry_out, args=(commands,), name="mq-commands", daemon=True
+        ).start()
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        statements = Statements(self._alias, limits=Limits(lock=1.0), link=self._link)
+        try:
+            answers = {each.id: self._answer(each) for each in commands}
+            store.answer(statements.cursor(), answers)
+        except Exception as error:
+            text = "could not carry out a command for worker %s"
+            log_failure("command_failed", error, text, self._worker)
+        finally:
+            statements.close()
+
+    def _answer(self, command: Command) -> str:
+        for entry in self._scoreboard.read(self._worker):
+            if entry.fence[:2] == (command.message_id, command.attempt):
+                if command.action == "stop":
+                    return self._stop(entry, command.by)
+                return stack_text(self._where(entry)) or NOWHERE
+        return OVER
+
+    def _stop(self, entry: Entry, by: str) -> str:
+        cancelled = self._runner.stop(entry.fence.id, by)
+        end_process = self._end_process()
+        if end_process is not None:
+            end_process(entry.fence, by, GRACE if cancelled else 0.0)
+        elif not cancelled:
+            return CANNOT
+        return STOPPING
+
+    def _where(self, entry: Entry) -> list[Frame]:
+        if awaited := self._runner.where(entry.fence.id):
+            return awaited
+        stacks = {
+            thread: frames_of(reversed(list(walk_stack(frame))))
+            for thread, frame in sys._current_frames().items()
+        }
+        return running_in(stacks, entry.thread)

@@ -1,0 +1,60 @@
+"""Tell the supervisor, by the scoreboard, which parts of the worker move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django_mq.executor.connections import Outage
+from django_mq.executor.scoreboard import Mover, Scoreboard
+from django_mq.executor.watchdog import Link, Watchdog
+
+#: A part stands still when it has not moved for INTERVALS of its intervals, and at least for STILL
+#: seconds: longer than it may take to reconnect. A part that waits for the server moves, within the
+#: limit of its link.
+INTERVALS, STILL = 3, 20.0
+
+
+def patience(interval: float) -> float:
+    """Return the seconds in which a part that moves each `interval` seconds must move.
+
+    >>> patience(1.0), patience(10.0)
+    (20.0, 30.0)
+    """
+    return max(INTERVALS * interval, STILL)
+
+
+class Liveness:
+    """Follows the parts; `poll` is the seconds between two looks of the loop."""
+
+    def __init__(
+        self, scoreboard: Scoreboard, watchdog: Watchdog, outage: Outage, *, poll: float
+    ) -> None:
+        #: Whether the tables have proved usable: before that, a recovery could only fail.
+        self.usable = False
+        self._scoreboard = scoreboard
+        self._watchdog = watchdog
+        self._outage = outage
+        self._poll = poll
+        self._intervals: dict[Mover, float] = {}
+
+    def follow(self, mover: Mover, interval: float, progress: Callable[[], object]) -> None:
+        """Report a part as moving each time that `progress()` has changed."""
+        self._intervals[mover] = interval
+        self._watchdog.follow(progress, lambda: self._scoreboard.moved(mover, patience(interval)))
+
+    def follow_answers(self, link: Link) -> None:
+        """Note that the database answers on `link`, once the tables have proved usable."""
+        self._watchdog.follow(
+            lambda: (link.answers, self._outage.lost) if self.usable else None, self._note_answers
+        )
+
+    def proved(self) -> None:
+        """Note that the tables can be used, and that all parts move: the worker is ready."""
+        self.usable = True
+        self._note_answers()
+        for mover, interval in self._intervals.items():
+            self._scoreboard.moved(mover, patience(interval))
+
+    def _note_answers(self) -> None:
+        within = 0.0 if self._outage.lost else patience(self._poll)
+        self._scoreboard.moved(Mover.DATABASE, within)

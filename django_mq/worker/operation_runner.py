@@ -1,0 +1,84 @@
+"""Carry out operations: the loop looks whether there is one, a thread takes its steps.
+
+Any worker does this, whatever its queues. The row's own lock decides which one takes a step, so
+workers may take turns. The thread's connection is open only while it works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+import psycopg
+
+from django_mq.executor.watchdog import Link
+from django_mq.operations.steps import OperationStep, StepRefused, fail_step, take_step
+from django_mq.store import Cursor
+from django_mq.store import operations as store
+from django_mq.worker.turns import TurnThread
+
+#: Seconds between two steps, so that an operator's statement can lock the row.
+BREATH = 0.02
+#: Seconds until the next turn after one that failed.
+AFTER_FAILURE = 5.0
+#: Errors that another session causes, and that pass: the same step is taken again.
+PASSING = (
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.QueryCanceled,
+)
+
+
+class OperationRunner(TurnThread):
+    """Takes steps of operations while there are any.
+
+    `on_freed()` is called when messages became due, on this thread.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        poll: float,
+        on_freed: Callable[[], None],
+        on_turn: Callable[[], None],
+        link: Link | None = None,
+    ) -> None:
+        super().__init__("operations", alias, on_turn=on_turn, link=link)
+        self._poll = poll
+        self._on_freed = on_freed
+        self._look_at = float("-inf")
+
+    def tend(self, cursor: Cursor) -> float:
+        """Look for an operation, if it is time to; return the seconds until the next look."""
+        now = monotonic()
+        if now >= self._look_at and not self.busy():
+            self._look_at = now + self._poll
+            if store.any_open(cursor):
+                self._wake.set()
+        return max(0.0, self._look_at - now) or self._poll
+
+    def work(self) -> None:
+        """Take steps until no operation is open, or other workers are at them."""
+        with self.connected():
+            while not self._ended.is_set() and (step := self._step()):
+                if step.may_run and step.changed:
+                    self._on_freed()
+                self._ended.wait(BREATH)
+
+    def on_failure(self, *, lost: bool) -> None:
+        if not lost:
+            self._look_at = monotonic() + AFTER_FAILURE
+
+    def _step(self) -> OperationStep | None:
+        """Take a step; an operation whose step the database refuses for good has failed."""
+        try:
+            with self.block() as cursor:
+                return take_step(cursor)
+        except StepRefused as refused:
+            if isinstance(refused.error.__cause__, PASSING) or not self.is_connected():
+                raise refused.error from None
+            with self.block() as cursor:
+                fail_step(cursor, refused.id, refused.error)
+            return OperationStep(0, may_run=False)

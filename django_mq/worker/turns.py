@@ -1,0 +1,114 @@
+"""A thread that works in turns: the loop of the worker wakes it, and it raises nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from django.db import connections, transaction
+from django.db.backends.utils import CursorWrapper
+from psycopg import IsolationLevel
+
+from django_mq.executor.connections import LOST, plain_connection_as
+from django_mq.executor.watchdog import Link
+from django_mq.store.limits import Limits, set_local
+
+logger = logging.getLogger("django_mq")
+
+#: The limits of its statements.
+LIMITS = Limits(lock=1.0)
+#: Seconds that a stopping worker waits for the current turn.
+LAST = 1.0
+
+
+class TurnThread(threading.Thread):
+    """Takes a turn whenever it is woken; a subclass says in `work()` what that is.
+
+    `what` names the work in the log. `on_turn()` is called after every turn, on this thread.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        alias: str,
+        *,
+        on_turn: Callable[[], None] = lambda: None,
+        link: Link | None = None,
+    ) -> None:
+        super().__init__(name=f"mq-{what}", daemon=True)
+        self._what = what
+        self._alias = alias
+        self._link = link
+        self._on_turn = on_turn
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._working = False
+
+    def busy(self) -> bool:
+        """Return whether a turn runs or is about to: it may make messages due."""
+        return self._wake.is_set() or self._working
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            self._wake.wait(self.next_turn_in())
+            self._working = True
+            self._wake.clear()
+            if not self._ended.is_set():
+                self.take_turn()
+            self._working = False
+            self._on_turn()
+
+    def take_turn(self) -> None:
+        """Work once; raises nothing."""
+        try:
+            self.work()
+        except LOST as error:  # the loop reports it, and waits for the database
+            logger.debug("%s put off: %s", self._what, error)
+            self.on_failure(lost=True)
+        except Exception:
+            event = f"{self._what}_failed"
+            logger.exception("%s failed", self._what, extra={"event": event})
+            self.on_failure(lost=False)
+
+    def end(self) -> None:
+        """Begin nothing more, and wait a moment for the current turn."""
+        self._ended.set()
+        self._wake.set()
+        if self.is_alive():
+            self.join(LAST)
+
+    def work(self) -> None:
+        """Do what is due."""
+        raise NotImplementedError
+
+    def next_turn_in(self) -> float | None:
+        """Return the seconds after which it takes a turn without being woken; None: never."""
+        return None
+
+    def on_failure(self, *, lost: bool) -> None:
+        """A turn failed, because the database was `lost` or for another reason."""
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Connect this thread to the alias for the length of the block.
+
+        READ COMMITTED whatever the alias sets: a row that another worker moved on is not due.
+        """
+        with plain_connection_as(self._alias, self._link) as plain:
+            plain.connect()
+            plain.connection.isolation_level = IsolationLevel.READ_COMMITTED
+            yield
+
+    @contextmanager
+    def block(self) -> Iterator[CursorWrapper]:
+        """Give a cursor in a transaction with limits that override those of the role."""
+        with transaction.atomic(using=self._alias), connections[self._alias].cursor() as cursor:
+            cursor.execute(set_local(LIMITS))
+            yield cursor
+
+    def is_connected(self) -> bool:
+        """Say whether the connection survived the last error."""
+        driver = connections[self._alias].connection
+        return driver is not None and not driver.closed

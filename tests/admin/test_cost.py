@@ -1,0 +1,75 @@
+"""What the pages ask of the database: few statements each, whatever they show."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.contenttypes.models import ContentType
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from tests.admin.pages import LIST, MODELS, fail, url
+from tests.rows import add, add_all, beat, decide
+
+pytestmark = pytest.mark.django_db
+
+#: Statements of one page; BEGIN, savepoints and COMMIT count.
+MOST = 20
+
+
+@pytest.fixture
+def rows():
+    """A message in each state, a key with two that wait behind its head, and a failed attempt."""
+    head = add(key="k", leased=60, claimed_by="worker:1")
+    waiting = [add(key="k", blocked_by=head.pk), add(key="k", blocked_by=head.pk)]
+    add_all([{"after": 60}, {"after": 60, "attempts": 1}, {"held": -1}, {"expires": -1}, {}])
+    dead = add(dead=-1)
+    beat(running=[head.pk])
+    decide("mail", paused=-1)
+    for message in (*waiting, dead, head):
+        fail(message)
+    ContentType.objects.clear_cache()
+    return {"head": head, "waiting": waiting[1], "dead": dead}
+
+
+def queries(client, address, **data):
+    """Return how many statements a page takes; what the first request caches is there."""
+    client.get(address, data)
+    with CaptureQueriesContext(connection) as found:
+        assert client.get(address, data).status_code == 200
+    return len(found)
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("model", [*MODELS, "overview"])
+def test_a_list(boss, model):
+    assert queries(boss, url(model)) <= MOST
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"state": "blocked", "queue": "mail"},
+        {"q": "k", "state": "blocked"},
+        {"created_at_from": "1h", "created_at_to": "0m", "type": "shop.*", "queue": "mail"},
+        {"fingerprint": "0" * 16, "error_class": "ValueError", "claimed_by": "worker"},
+    ],
+)
+def test_a_list_with_filters(boss, data):
+    assert queries(boss, LIST, **data) <= MOST
+
+
+@pytest.mark.parametrize("name", ["head", "waiting", "dead"])
+def test_the_page_of_a_message(boss, rows, name):
+    assert queries(boss, url("queuedmessage", "change", rows[name].pk)) <= MOST
+
+
+@pytest.mark.usefixtures("rows")
+def test_other_pages(boss):
+    for page in (
+        url("queuestate", "change", "mail"),
+        url("queuestate", "topology"),
+        url("failedattempt", "errors"),
+        "/admin/django_mq/",
+    ):
+        assert queries(boss, page) <= MOST, page

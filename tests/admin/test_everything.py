@@ -1,0 +1,216 @@
+"""Actions on everything that matches, the operations they become, and the page of errors."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.db import connection, transaction
+from django.http import QueryDict
+from django.test import RequestFactory
+
+from django_mq import queues
+from django_mq.admin import OperationAdmin, QueuedMessageAdmin, actions
+from django_mq.admin.message_filters import filter_of
+from django_mq.models import FailedAttempt, Operation, QueuedMessage
+from django_mq.operations.steps import take_step
+from tests.admin.conftest import VIEW
+from tests.admin.pages import LIST, act, fail, text, told, url
+from tests.rows import add, stored
+
+pytestmark = pytest.mark.django_db
+
+
+def everything(action, query=""):
+    return f"{LIST}everything/{action}/?{query}"
+
+
+def run_all():
+    while True:
+        with transaction.atomic(), connection.cursor() as cursor:
+            if take_step(cursor) is None:
+                return
+
+
+def test_all_that_were_selected_across_pages_become_an_operation(boss, monkeypatch):
+    monkeypatch.setattr(actions, "MOST", 3)
+    ids = [add(dead=-1).pk for _ in range(5)]
+    other = add("other", dead=-1)
+    query = "queue=mail&state=dead"
+    response = act(boss, "discard", ids[-1:], select_across="1", query=f"?{query}")
+    assert response.url == everything("discard", query)
+    page = boss.get(response.url)
+    assert "5 messages match" in text(page)
+    assert "queue mail" in text(page)
+    assert not Operation.objects.exists()
+    response = boss.post(response.url, {"matched": 5})
+    assert response.url == url("operation")
+    made = Operation.objects.get()
+    assert (made.by, made.matched, made.filter) == (
+        "ada",
+        5,
+        {"queues": ["mail"], "state": "dead"},
+    )
+    listed = text(boss.get(url("operation")))
+    assert "0 changed of 5" in listed
+    run_all()
+    assert QueuedMessage.objects.get() == other
+    assert LogEntry.objects.get().user == boss.user
+    assert "5 changed of 5" in text(boss.get(url("operation", "change", made.pk)))
+
+
+@pytest.mark.parametrize(
+    ("action", "right"), [("requeue", "requeue_message"), ("discard", "discard_message")]
+)
+def test_rights_are_checked_when_it_is_asked_and_when_it_is_confirmed(login, action, right):
+    add(dead=-1)
+    viewer, may = login(*VIEW, name="v"), login(*VIEW, right, name="m")
+    for client, status in ((viewer, 403), (may, 200)):
+        assert client.get(everything(action)).status_code == status
+    assert viewer.post(everything(action)).status_code == 403
+    assert not Operation.objects.exists()
+    assert may.post(everything(action)).status_code == 302
+    made = Operation.objects.get()
+    assert viewer.post(url("operation", "cancel"), {"operation": made.pk}).status_code == 403
+    response = may.post(url("operation", "cancel"), {"operation": made.pk})
+    assert "is cancelled" in told(response)[-1]
+    assert stored(made).state == "cancelled"
+    assert LogEntry.objects.get().change_message == "Cancelled."
+    assert may.post(url("operation", "cancel"), {"operation": 99999}).status_code == 404
+
+
+def test_a_filter_that_cannot_be_carried_over_acts_on_nothing(boss):
+    add(dead=-1)
+    for query in ("future=1", "id=x", "state=gone", "created_at_from=never", "fingerprint=x"):
+        for response in (
+            boss.get(everything("discard", query)),
+            boss.post(everything("discard", query)),
+        ):
+            assert response.url == LIST
+    assert not Operation.objects.exists()
+    assert boss.get(LIST + "everything/drop/").status_code == 404
+
+
+def test_the_list_and_the_operation_find_the_same(boss):
+    mine = add(type="a.b", handler="h", key="k", dead=-5, last_error="ValueError: no")
+    add(type="c.d", dead=-5)
+    attempt = fail(mine)
+    for query in (
+        "type=a.b",
+        "type=a.*",
+        "handler=h",
+        "key=k",
+        f"id={mine.pk}",
+        f"id__exact={mine.pk}",
+        "q=a.b",
+        f"q=%23{mine.pk}",
+        "error_class=ValueError",
+        f"fingerprint={attempt.fingerprint}",
+    ):
+        query = f"state=dead&{query}"
+        shown = [each.pk for each in boss.get(f"{LIST}?{query}").context["cl"].result_list]
+        assert (query, shown) == (query, [mine.pk])
+        assert "1 message matches" in text(boss.get(everything("requeue", query)))
+
+
+def test_a_scoped_user_acts_on_their_queues_alone():
+    found = filter_of(QueryDict("queue=secret"), {"mail"}, private=False)
+    assert found.queues == ()
+    assert filter_of(QueryDict(""), {"mail", "b"}, private=False).queues == ("b", "mail")
+    with pytest.raises(ValueError, match="'q'"):
+        filter_of(QueryDict("q=payload.a:7"), None, private=False)
+    found = filter_of(QueryDict("q=payload.a:7&p=2"), None, private=True)
+    assert (found.path, found.at_path) == (("payload", "a"), "7")
+
+
+def test_a_scoped_user_sees_operations_on_their_queues_alone(boss):
+    class Scoped(OperationAdmin):
+        def get_queues(self, request):
+            return {"mail", "b"}
+
+    mine = queues.operate("cancel", queue="mail")
+    queues.operate("cancel", queue="other"), queues.operate("cancel")
+    request = RequestFactory().get("/")
+    request.user = boss.user
+    assert list(Scoped(Operation, admin.site).get_queryset(request)) == [mine]
+    assert isinstance(admin.site.get_model_admin(QueuedMessage), QueuedMessageAdmin)
+
+
+def test_the_heads_of_all_that_wait_become_an_operation(boss, login, monkeypatch):
+    """From the selection of everything, and from the link of the list of blocked messages."""
+    monkeypatch.setattr(actions, "MOST", 3)
+    lines = [add(dead=-1, key=f"k{n}") for n in range(5)]
+    behind = [add(key=head.key, blocked_by=head.pk).pk for head in lines]
+    other = add("other", dead=-1, key="k")
+    add("other", key="k", blocked_by=other.pk)
+    query = "queue=mail&state=blocked"
+    address = act(boss, "requeue_heads", behind[:1], select_across="1", query=f"?{query}").url
+    assert address == everything("requeue", f"{query}&heads=1")
+    assert f'href="{address}"'.replace("&", "&amp;") in boss.get(f"{LIST}?{query}").content.decode()
+    page = boss.get(address)
+    assert "5 messages match" in text(page)
+    assert "on the first message of the line of each" in text(page)
+    assert page.context["back"] == f"{LIST}?{query}"
+    boss.post(address, {"matched": 5})
+    made = Operation.objects.get()
+    assert made.filter == {"queues": ["mail"], "state": "blocked", "heads": True}
+    assert made.matched is None
+    assert "the first message of the line of each" in text(boss.get(url("operation")))
+    run_all()
+    assert (stored(made).state, made.done, made.skipped) == ("done", 5, 0)
+    assert QueuedMessage.objects.dead().get() == other
+    assert boss.get(everything("cancel", f"{query}&heads=1")).status_code == 404
+    viewer = login(*VIEW, name="no rights")
+    assert "heads=1" not in viewer.get(f"{LIST}?{query}").content.decode()
+
+
+def test_errors_in_groups_with_a_sample_and_actions(boss, viewer):
+    dead, waiting = add(dead=-1), add(after=60)
+    made = fail(dead, error_text="no <order>", place="shop.mail:send", handler="h")
+    fail(waiting, error_class="KeyError", error_text="secret")
+    page = boss.get(url("failedattempt", "errors"))
+    said = text(page)
+    for words in ("ValueError", "no <order>", "shop.mail:send", "1 failed attempt", "1 of its"):
+        assert words in said
+    assert f"fingerprint={made.fingerprint}" in page.content.decode()
+    response = boss.get(everything("requeue", f"fingerprint={made.fingerprint}"))
+    assert "1 message matches" in text(response)
+    shown = text(viewer.get(url("failedattempt", "errors")))
+    assert "ValueError" in shown
+    assert "secret" not in shown
+    assert "Traceback" not in shown
+    assert "Requeue" not in shown
+    attempts = boss.get(url("failedattempt"), {"fingerprint": made.fingerprint})
+    assert [each.pk for each in attempts.context["cl"].result_list] == [made.pk]
+    assert "No failed attempts" not in text(
+        boss.get(url("failedattempt", "errors") + "?since=hour")
+    )
+
+
+def test_errors_have_pages(boss):
+    for n in range(120):
+        FailedAttempt.objects.create(
+            message_id=1, queue="mail", type="t", attempt=1, error_class=f"Error{n}"
+        )
+    page, seen = boss.get(url("failedattempt", "errors") + "?since=hour"), []
+    while True:
+        seen.append([row["error"] for row in page.context["rows"]])
+        if not page.context["older"]:
+            break
+        page = boss.get(url("failedattempt", "errors") + page.context["older"])
+    assert [len(each) for each in seen] == [50, 50, 20]
+    assert {name for each in seen for name in each} == {f"Error{n}" for n in range(120)}
+    for odd in ("0", "x", "9" * 30):
+        assert boss.get(url("failedattempt", "errors") + f"?page={odd}").status_code == 200
+
+
+def test_errors_are_linked_from_the_overview_and_the_index(boss, login):
+    blind = login("view_queuestate", name="blind")
+    for address in (url("overview"), "/admin/django_mq/"):
+        assert url("failedattempt", "errors") in boss.get(address).content.decode()
+        assert url("failedattempt", "errors") not in blind.get(address).content.decode()
+
+
+def test_errors_need_the_right_to_see_attempts(login):
+    client = login("view_queuedmessage")
+    assert client.get(url("failedattempt", "errors")).status_code == 403

@@ -1,0 +1,66 @@
+"""A strict Content-Security-Policy: no page has code or styles of its own, whatever it shows."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+from django.urls import reverse
+
+from django_mq.models import Result
+from tests.admin.pages import LIST, MODELS, fail, url
+from tests.rows import add, beat, decide
+
+pytestmark = pytest.mark.django_db
+
+
+class Inline(HTMLParser):
+    """Collects what a policy without 'unsafe-inline' refuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        data = given.get("type") == "application/json"
+        if tag == "style" or (tag == "script" and "src" not in given and not data):
+            self.found.append(f"<{tag}>")
+        self.found += [f"{name} of <{tag}>" for name in given if name == "style"]
+        self.found += [f"{name} of <{tag}>" for name in given if name.startswith("on")]
+        self.found += [
+            f"{name} of <{tag}>"
+            for name, value in attrs
+            if name in ("href", "src", "action", "formaction")
+            and (value or "").strip().lower().startswith("javascript:")
+        ]
+
+
+def inline(response):
+    assert response.status_code == 200
+    parser = Inline()
+    parser.feed(response.content.decode())
+    return parser.found
+
+
+@pytest.mark.parametrize("query", ["", "?q=nosuch", "?o=1"])
+def test_no_page_has_inline_code_or_styles(boss, query):
+    message = add(dead=-5, last_error="<b onclick=x>", key="k", payload={"a": "<script>"})
+    add(key="k", blocked_by=message.pk)
+    attempt = fail(message, error_class="<style>")
+    Result.objects.create(message_id=message.pk, handler="h", value=1)
+    decide("mail", paused=-5)
+    beat("worker")
+    pages = [url(model) + ("" if model == "schedule" else query) for model in MODELS]
+    pages += [
+        url("queuedmessage", "change", message.pk),
+        url("failedattempt", "change", attempt.pk),
+        url("result", "change", message.pk),
+        url("queuestate", "change", "mail"),
+        LIST + "?queue=mail&type=t*&created_at_from=24h&error_class=KeyError",
+        url("workerheartbeat", "change", "worker"),
+        reverse("admin:app_list", args=["django_mq"]),
+    ]
+    assert {page: found for page in pages if (found := inline(boss.get(page)))} == {}
+    asked = boss.post(LIST, {"action": "discard", "_selected_action": [message.pk], "index": "0"})
+    assert inline(asked) == []

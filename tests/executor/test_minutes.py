@@ -1,0 +1,157 @@
+"""Figures by minute: absolute counts, on the database's clock, each message once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_mq import handler
+from django_mq.executor import handler_counts, minutes
+from django_mq.executor.ended import Settled
+from django_mq.executor.handler_counts import Timings
+from django_mq.policy.error_text import Failure
+from django_mq.policy.outcomes import DeadLettered, Retried, Snoozed
+from django_mq.store.figures import Arrived, MinuteRow
+from tests.executor.test_handler_counts import NOW, ended
+
+#: The database's clock at the start of each test: half past a minute.
+START = NOW.timestamp() + 30
+FIRST = int(NOW.timestamp())
+FAILURE = Failure("ValueError", "no")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    for name in ("h", "i"):
+        handler(name, name=name)(lambda delivery: None)
+    clock = Clock()
+    monkeypatch.setattr(minutes, "lease_clock", clock)
+    return clock
+
+
+@pytest.fixture
+def these(clock: Clock) -> Timings:
+    these = Timings()
+    these.set_clock(START, clock())
+    return these
+
+
+def take(these: Timings) -> tuple[list[MinuteRow], list[Arrived]]:
+    found = these.take_unwritten()
+    these.written()
+    return found
+
+
+def test_rows_hold_absolute_counts_of_a_minute(these: Timings, clock: Clock) -> None:
+    these.add([ended(seconds=0.25), ended(seconds=0.25), ended(name="i")])
+    rows, _ = take(these)
+    assert [(row.minute, row.queue, row.handler, row.acked) for row in rows] == [
+        (FIRST, "mail", "h", 2),
+        (FIRST, "mail", "i", 1),
+    ]
+    assert sum(rows[0].ran.values()) == sum(rows[0].waited.values()) == 2
+    these.add([ended()])
+    [row], _ = take(these)
+    assert (row.minute, row.handler, row.acked, sum(row.ran.values())) == (FIRST, "h", 3, 3)
+    assert take(these) == ([], [])
+    clock.seconds += 30
+    these.add([ended()])
+    [row], _ = take(these)
+    assert (row.minute, row.acked) == (FIRST + 60, 1)
+    assert these.read()["h"].acked == 4
+
+
+def test_what_could_not_be_stored_is_taken_again(these: Timings, clock: Clock) -> None:
+    """With what was counted meanwhile, and also when its minute is over."""
+    these.add([ended()])
+    assert len(these.take_unwritten()[0]) == 1
+    clock.seconds += 60
+    these.add([ended()])
+    these.not_written()
+    rows, arrived = take(these)
+    assert [(row.minute, row.acked) for row in rows] == [(FIRST, 1), (FIRST + 60, 1)]
+    assert sum(each.messages for each in arrived) == 2
+    assert these.read()["h"].acked == 2
+
+
+def test_counts_wait_until_the_clock_is_known(clock: Clock) -> None:
+    these = Timings()
+    these.add([ended(age=60)])
+    assert these.take_unwritten() == ([], [])
+    these.set_clock(START, clock())
+    these.add([ended()])
+    [row], arrived = take(these)
+    assert (row.minute, row.acked) == (FIRST, 2)
+    assert {each.minute: each.messages for each in arrived} == {FIRST: 1, FIRST - 60: 1}
+
+
+def test_a_clock_that_steps_back_overwrites_nothing(these: Timings, clock: Clock) -> None:
+    these.add([ended()])
+    take(these)
+    these.set_clock(START - 600, clock())
+    these.add([ended()])
+    [row], _ = take(these)
+    assert (row.minute, row.acked) == (FIRST, 2)
+
+
+def test_messages_arrive_when_they_were_created(these: Timings, clock: Clock) -> None:
+    """Absolute counts again: a message of an earlier minute adds to what that minute had."""
+    these.add([ended(age=20), ended(age=70), ended(age=70)])
+    _, arrived = take(these)
+    assert {each.minute: each.messages for each in arrived} == {FIRST - 60: 1, FIRST - 120: 2}
+    clock.seconds += 600
+    these.add([ended(age=70), ended(age=minutes.LATE + 60)])
+    _, arrived = take(these)
+    assert {each.minute: each.messages for each in arrived} == {FIRST - 120: 3, FIRST + 600: 1}
+    clock.seconds += minutes.LATE
+    take(these)
+    these.add([ended(age=70)])  # too late for its minute, whose count is forgotten
+    _, [last] = take(these)
+    assert (last.minute, last.messages) == (FIRST + 600 + minutes.LATE, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({}, 1),
+        ({"settled": Settled.FAILED, "outcome": Retried(1.0, FAILURE, False)}, 1),
+        ({"attempt": 2}, 0),
+        ({"settled": Settled.SNOOZED, "outcome": Snoozed(1.0)}, 0),
+        ({"settled": Settled.HELD}, 0),
+        ({"settled": Settled.BURIED, "seconds": 0.0}, 1),
+        ({"settled": Settled.BURIED, "seconds": 0.0, "attempt": 0, "claimed_by": ""}, 1),
+        ({"settled": Settled.BURIED, "seconds": 0.0, "attempt": 1, "claimed_by": ""}, 0),
+        ({"settled": Settled.FAILED, "outcome": DeadLettered("x", FAILURE), "attempt": 2}, 0),
+    ],
+)
+def test_a_message_arrives_once(these: Timings, given: dict[str, Any], count: int) -> None:
+    """With the end of its first attempt; a snoozed one begins it again."""
+    these.add([ended(**given)])
+    _, arrived = take(these)
+    assert sum(each.messages for each in arrived) == count
+
+
+def test_queues_that_only_rows_know_do_not_pile_up(
+    these: Timings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S27: beyond a number of pairs, the queues of a handler are counted together."""
+    monkeypatch.setattr(handler_counts, "MOST_SOURCES", 3)
+    for number in range(6):
+        delivery = ended()
+        row = delivery.delivery._row._replace(queue=f"q{number}")
+        these.add([delivery._replace(delivery=type(delivery.delivery)(row))])
+    rows, _ = take(these)
+    assert [(row.queue, row.acked) for row in rows] == [("", 3), ("q0", 1), ("q1", 1), ("q2", 1)]
+    assert these.read()["h"].acked == 6
+    assert {source.queue: tally.acked for source, tally in these.by_source().items()} == {
+        "": 3, "q0": 1, "q1": 1, "q2": 1
+    }  # fmt: skip

@@ -1,0 +1,96 @@
+"""Guarantee 1: a server that crashed may give the id of a lost transaction to another one.
+
+It does not write ids to disk before something of their transactions is there. Whoever asks later
+what became of such an id hears of somebody else's transaction, or of one that is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_mq import RetryPolicy, fixed, handler
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt
+from django_mq.store import open_transaction
+from tests.database import second_connection
+from tests.worker.conftest import Bench, add_many, effect, effects, waiting
+from tests.worker.proxy import Proxy
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def of_another() -> str:
+    """Return the id of a transaction that is committed."""
+    with second_connection() as other:
+        [xid] = other.execute("select pg_current_xact_id()::text").fetchone() or [""]
+    return str(xid)
+
+
+def of_nobody() -> str:
+    """Return an id that the server has yet to give."""
+    return str(int(of_another()) + 1_000_000)
+
+
+@pytest.fixture(params=[of_another, of_nobody], ids=lambda given: given.__name__)
+def asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server answers for another id, as if the one asked for had been given out again."""
+    status = open_transaction.transaction_status
+    monkeypatch.setattr(
+        open_transaction,
+        "transaction_status",
+        lambda cursor, xid: status(cursor, request.param()),
+    )
+
+
+@pytest.mark.usefixtures("asked_for")
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_slice_that_is_lost_runs_again(
+    make_bench: Callable[..., Bench], proxy: Proxy, count: int
+) -> None:
+    """Its rows still carry its claim, so it was not committed, and no hook runs for it."""
+    bench = make_bench(port=proxy.port)
+    hooks: list[bool] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        transaction.on_commit(lambda: hooks.append(delivery.id in effects()))
+
+    messages = add_many(count, handler="h")
+    tasks = bench.claim()
+    proxy.cut_at("COMMIT", arrives=False)
+    bench.run_all(tasks)
+    assert proxy.cuts == 1
+    assert effects() == {message.pk for message in messages}
+    assert waiting() == set()
+    assert hooks == [True] * count
+    assert FailedAttempt.objects.count() == 0
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_a_settle_that_is_lost_is_repeated(make_bench: Callable[..., Bench], proxy: Proxy) -> None:
+    bench = make_bench(port=proxy.port)
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(60)))
+    def h(delivery: Delivery) -> Any:
+        raise ValueError
+
+    [message] = add_many(1, handler="h")
+    tasks = bench.claim()
+    proxy.cut_at("COMMIT", arrives=False)
+    bench.run_all(tasks)
+    assert proxy.cuts == 1
+    message.refresh_from_db()
+    assert (message.attempts, message.claimed_by, message.leased_until) == (1, None, None)
+    assert FailedAttempt.objects.count() == 1
+
+
+def test_an_id_to_come_is_unknown() -> None:
+    with second_connection() as other:
+        cursor = other.cursor()
+        assert open_transaction.transaction_status(cursor, of_nobody()) is None
+        assert open_transaction.transaction_status(cursor, of_another()) == "committed"

@@ -1,0 +1,158 @@
+"""What the commands say at a terminal: names, tables, and readers that leave."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from io import StringIO
+
+import pytest
+from django.conf import settings
+from django.core import checks
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from django_mq import handler, queues
+from tests.acceptance.conftest import database_url
+from tests.acceptance.processes import eventually
+from tests.management.conftest import rows, run, run_json
+from tests.queues.pooler import Pooler
+from tests.rows import add, beat, tally
+
+pytestmark = pytest.mark.django_db
+
+MANAGE = [sys.executable, str(settings.BASE_DIR / "manage.py")]
+
+
+class TestNamesOfQueues:
+    """One way in all commands: `--queue`; QUEUE is short for it."""
+
+    @pytest.mark.parametrize("name", [("mail",), ("--queue", "mail")])
+    def test_both_spellings(self, name: tuple[str, ...]) -> None:
+        message = add()
+        run("mq_pause", *name)
+        run("mq_limit", *name, 5)
+        assert (queues.state("mail").paused, queues.counts("mail").max_in_flight) == (True, 5)
+        run("mq_resume", *name)
+        assert not queues.state("mail").paused
+        assert str(message.pk) in rows(run("mq_peek", *name))
+        assert "mail" in rows(run("mq_status", *name))
+
+    def test_twice_or_never(self) -> None:
+        with pytest.raises(CommandError, match="name the queue once"):
+            run("mq_pause", "mail", "--queue", "mail")
+        with pytest.raises(CommandError, match="name a queue"):
+            run("mq_pause")
+
+    def test_did_you_mean(self) -> None:
+        add()
+        err = StringIO()
+        call_command("mq_status", "mial", stdout=StringIO(), stderr=err, no_color=True)
+        assert "did you mean 'mail'?" in err.getvalue()
+        call_command("mq_status", "mail", stdout=StringIO(), stderr=(err := StringIO()))
+        assert not err.getvalue()
+
+
+class TestNothingToPeek:
+    def test_where_messages_are(self) -> None:
+        assert run("mq_peek") == "No messages.\n"
+        add()
+        add("other", dead=-1)
+        assert run("mq_peek", "empty").endswith("There are messages in: mail 1.\n")
+        assert "did you mean 'mail'" in run("mq_peek", "mial")
+        assert run("mq_peek", "mail", "--dead").endswith("There are dead letters in: other 1.\n")
+
+
+class TestStatus:
+    def test_one_queue(self) -> None:
+        handler("a.b", queue="mail", name="h")(print)
+        handler("a.b", queue="other", name="i")(lambda delivery: None)
+        add()
+        add("other")
+        beat("mails", queues=["mail"], timings={"h": tally(acked=1), "i": tally(acked=1)})
+        beat("others", queues=["other"])
+        text = run("mq_status", "--queue", "mail")
+        assert "mails" in text
+        assert "other" not in text
+        told = run_json("mq_status", "--queue", "mail")
+        assert [each["queue"] for each in told["queues"]] == ["mail"]
+        assert [each["handler"] for each in told["handlers"]] == ["h"]
+
+    def test_a_pooler_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with Pooler(connection.get_connection_params()) as pooler:
+            monkeypatch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+            monkeypatch.setitem(connection.settings_dict, "PORT", pooler.port)
+            assert "connects through a pooler" in run("mq_status")
+            [text] = run_json("mq_status")["warnings"]
+            assert "'default' connects through a pooler" in text
+
+    def test_watch_takes_no_json(self) -> None:
+        with pytest.raises(CommandError, match="--watch cannot be combined"):
+            run("mq_status", "--watch", "--json")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pooler_is_found_by_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> list[str]:
+        run = checks.run_checks(tags=["database"], databases=["default"])
+        return [str(each.id) for each in run if str(each.id).startswith("django_mq")]
+
+    assert found() == []
+    with Pooler(connection.get_connection_params()) as pooler:
+        monkeypatch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+        monkeypatch.setitem(connection.settings_dict, "PORT", pooler.port)
+        connection.close()
+        assert found() == ["django_mq.W007"]
+        monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+        assert found() == []
+        connection.close()
+
+
+@pytest.mark.django_db(transaction=True)
+class TestProcesses:
+    """Real ones, as people start them."""
+
+    environment = property(lambda self: {**os.environ, "DATABASE_URL": database_url()})
+
+    def test_a_reader_that_leaves(self) -> None:
+        ended = subprocess.run(
+            ["sh", "-c", f"{' '.join(MANAGE)} mq_routes | true"],
+            env=self.environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert "BrokenPipe" not in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+    def test_watch_at_a_terminal(self) -> None:
+        """It clears the screen each time, and Ctrl-C ends it without a trace."""
+        ours, theirs = pty.openpty()
+        watching = subprocess.Popen(
+            [*MANAGE, "mq_status", "--watch", "0.1"],
+            env=self.environment,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        said = bytearray()
+
+        def shown_twice() -> bool:
+            said.extend(os.read(ours, 65536))
+            return said.count(b"\x1b[2J") >= 2
+
+        try:
+            eventually(shown_twice, "two screens")
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(60) == 0
+        finally:
+            watching.kill()
+            os.close(ours)
+        text = said.decode()
+        assert re.search(r"QUEUE +STATE", text)
+        assert "No worker is known" in text
+        assert "Traceback" not in text

@@ -1,0 +1,334 @@
+"""Operations: every message that matches once, in steps that any worker may go on with."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from django_mq import queues
+from django_mq.models import FailedAttempt, Operation, QueuedMessage
+from django_mq.operations import steps
+from django_mq.policy.message_filter import STATES, MessageFilter
+from django_mq.store import message_filters as filters
+from django_mq.worker.operation_runner import OperationRunner
+from tests.database import second_connection
+from tests.rows import add, add_all, decide, stored
+from tests.test_docs import ROOT, snippets
+
+
+def take_step():
+    with transaction.atomic(), connection.cursor() as cursor:
+        return steps.take_step(cursor)
+
+
+def run_all():
+    """Take steps as a worker would, until none is left."""
+    count = 0
+    while take_step() is not None:
+        count += 1
+    return count
+
+
+def turn():
+    """Take a turn of a worker, on a thread as it has one."""
+    freed = []
+    runner = OperationRunner(
+        "default", poll=1.0, on_freed=lambda: freed.append(1), on_turn=lambda: None
+    )
+    thread = threading.Thread(target=runner.take_turn)
+    thread.start()
+    thread.join(120)
+    assert not thread.is_alive()
+    return len(freed)
+
+
+@pytest.mark.django_db
+def test_five_thousand_messages_in_steps_and_what_comes_later_stays(caplog):
+    boss = User.objects.create(username="ada")
+    add_all({"dead": -1} for _ in range(5000))
+    others = [add(), add("other", dead=-1), add(leased=60)]
+    made = queues.operate("requeue", queue="mail", by="ada", user_id=boss.pk, matched=5000)
+    assert (made.state, made.started_at) == ("waiting", None)
+    later = add(dead=-1)
+    assert take_step() == (1000, True)
+    assert (stored(made).state, made.done, made.after_id > 0) == ("running", 1000, True)
+    caplog.set_level("INFO", "django_mq")
+    assert run_all() == 5
+    assert (stored(made).state, made.done, made.skipped) == ("done", 5000, 0)
+    assert made.ended_at >= made.started_at
+    assert list(QueuedMessage.objects.dead().order_by("pk")) == [others[1], later]
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id) == (boss, str(made.pk))
+    assert "5,000 changed" in entry.change_message
+    events = [each for each in caplog.records if getattr(each, "event", "") == "operation_ended"]
+    assert [each.done for each in events] == [5000]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("user_id", ["", "99999", "no key"])
+def test_the_user_may_be_gone(user_id):
+    add(dead=-1)
+    made = queues.operate("discard", user_id=user_id)
+    run_all()
+    assert stored(made).state == "done"
+    assert not QueuedMessage.objects.exists()
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.django_db
+def test_each_action_does_what_it_is_for():
+    rows = ({}, {"after": 60}, {"held": -1}, {"dead": -1}, {"leased": 60}, {"blocked_by": 1})
+    for action, done in (("run_now", 3), ("cancel", 4), ("requeue", 1), ("discard", 1)):
+        QueuedMessage.objects.all().delete()
+        for columns in rows:
+            add(key="k" if "blocked_by" in columns else None, **columns)
+        made = queues.operate(action)
+        run_all()
+        assert (action, stored(made).done) == (action, done)
+        assert QueuedMessage.objects.filter(leased_until__isnull=False).count() == 1
+
+
+@pytest.mark.django_db
+def test_a_cancelled_operation_stops_where_it_is():
+    add_all({"dead": -1} for _ in range(1500))
+    made = queues.operate("discard")
+    take_step()
+    assert queues.cancel_operation(made.pk)
+    assert not queues.cancel_operation(made.pk)
+    assert run_all() == 0
+    assert (stored(made).state, made.done) == ("cancelled", 1000)
+    assert queues.operations() == [made]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_that_dies_in_a_step_did_nothing_and_the_next_goes_on():
+    """No step is half done, and no message is acted on twice."""
+    add_all({"dead": -1, "attempts": 3, "max_attempts": 3} for _ in range(2500))
+    made = queues.operate("requeue")
+    take_step()
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            steps.take_step(cursor)
+            pid = connection.connection.info.backend_pid
+        with second_connection() as other:  # meanwhile no other worker finds it
+            assert (
+                other.execute(
+                    "select id from django_mq_operation for update skip locked"
+                ).fetchall()
+                == []
+            )
+            other.execute("select pg_terminate_backend(%s, 60000)", [pid])
+        transaction.set_rollback(True)
+        connection.close_if_unusable_or_obsolete()
+    connection.close()
+    assert stored(made).done == 1000
+    assert turn() == 2
+    assert (stored(made).state, made.done, made.skipped) == ("done", 2500, 0)
+    assert set(QueuedMessage.objects.values_list("max_attempts", flat=True)) == {4}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_locked_message_is_skipped_and_the_rest_done():
+    held, free = add(dead=-1), add(dead=-1)
+    made = queues.operate("discard")
+    with second_connection() as other, other.transaction():
+        other.execute("select 1 from django_mq_queuedmessage where id = %s for update", [held.pk])
+        turn()
+    assert (stored(made).state, made.done, made.skipped) == ("done", 1, 1)
+    assert QueuedMessage.objects.get() == held
+    assert not QueuedMessage.objects.filter(pk=free.pk).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_operation_that_the_database_refuses_fails_alone(monkeypatch):
+    add(dead=-1)
+    bad, good = queues.operate("discard"), queues.operate("requeue")
+
+    def refuse(cursor, ids):
+        cursor.execute("select 1 / 0")
+
+    monkeypatch.setitem(steps.CHANGES, "discard", refuse)
+    turn()
+    assert stored(bad).state == "failed"
+    assert "division by zero" in bad.error
+    assert (stored(good).state, good.done) == ("done", 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_filter_that_cannot_be_read_fails():
+    made = queues.operate("discard")
+    Operation.objects.filter(pk=made.pk).update(filter={"queue": ["mail"]})
+    turn()
+    assert (stored(made).state, made.error[:30]) == ("failed", "its filter cannot be read: a f")
+
+
+@pytest.mark.django_db
+def test_a_page_looks_at_a_bounded_range():
+    rows = add_all({"type": "b" if n % 10 == 9 else "a"} for n in range(30))
+    wanted = MessageFilter(type="b")
+    after, found, pages = 0, [], 0
+    with connection.cursor() as cursor:
+        while after is not None:
+            page = filters.page(
+                cursor, wanted, action="cancel", after=after, last=rows[-1].pk, limit=9, window=7
+            )
+            found, after, pages = [*found, *page.ids], page.after, pages + 1
+            assert len(page.ids) <= 1
+    assert found == [row.pk for row in rows if row.type == "b"]
+    assert pages == 5
+
+
+def line(key, *, count=3, **head):
+    """Add a head, and messages that wait behind it."""
+    first = add(key=key, attempts=3, max_attempts=3, **head)
+    add_all({"key": key, "blocked_by": first.pk} for _ in range(count))
+    return first
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("action", ["requeue", "discard"])
+def test_an_action_on_heads_frees_the_lines(action):
+    """Each dead head is changed once, however many wait behind it and in however many steps."""
+    long, short, retrying, alone = (
+        line("long", dead=-1, count=2500), line("short", dead=-1), line("c", after=60),
+        add(dead=-1),
+    )  # fmt: skip
+    made = queues.operate(action, queue="mail", state="blocked", heads=True)
+    assert run_all() > 2
+    assert (stored(made).state, made.done, made.skipped) == ("done", 2, 0)
+    dead = set(QueuedMessage.objects.dead().values_list("pk", flat=True))
+    assert dead == {alone.pk}
+    if action == "requeue":
+        assert stored(long).max_attempts == stored(short).max_attempts == 4
+    assert stored(retrying).state == "retrying"
+
+
+@pytest.mark.django_db
+def test_a_head_that_dies_again_is_not_requeued_again():
+    head = line("k", dead=-1, count=1500)
+    made = queues.operate("requeue", heads=True, state="blocked")
+    take_step()
+    QueuedMessage.objects.filter(pk=head.pk).update(dead_at=Now(), dead_reason="exhausted")
+    run_all()
+    assert (stored(made).done, stored(head).state) == (1, "dead")
+
+
+@pytest.mark.django_db
+def test_a_head_in_an_ordered_queue(settings):
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+    head = add(ordered=True, dead=-1)
+    add(ordered=True)
+    queues.operate("discard", queue="mail", state="processable", heads=True)
+    run_all()
+    assert not QueuedMessage.objects.filter(pk=head.pk).exists()
+    assert QueuedMessage.objects.count() == 1
+
+
+def matching(**given):
+    with connection.cursor() as cursor:
+        found = set()
+        for action in ("cancel", "discard"):
+            wanted = MessageFilter.from_json(MessageFilter(**given).as_json())
+            last = filters.last_id(cursor)
+            page = filters.page(cursor, wanted, action=action, after=0, last=last, limit=1000)
+            assert filters.count(cursor, wanted, action=action, last=last) == len(page.ids)
+            found.update(page.ids)
+    return found
+
+
+@pytest.mark.django_db
+def test_states_are_those_that_people_read():
+    decide("paused", paused=-1), decide("backs-off", backoff=60), decide("late", until=-1)
+    for queue in ("mail", "paused", "backs-off", "late"):
+        for columns in ({}, {"after": 60}, {"attempts": 2}, {"held": -1}, {"expires": -1}):
+            for more in ({}, {"dead": -1}, {"leased": 60}, {"blocked_by": 1, "after": 60}):
+                add(queue, **{**columns, **more})
+        add(queue, after=60, attempts=2)
+    for state in STATES - {"in_flight", "leased", "running"}:
+        expected = set(QueuedMessage.objects.in_state(state).values_list("pk", flat=True))
+        assert expected
+        assert (state, matching(state=state)) == (state, expected)
+    assert matching(state="leased") == matching(state="in_flight") == set()
+
+
+@pytest.mark.django_db
+def test_every_condition_narrows():
+    given = {"handler": "h", "type": "a.b", "key": "k", "unique_id": "u", "blocked_by": 7}
+    mine = add(
+        **given,
+        metadata={"a": 1, "b": {"c": [1, 2]}},
+        payload={"user": {"id": 7}},
+        last_error="ValueError: no",
+        created=-3600,
+        after=-3600,
+    )
+    other = add("other", type="c.d", metadata={"a": 2})
+    FailedAttempt.objects.create(message_id=mine.pk, queue="mail", type="a", attempt=1)
+    fingerprint = FailedAttempt.objects.get().fingerprint
+    hour = timezone.now() - timedelta(minutes=30)
+    for more in (
+        *({name: value} for name, value in given.items()),
+        {"queues": ("mail",)},
+        {"id": mine.pk},
+        {"fingerprint": fingerprint},
+        {"until": hour},
+        {"due_until": hour},
+        {"type": "a.*"},
+        {"error_class": "ValueError"},
+        {"path": ("payload", "user", "id"), "at_path": "7"},
+        {"path": ("metadata", "b", "c", "1"), "at_path": "2"},
+        {"metadata": {"b": {"c": [2]}}},
+        *({"search": each} for each in ("a.b", "k", "u", str(mine.pk))),
+    ):
+        assert (more, matching(**more)) == (more, {mine.pk})
+    assert matching(since=hour) == matching(due_since=hour) == {other.pk}
+    assert matching(worker="w") == matching(dead_since=hour) == matching(dead_until=hour) == set()
+    assert matching() == {mine.pk, other.pk}
+    assert matching(queues=()) == set()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"state": "gone"},
+        {"fingerprint": "x"},
+        {"id": 0},
+        {"queues": "mail"},
+        {"since": "yesterday"},
+        {"path": ["payload", "a"]},
+        {"path": ["id", "a"], "at_path": "1"},
+        {"path": [], "at_path": "1"},
+        {"type": "a\x00"},
+        {"heads": False},
+        {"else": 1},
+        [],
+    ],
+)
+def test_a_filter_is_checked(bad):
+    with pytest.raises(ValueError, match=r"."):
+        MessageFilter.from_json(bad)
+
+
+@pytest.mark.django_db
+def test_what_is_asked_for_badly():
+    with pytest.raises(ValueError, match="there is no action"):
+        queues.operate("drop")
+    with pytest.raises(ValueError, match="not both"):
+        queues.operate("cancel", MessageFilter(), queue="mail")
+    with pytest.raises(ValueError, match="no action on heads"):
+        queues.operate("cancel", heads=True)
+
+
+@pytest.mark.django_db
+def test_the_page_of_operating_has_an_example_that_runs():
+    names = {}
+    (code,) = [each for each in snippets(ROOT / "docs/operating.md", "python") if "operate" in each]
+    exec(code, names)  # noqa: S102
+    assert stored(names["operation"]).filter == {"queues": ["mail"], "handler": "shop.mail"}

@@ -1,0 +1,282 @@
+"""What the doctor finds: each id, provoked on a real server."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.db import connection, connections
+from django.db.migrations.recorder import MigrationRecorder
+
+from django_mq import handler, handlers
+from django_mq.queues.doctor import examine, links, schema, upkeep
+from django_mq.store import session_facts
+from tests.database import second_connection
+from tests.queues.pooler import Pooler
+from tests.roles import acting_as, documented, make_role, skip_unless_able
+from tests.rows import add, beat, decide
+
+pytestmark = pytest.mark.django_db
+
+Alias = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers() -> Iterator[None]:
+    with handlers.isolated():
+        yield
+
+
+@pytest.fixture
+def alias() -> Iterator[Alias]:
+    """Make another alias of the test database, with some parameters changed."""
+    made = []
+
+    def make(name: str, **changed: Any) -> str:
+        made.append(name)
+        connections.databases[name] = {
+            **copy.deepcopy(connection.settings_dict),
+            **changed,
+        }
+        return name
+
+    yield make
+    for name in made:
+        connections[name].close()
+        del connections.databases[name]
+        del connections[name]
+
+
+def found(id: str) -> list[str]:
+    return [f"{each.text} {each.hint}" for each in examine() if each.id == id]
+
+
+def run(sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def run_doctor(*options: str) -> tuple[int, str]:
+    """Return the exit code and the output."""
+    out = StringIO()
+    try:
+        call_command("mq_doctor", *options, stdout=out, no_color=True)
+    except SystemExit as end:
+        return int(end.code or 0), out.getvalue()
+    return 0, out.getvalue()
+
+
+class TestTheCommand:
+    def test_nothing_is_wrong(self) -> None:
+        beat()
+        add()
+        assert run_doctor() == (0, "Nothing is wrong.\n")
+        assert json.loads(run_doctor("--json")[1]) == {"findings": []}
+
+    def test_the_exit_code_is_that_of_the_worst(self) -> None:
+        add(after=60)
+        code, text = run_doctor()
+        assert (code, text.split()[:2]) == (1, ["D013", "warning"])
+        run("drop index mq_line")
+        code, text = run_doctor("--json")
+        told = json.loads(text)["findings"]
+        assert (code, [each["id"] for each in told]) == (2, ["D003", "D013"])
+        assert set(told[0]) == {"id", "level", "text", "hint"}
+        assert run_doctor("--ignore", "d003", "--ignore", "D013")[0] == 0
+
+    def test_a_bad_alias_is_an_error(self) -> None:
+        with pytest.raises(CommandError, match="DATABASES has no 'x'") as raised:
+            call_command("mq_doctor", "--database", "x")
+        assert raised.value.returncode == 2
+
+
+def test_d001_a_server_that_is_away() -> None:
+    away = {**os.environ, "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"}
+    command = [sys.executable, "manage.py", "mq_doctor", "--json"]
+    ended = subprocess.run(command, cwd=settings.BASE_DIR, env=away, stdout=subprocess.PIPE)
+    assert ended.returncode == 2
+    assert [each["id"] for each in json.loads(ended.stdout)["findings"]] == ["D001"]
+
+
+def test_d002_unapplied_migrations() -> None:
+    newest = schema.MigrationExecutor(connection).loader.graph.leaf_nodes("django_mq")[0][1]
+    MigrationRecorder(connection).record_unapplied("django_mq", newest)
+    (text,) = found("D002")
+    assert newest in text
+
+
+class TestD003Indexes:
+    def test_missing(self) -> None:
+        run("drop index mq_claim")
+        (text,) = found("D003")
+        assert "mq_claim of django_mq_queuedmessage is missing" in text
+
+    def test_invalid(self) -> None:
+        skip_unless_able()
+        run("update pg_index set indisvalid = false where indexrelid = 'mq_lease'::regclass")
+        (text,) = found("D003")
+        assert "mq_lease of django_mq_queuedmessage is invalid" in text
+
+
+class TestD004Rights:
+    def test_missing(self) -> None:
+        role = make_role("mq_doctor_test", "grant select on django_mq_queuedmessage to {role}")
+        with acting_as(role):
+            (text,) = found("D004")
+        assert "delete, insert, update on django_mq_queuedmessage" in text
+        assert "usage on django_mq_queuedmessage_id_seq" in text
+
+    def test_the_documented_role_of_workers_has_them(self) -> None:
+        skip_unless_able()
+        for block in documented():
+            run(block)
+        with acting_as("mq_worker"):
+            assert list(schema.rights("default")) == []
+
+
+class TestOldSnapshots:
+    def test_d005_a_session(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with second_connection() as other:
+            other.execute("begin isolation level repeatable read; select 1")
+            pid = other.info.backend_pid
+            assert not any(f"session {pid} " in text for text in found("D005"))
+            monkeypatch.setattr(upkeep, "OLD", 0.0)
+            assert any(f"pg_terminate_backend({pid})" in text for text in found("D005"))
+
+    def test_d006_a_prepared_transaction(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(upkeep, "OLD", 0.0)
+        with second_connection() as other:
+            if other.execute("show max_prepared_transactions").fetchone() == ("0",):
+                pytest.skip("the server prepares no transactions")
+            other.execute("begin; create temporary sequence s; drop sequence s")
+            other.execute("select txid_current(); prepare transaction 'mq-doctor'")
+            try:
+                assert any("ROLLBACK PREPARED 'mq-doctor'" in text for text in found("D006"))
+            finally:
+                other.execute("rollback prepared 'mq-doctor'")
+
+    def test_d007_a_slot(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(upkeep, "WAL", 0)
+        name = f"mq_doctor_{connection.settings_dict['NAME'].removeprefix('test_')}"[:63]
+        with second_connection() as other:
+            other.execute("select pg_create_physical_replication_slot(%s, true)", [name])
+            try:
+                assert any(f"drop_replication_slot('{name}')" in text for text in found("D007"))
+            finally:
+                other.execute("select pg_drop_replication_slot(%s)", [name])
+        assert found("D007") == []
+
+
+class TestVacuum:
+    def test_d008_autovacuum_is_off_for_a_table(self) -> None:
+        assert found("D008") == []
+        run("alter table django_mq_uniquekey set (autovacuum_enabled = off)")
+        (text,) = found("D008")
+        assert "off for django_mq_uniquekey" in text
+
+    @pytest.mark.django_db(transaction=True)
+    def test_d009_dead_rows_that_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(upkeep, "DEAD", 50)
+        monkeypatch.setattr(upkeep, "UNVACUUMED", 0.0)
+        for _ in range(100):
+            add()
+        run("delete from django_mq_queuedmessage")
+        run("select pg_stat_force_next_flush()")
+        assert any("django_mq_queuedmessage has " in text for text in found("D009"))
+        run("vacuum django_mq_queuedmessage")
+        run("select pg_stat_force_next_flush()")
+        # Other tables have what earlier tests left.
+        assert not any("django_mq_queuedmessage has " in text for text in found("D009"))
+
+
+class TestD010Listening:
+    def test_it_arrives(self) -> None:
+        assert found("D010") == []
+
+    def test_another_database(
+        self, alias: Alias, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(links, "RING_SECONDS", 0.1)
+        settings.DJANGO_MQ = {"WAKEUP": alias("elsewhere", NAME="postgres")}
+        (text,) = found("D010")
+        assert "does not reach LISTEN on 'elsewhere'" in text
+
+    def test_a_server_that_refuses(self, alias: Alias, settings: Any) -> None:
+        settings.DJANGO_MQ = {"WAKEUP": alias("nowhere", NAME="no_such_database")}
+        (text,) = found("D010")
+        assert "no_such_database" in text
+
+    def test_a_worker_that_cannot_listen(self) -> None:
+        beat(wakeup="degraded", host="h", pid=9)
+        beat("gone", wakeup="degraded", host="g", seen=-60)
+        (text,) = found("D010")
+        assert "poll: h:9." in text
+
+
+def test_d011_a_pooler_without_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found("D011") == []
+    with Pooler(connection.get_connection_params()) as pooler:
+        monkeypatch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+        monkeypatch.setitem(connection.settings_dict, "PORT", pooler.port)
+        (text,) = found("D011")
+        assert "'default' connects through a pooler" in text
+        monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+        assert found("D011") == []
+
+
+def test_d012_clocks_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found("D012") == []
+    monkeypatch.setattr(session_facts, "time", lambda: 1_000_000_000.0)
+    (text,) = found("D012")
+    assert "ahead of this machine's" in text
+
+
+class TestQueuesAndTypes:
+    def test_d013_a_queue_without_a_worker(self) -> None:
+        beat(queues=["shop.*"])
+        add("shop.eu")
+        add("mail")
+        add("later", after=60)
+        add("paused")
+        decide("paused", paused=-1)
+        levels = {each.text.split()[6]: each.level for each in examine() if each.id == "D013"}
+        assert levels == {"mail,": "error", "later,": "warning"}
+
+    def test_d014_a_type_that_nobody_hears(self) -> None:
+        beat()
+        add(held=-9, type="shop.orders.lost")
+        (text,) = found("D014")
+        assert "1 message of type shop.orders.lost is held" in text
+
+    def test_d015_handlers_without_a_worker(self) -> None:
+        handler("a.b", queue="reports", name="sums")(print)
+        assert found("D015") == []  # no worker runs at all: nothing is known to be missing
+        beat(queues=["mail", "default"])
+        (text,) = found("D015")
+        assert "reports has handlers (sums)" in text
+
+
+class TestLimits:
+    def test_d016_statements_shorter_than_handlers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        handler("a.b", name="long", timeout=60)(print)
+        assert found("D016") == []
+        options = {**connection.settings_dict["OPTIONS"], "options": "-c statement_timeout=5000"}
+        monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+        (text,) = found("D016")
+        assert "is 5 s" in text
+        assert "long" in text
+
+    def test_d017_too_few_connections(self, settings: Any) -> None:
+        assert found("D017") == []
+        settings.DJANGO_MQ = {"PROCESSES": 1000}
+        (text,) = found("D017")
+        assert "6000 connections" in text

@@ -1,0 +1,77 @@
+"""What systemd is told, over a real datagram socket."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from django_mq.supervisor.service import Service
+
+NO = ["it stands still"]
+
+
+@contextmanager
+def unit(address: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+        link.bind("\0" + address[1:] if address.startswith("@") else address)
+        link.settimeout(30)
+        yield link
+
+
+def heard(link: socket.socket) -> list[bytes]:
+    """Return what was sent so far."""
+    link.setblocking(False)
+    words = []
+    while True:
+        try:
+            words.append(link.recv(1000))
+        except BlockingIOError:
+            return words
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_ready_once_then_the_watchdog_while_live(tmp_path: Path, abstract: bool) -> None:
+    address = f"@django_mq-{secrets.token_hex(8)}" if abstract else str(tmp_path / "notify")
+    environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1", "HOME": "/"}
+    with unit(address) as link:
+        service = Service.of_environment(environment)
+        assert service is not None
+        assert environment == {"HOME": "/"}
+        service.tend([], NO)
+        assert heard(link) == [b"WATCHDOG=1"]
+        service.tend([], [])
+        service.tend(NO, NO)
+        service.tend([], [])
+        assert heard(link) == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+        service.stopping()
+        assert heard(link) == [b"STOPPING=1"]
+
+
+def test_the_watchdog_is_told_at_half_its_time(tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    with unit(address) as link:
+        service = Service.of_environment(
+            {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "7200000000", "WATCHDOG_PID": "0"}
+        )
+        assert service is not None
+        service.tend([], [])
+        assert heard(link) == [b"READY=1"]  # the watchdog is another process's
+        service = Service(address, watchdog=3600.0)
+        service.tend([], NO)
+        service.tend([], NO)
+        assert heard(link) == [b"WATCHDOG=1"]
+
+
+@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "vsock:2:1"}])
+def test_without_a_unit(environment: dict[str, str]) -> None:
+    assert Service.of_environment(environment) is None
+
+
+def test_a_unit_that_is_gone_changes_nothing(tmp_path: Path) -> None:
+    Service(os.fspath(tmp_path / "nobody")).stopping()
