@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,9 +13,7 @@ from django.db import connection
 from tests.faults.kinds import KINDS
 from tests.faults.points import choose
 from tests.faults.sweep import Runner
-
-#: Says which points are in the sample; `.ci/run` has another one for each commit.
-SEED = int(os.environ.get("FAULTS_SEED", "1"))
+from tests.samples import SEED
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

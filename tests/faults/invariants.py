@@ -118,11 +118,14 @@ FINALLY = {
         select format('%s is dead: %s, %s', name, dead_reason, last_error)
           from facts where dead_at is not null
     """,
+    # A process may be killed between the mark of what it runs and the handler's first line.
     "attempts equal starts: none charged that did not start": """
-        select format('%s: attempt %s, of which %s started', name,
-                      greatest(last_start, last_effect, attempts), started)
-          from facts
-         where not waits and greatest(last_start, last_effect, attempts) > started + %(spare)s
+        select format('%s: attempt %s, of which %s started', name, attempt, started)
+          from (select *, count(*) over () as charged
+                  from (select *, greatest(last_start, last_effect, attempts) as attempt
+                          from facts) f
+                 where not waits and attempt > started + %(spare)s) g
+         where charged > %(begun)s or attempt > started + %(spare)s + %(begun)s
     """,
     "the reply is the handler's": """
         select name from facts join django_mq_result r on r.message_id = request
@@ -171,17 +174,18 @@ def load(cursor: Any, events: Iterable[tuple[str, str, int, int]]) -> None:
             copy.write_row((number, *event))
 
 
-def broken(cursor: Any, checks: dict[str, str], *, spare: int = 0) -> list[str]:
+def broken(cursor: Any, checks: dict[str, str], *, spare: int = 0, begun: int = 0) -> list[str]:
     """Return what is broken, a line for each message.
 
     `spare` is how many attempts a message may be charged that it did not start: one for the loss
-    of a whole host, of which no supervisor reports.
+    of a whole host, of which no supervisor reports. `begun` is how many processes were killed
+    at a moment of no handler's choosing: each may have marked one message and not begun it.
     """
     parts = [
         f"select {_quoted(name)} || ': ' || found::text from ({_escaped(sql)}) x (found)"
         for name, sql in checks.items()
     ]
-    cursor.execute(_escaped(FACTS) + "\nunion all\n".join(parts), {"spare": spare})
+    cursor.execute(_escaped(FACTS) + "\nunion all\n".join(parts), {"spare": spare, "begun": begun})
     return [line for (line,) in cursor.fetchall()]
 
 

@@ -35,7 +35,8 @@ ASLEEP = 0.5
 class Kind:
     """`play(stage, at)` runs workers until all is done; the fault is at request `at`.
 
-    `spare` is how many attempts a message may be charged without having started. `swept`: there
+    `spare` is how many attempts a message may be charged without having started, and `begun` how
+    many messages may be charged one for a process that was about to start them. `swept`: there
     is a point for each request `among` those that are counted; others have one point. `strict`:
     there is no fault, so nothing may run twice; `freezes`: a worker stands still beyond its lease.
     It `sends` the messages itself, or they are there when it begins. `only` are the scenarios that
@@ -44,6 +45,7 @@ class Kind:
 
     play: Callable[[Stage, int], None]
     spare: int = 0
+    begun: int = 0
     swept: bool = True
     sends: bool = False
     strict: bool = False
@@ -213,10 +215,10 @@ KINDS = {
     "tree-before": Kind(tree("before"), spare=1),
     "tree-after": Kind(tree("after"), spare=1),
     "tree-commit": Kind(tree("after", COMMIT), spare=1, among=COMMIT),
-    "child-before": Kind(child("before")),
-    "child-after": Kind(child("after")),
+    "child-before": Kind(child("before"), begun=1),
+    "child-after": Kind(child("after"), begun=1),
     "child-inside": Kind(child("before", INSIDE), among=INSIDE),
-    "child-begins": Kind(child("after", BEGINS), among=BEGINS),
+    "child-begins": Kind(child("after", BEGINS), begun=1, among=BEGINS),
     "cut-before": Kind(cut("before")),
     "cut-after": Kind(cut("after")),
     "commit-lost": Kind(lose_commit, among=COMMIT),

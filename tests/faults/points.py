@@ -66,6 +66,18 @@ def pairs(scenarios: Iterable[str] = (), kinds: Iterable[str] = ()) -> Iterator[
                 yield scenario, kind
 
 
+def third(kinds: Sequence[str], *, seed: int) -> list[tuple[str, str]]:
+    """Return a third of the pairs of these kinds, chosen by `seed`.
+
+    Each kind meets a third of its scenarios, and each scenario a third of the kinds; the seeds 0, 1
+    and 2 have all pairs between them.
+    """
+    places = {name: place for names in (SCENARIOS, kinds) for place, name in enumerate(names)}
+    return [
+        pair for pair in pairs(kinds=kinds) if sum(places[name] for name in pair) % 3 == seed % 3
+    ]
+
+
 def choose(
     scenario: str,
     kind: str,

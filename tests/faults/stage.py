@@ -26,13 +26,16 @@ from tests.faults.wire import Proxy
 
 #: The mark of a worker's connections in pg_stat_activity.
 WORKER = "faults-worker"
-#: Tables that a worker may write to, besides what belongs to the ledger.
 ARGUMENTS = ("--batch-size", "3", "--processes", "1", "--threads", "1")
 #: A factor for the time that anything may take.
 PATIENCE = float(os.environ.get("FAULTS_PATIENCE", "1"))
+#: Tables that a worker may write to, besides what belongs to the ledger.
 TABLES = (
     "queuedmessage",
     "failedattempt",
+    "handledmessage",
+    "hourfigures",
+    "minutefigures",
     "queuestate",
     "result",
     "schedule",
@@ -280,13 +283,13 @@ class Stage:
     def _not_started(self) -> list[Tree]:
         return [tree for tree in self._trees if tree.code() == NO_WORKER]
 
-    def check(self, *checks: dict[str, str], spare: int = 0) -> list[str]:
+    def check(self, *checks: dict[str, str], spare: int = 0, begun: int = 0) -> list[str]:
         """Return what is broken now; broken at any check of a point is broken."""
         with self._connection.cursor() as cursor:
             for tree in self._not_started():
                 self.find(f"{NOT_STARTED}: {tree.said().strip().rpartition(chr(10))[2]}")
             invariants.load(cursor, trace.events(self.directory))
             for each in checks:
-                self._checks += invariants.broken(cursor, each, spare=spare)
+                self._checks += invariants.broken(cursor, each, spare=spare, begun=begun)
         self._checks = list(dict.fromkeys(self._checks))
         return self._checks

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.points import pairs
+from tests.faults.points import third
+from tests.samples import SEED
 
 
-@pytest.mark.parametrize(("scenario", "kind"), list(pairs(kinds=("freeze", "freeze-inside"))))
+@pytest.mark.parametrize(("scenario", "kind"), third(("freeze", "freeze-inside"), seed=SEED))
 def test_a_freeze_breaks_no_promise(
     play: Callable[[str, str], None], scenario: str, kind: str
 ) -> None:

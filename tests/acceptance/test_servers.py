@@ -1,0 +1,93 @@
+"""A server restarts, refuses writes or connections, or is replaced: workers go on by themselves."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from testproject.embedded.server import PORT, Server
+from tests.acceptance.app.witness import Witness
+from tests.acceptance.private import done, look, running, send, standby_of, url_of
+from tests.acceptance.processes import Worker
+
+CUT = """
+select pg_terminate_backend(pid) from pg_stat_activity
+ where backend_type = 'client backend' and pid <> pg_backend_pid()
+"""
+#: Each way to refuse work, and what ends it.
+TROUBLES = {
+    "read-only": (
+        "alter role worker set default_transaction_read_only = on",
+        "alter role worker reset default_transaction_read_only",
+    ),
+    "no-connection-free": (
+        "alter role worker connection limit 0",
+        "alter role worker connection limit -1",
+    ),
+    "no-login": ("alter role worker nologin", "alter role worker login"),
+}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with running() as server:
+        yield server
+
+
+def test_a_server_in_trouble(
+    start: Callable[..., Worker], server: Server, witness: Witness
+) -> None:
+    """Guarantees 1, 16: no process dies, and every effect is there once."""
+    look(server, "create role worker login", rows=False)
+    look(server, "grant all on all tables in schema public to worker", rows=False)
+    send(server, "write", "first")
+    worker = start("--threads", 2, url=url_of(server).replace("postgres@", "worker@"))
+    worker.until(lambda: done(server) == ["first"], "it works")
+    names = ["first"]
+    for trouble, (begin, end) in TROUBLES.items():
+        send(server, "gate", f"during-{trouble}", gate=trouble)
+        worker.until(lambda name=trouble: witness.started(f"during-{name}"), "one runs")
+        said = len(worker.said())
+        look(server, begin, rows=False)
+        look(server, CUT)
+        witness.open(trouble)
+        worker.until(
+            lambda said=said: worker.said()[said:].count("database lost") > 1, "it says so"
+        )
+        look(server, end, rows=False)
+        send(server, "write", f"after-{trouble}")
+        names += [f"during-{trouble}", f"after-{trouble}"]
+        worker.until(lambda names=names: done(server) == sorted(names), f"all after {trouble}")
+    server.control("stop", "-m", "fast")
+    server.start()
+    send(server, "write", "last")
+    worker.until(lambda: done(server) == sorted([*names, "last"]), "all after the restart")
+    charged = look(server, "select attempt from django_mq_failedattempt")
+    assert charged == [(1,)] * len(TROUBLES), "those whose transaction was cut, once each"
+    assert len(worker.children()) == 1
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+def test_a_failover(start: Callable[..., Worker], server: Server, witness: Witness) -> None:
+    """Guarantee 1: with a synchronous standby nothing is lost, and no effect comes twice."""
+    with standby_of(server) as standby:
+        send(server, "gate", "during", gate="open")
+        send(server, "write", *[f"m{n:02}" for n in range(20)])
+        both = {
+            "HOST": f"{server.sockets},{standby.sockets}",
+            "PORT": f"{PORT},{PORT}",
+            "OPTIONS": {"target_session_attrs": "read-write"},
+        }
+        worker = start("--threads", 2, url=url_of(server), database=both)
+        worker.until(lambda: witness.started("during") and len(done(server)) >= 10, "it works")
+        server.control("stop", "-m", "immediate")
+        standby.control("promote")
+        witness.open("open")
+        send(standby, "write", "after")
+        worker.until(lambda: len(done(standby)) >= 22, "all are done")
+        assert done(standby) == ["after", "during", *[f"m{n:02}" for n in range(20)]]
+        worker.tell(signal.SIGTERM)
+        assert worker.ends() == 0
