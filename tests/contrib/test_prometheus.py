@@ -1,0 +1,97 @@
+"""What Prometheus reads from the database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError, connection
+from django.test import RequestFactory
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from django_mq.contrib.prometheus import QueueCollector
+from django_mq.contrib.prometheus import collector as collector_module
+from django_mq.contrib.prometheus.views import metrics
+from django_mq.store.limits import Limits
+from tests.rows import add, beat, decide
+from tests.test_docs import ROOT, snippets
+
+pytestmark = pytest.mark.django_db
+
+
+def samples(page: bytes) -> dict[tuple[str, ...], float]:
+    return {
+        (each.name, *each.labels.values()): each.value
+        for family in text_string_to_metric_families(page.decode())
+        for each in family.samples
+    }
+
+
+def read() -> dict[tuple[str, ...], float]:
+    answer = metrics(RequestFactory().get("/metrics"))
+    assert answer.status_code == 200
+    assert answer["Content-Type"].startswith("text/plain")
+    return samples(answer.content)
+
+
+def test_queues_and_workers() -> None:
+    add()
+    add(after=60)
+    add(dead=-1)
+    add(leased=60)
+    beat("worker", running=[])
+    beat("gone", seen=-60)
+    decide("slow", backoff_level=3, backoff=60, paused=-1, max_in_flight=5)
+    found = read()
+    for state, count in (("processable", 1), ("delayed", 1), ("dead", 1), ("leased", 1)):
+        assert found["django_mq_messages", "mail", state] == count
+    assert 60 <= found["django_mq_oldest_seconds", "mail"] < 600
+    assert found["django_mq_oldest_seconds", "slow"] == 0
+    assert found["django_mq_queue_backoff_level", "slow"] == 3
+    assert found["django_mq_queue_paused", "slow"] == 1
+    assert found["django_mq_queue_paused", "mail"] == 0
+    assert found["django_mq_queue_max_in_flight", "slow"] == 5
+    assert ("django_mq_queue_max_in_flight", "mail") not in found
+    assert found[("django_mq_workers",)] == 1
+
+
+def test_registering_asks_nothing(django_assert_num_queries: Any) -> None:
+    registry = CollectorRegistry(auto_describe=True)
+    with django_assert_num_queries(0):
+        registry.register(QueueCollector())
+    assert registry.get_sample_value("django_mq_workers") == 0
+
+
+def test_a_scrape_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails, rather than wait; the limit ends with it."""
+    with connection.cursor() as cursor:
+        cursor.execute("select current_setting('statement_timeout')")
+        before = cursor.fetchone()
+    monkeypatch.setattr(collector_module, "PATIENCE", Limits(0.2, 0.2))
+    monkeypatch.setattr(collector_module.queues, "counts", _sleep)
+    with pytest.raises(OperationalError, match="statement timeout"):
+        list(QueueCollector().collect())
+    with connection.cursor() as cursor:
+        cursor.execute("select current_setting('statement_timeout')")
+        assert cursor.fetchone() == before
+
+
+def _sleep(using: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_sleep(30)")
+
+
+def test_the_documented_protection() -> None:
+    names: dict[str, Any] = {"__name__": "urls"}
+    [code] = snippets(ROOT / "docs/watching.md", "python")[:1]
+    exec(compile(code, "watching.md", "exec"), names)  # noqa: S102
+    names["settings"] = type("Settings", (), {"METRICS_TOKEN": "t0ken"})
+    view = names["protected_metrics"]
+    for header in ("", "Bearer t0ke", "t0ken"):
+        with pytest.raises(PermissionDenied):
+            view(RequestFactory().get("/metrics", headers={"Authorization": header}))
+    good = RequestFactory().get("/metrics", headers={"Authorization": "Bearer t0ken"})
+    assert view(good).status_code == 200
+    assert metrics(RequestFactory().post("/metrics")).status_code == 405
