@@ -1,0 +1,161 @@
+"""Spans around broadcasts and handlers, and the trace context in the metadata between them.
+
+Source: https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+
+from django_mq.conf import get_settings
+from django_mq.conf.version import VERSION
+from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
+from django_mq.executor import calls
+from django_mq.messages import Delivery
+from django_mq.outbox import origin
+
+SYSTEM = "django_mq"
+#: Links of one span at most: a list of a batch handler may have thousands of producers.
+MOST_LINKS = 128
+
+_active: _Instrumentation | None = None
+
+
+def instrument(
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+) -> None:
+    """Trace broadcasts and handlers of this process from now on.
+
+    - A broadcast within a recorded span makes a span of kind PRODUCER, whose context the messages
+      carry in their metadata (`traceparent`, as the configured propagator writes it).
+    - Each call of a handler is a span of kind CONSUMER in a trace of its own, with a link to the
+      span that broadcast the message, or to those of a list's messages.
+    - `messaging.process.duration` is a histogram of the calls.
+
+    Call it before the worker starts. The providers default to the global ones.
+    """
+    global _active
+    uninstrument()
+    _active = _Instrumentation(
+        trace.get_tracer("django_mq", VERSION, tracer_provider),
+        metrics.get_meter("django_mq", VERSION, meter_provider),
+    )
+    origin.carriers.append(_active.carry)
+    calls.surroundings.append(_active.process)
+
+
+def uninstrument() -> None:
+    """End what `instrument()` began."""
+    global _active
+    if _active is not None:
+        origin.carriers.remove(_active.carry)
+        calls.surroundings.remove(_active.process)
+        _active = None
+
+
+class _Instrumentation:
+    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
+        self._tracer = tracer
+        self._durations = meter.create_histogram(
+            "messaging.process.duration", unit="s", description="Duration of processing operation."
+        )
+
+    def carry(self) -> Mapping[str, str]:
+        """Return the context for the messages that are broadcast now: nothing without a span."""
+        if not trace.get_current_span().is_recording():
+            return {}
+        attributes = {
+            "messaging.system": SYSTEM,
+            "messaging.operation.name": "broadcast",
+            "messaging.operation.type": "create",
+        }
+        carrier: dict[str, str] = {}
+        with self._tracer.start_as_current_span(
+            "broadcast", kind=SpanKind.PRODUCER, attributes=attributes
+        ):
+            propagate.inject(carrier)
+        return carrier
+
+    @contextmanager
+    def process(self, argument: Delivery | Sequence[Delivery]) -> Iterator[None]:
+        """Trace a call of a handler with `argument`."""
+        deliveries = [argument] if isinstance(argument, Delivery) else list(argument)
+        if not deliveries:  # all of the list lost their lease
+            yield
+            return
+        first = deliveries[0]
+        labels = {
+            "messaging.system": SYSTEM,
+            "messaging.operation.name": "process",
+            "messaging.destination.name": first.queue,
+            "django_mq.handler": first.handler,
+        }
+        began = perf_counter()
+        with (
+            self._tracer.start_as_current_span(
+                f"process {first.queue}",
+                context=Context(),  # its own trace: a link leads to the producer's
+                kind=SpanKind.CONSUMER,
+                attributes={**labels, **_attributes(deliveries, listed=argument is not first)},
+                links=[link for each in deliveries[:MOST_LINKS] if (link := _link(each))],
+                record_exception=False,
+                set_status_on_exception=False,
+            ) as span
+        ):
+            try:
+                yield
+            except BaseException as error:
+                if not isinstance(error, Retry | Snooze):
+                    labels["error.type"] = _fail(span, error)
+                raise
+            finally:
+                self._durations.record(perf_counter() - began, labels)
+
+
+def _attributes(deliveries: Sequence[Delivery], *, listed: bool) -> dict[str, Any]:
+    first = deliveries[0]
+    found: dict[str, Any] = {
+        "messaging.operation.type": "process",
+        "django_mq.message.type": first.type,
+        "django_mq.message.attempt": first.attempt,
+    }
+    if listed:
+        return found | {"messaging.batch.message_count": len(deliveries)}
+    found["messaging.message.id"] = str(first.id)
+    chain = _metadata(first).get("mq.correlation_id")
+    return found | ({"messaging.message.conversation_id": chain} if chain else {})
+
+
+def _link(delivery: Delivery) -> Link | None:
+    """Return a link to the span that broadcast `delivery`, if its metadata names one."""
+    carrier = {name: text for name, text in _metadata(delivery).items() if isinstance(text, str)}
+    producer = trace.get_current_span(propagate.extract(carrier, Context())).get_span_context()
+    return Link(producer) if producer.is_valid else None
+
+
+def _metadata(delivery: Delivery) -> Mapping[str, Any]:
+    try:
+        found: Any = delivery.metadata
+    except UnreadablePayload:
+        return {}
+    return found if isinstance(found, dict) else {}  # another program may have written the row
+
+
+def _fail(span: Span, error: BaseException) -> str:
+    """Note an error, and return its class; its text is noted only if the log may have it."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    span.set_attribute("error.type", name)
+    if get_settings().log_error_texts:
+        span.set_status(StatusCode.ERROR, str(error))
+        span.record_exception(error)
+    else:
+        span.set_status(StatusCode.ERROR, "rejected" if isinstance(error, Reject) else name)
+    return name

@@ -1,0 +1,161 @@
+"""Spans of a broadcast and of the handlers that it reaches, in the SDK's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import transaction
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+
+from django_mq import Reject, RetryPolicy, broadcast, broadcast_many, handler, handlers
+from django_mq.contrib.opentelemetry import instrument, uninstrument
+from django_mq.executor.calls import surrounded
+from django_mq.messages import Delivery, Message
+from django_mq.models import QueuedMessage
+from django_mq.testing import drain
+from tests.rows import add
+
+pytestmark = pytest.mark.django_db
+
+
+class Traced:
+    def __init__(self) -> None:
+        self.exporter, self.reader = InMemorySpanExporter(), InMemoryMetricReader()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.meters = MeterProvider([self.reader])
+        self.tracer = self.provider.get_tracer("tests")
+
+    def spans(self, kind: SpanKind) -> list[ReadableSpan]:
+        return [span for span in self.exporter.get_finished_spans() if span.kind is kind]
+
+    def durations(self) -> list[dict[str, Any]]:
+        """Return the attributes and the count of each histogram."""
+        data = self.reader.get_metrics_data()
+        return [
+            {**point.attributes, "count": point.count}  # type: ignore[union-attr,dict-item]
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == "messaging.process.duration"
+            for point in metric.data.data_points
+        ]
+
+
+@pytest.fixture
+def traced() -> Iterator[Traced]:
+    found = Traced()
+    instrument(found.provider, found.meters)
+    with handlers.isolated():
+        yield found
+    uninstrument()
+
+
+def test_each_copy_links_to_the_broadcast(traced: Traced) -> None:
+    inner: list[int] = []
+
+    def note() -> None:
+        with traced.tracer.start_as_current_span("inner") as span:
+            inner.append(span.get_span_context().trace_id)
+
+    handler("a.b", queue="mail", name="h")(lambda delivery: note())
+    handler("a.b", queue="mail", name="i")(lambda delivery: note())
+    with traced.tracer.start_as_current_span("request") as request, transaction.atomic():
+        broadcast("a.b", {"n": 1}, metadata={"tier": "gold"})
+    stored = QueuedMessage.objects.values_list("metadata", flat=True)
+    assert [sorted(each) for each in stored] == [["tier", "traceparent"]] * 2
+    drain()
+    [producer] = traced.spans(SpanKind.PRODUCER)
+    assert producer.parent is not None
+    assert producer.parent.span_id == request.get_span_context().span_id
+    assert producer.context is not None
+    consumers = traced.spans(SpanKind.CONSUMER)
+    assert [span.name for span in consumers] == ["process mail"] * 2
+    for span, trace_id in zip(consumers, inner, strict=True):
+        assert [link.context.span_id for link in span.links] == [producer.context.span_id]
+        assert span.parent is None
+        assert span.context is not None
+        assert span.context.trace_id == trace_id != producer.context.trace_id
+        assert span.attributes is not None
+        assert span.attributes["messaging.system"] == "django_mq"
+        assert span.attributes["messaging.destination.name"] == "mail"
+        assert span.attributes["django_mq.message.type"] == "a.b"
+        assert span.status.is_unset
+    assert {(each["django_mq.handler"], each["count"]) for each in traced.durations()} == {
+        ("h", 1),
+        ("i", 1),
+    }
+
+
+def test_what_a_handler_broadcasts_belongs_to_its_trace(traced: Traced) -> None:
+    @handler("a.b", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        broadcast("c.d")
+
+    with transaction.atomic():
+        broadcast("a.b")
+    assert not traced.spans(SpanKind.PRODUCER)  # nobody traced that one
+    drain()
+    [consumer], [producer] = (traced.spans(k) for k in (SpanKind.CONSUMER, SpanKind.PRODUCER))
+    assert producer.parent == consumer.context
+    metadata = QueuedMessage.objects.get(type="c.d").metadata
+    assert set(metadata) == {"traceparent", "mq.correlation_id", "mq.causation_id", "mq.hops"}
+    assert consumer.attributes is not None
+    assert consumer.links == ()
+
+
+def test_a_list_links_to_all_of_its_producers(traced: Traced) -> None:
+    got: list[Delivery] = []
+    handler("a.b", queue="mail", name="h")(lambda delivery: got.append(delivery))
+    for _ in range(2):
+        with traced.tracer.start_as_current_span("request"), transaction.atomic():
+            broadcast_many([Message("a.b"), Message("a.b")])
+    drain()  # one by one: a worker's call has them all
+    traced.exporter.clear()
+    with surrounded(got):
+        pass
+    [consumer] = traced.spans(SpanKind.CONSUMER)
+    producers = [each.metadata["traceparent"].rpartition("-")[0] for each in got]
+    linked = [
+        f"00-{link.context.trace_id:032x}-{link.context.span_id:016x}" for link in consumer.links
+    ]
+    assert linked == producers
+    assert len(set(linked)) == 2
+    assert consumer.attributes is not None
+    assert consumer.attributes["messaging.batch.message_count"] == 4
+
+
+def test_failures_without_their_texts(traced: Traced, settings: Any) -> None:
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Delivery) -> None:
+        if delivery.type == "reject":
+            raise Reject("secret")
+        raise ValueError("secret")
+
+    add(handler="h", type="reject")
+    add(handler="h", type="fails", metadata={"traceparent": "nonsense", "n": 1})
+    drain(errors="keep")
+    spans = traced.spans(SpanKind.CONSUMER)
+    assert {span.attributes["error.type"] for span in spans if span.attributes} == {
+        "builtins.ValueError",
+        "django_mq.exceptions.Reject",
+    }
+    assert all(not span.status.is_ok and not span.events for span in spans)
+    assert "secret" not in "".join(span.to_json() for span in spans)
+
+
+def test_without_an_sdk_nothing_is_carried() -> None:
+    instrument()
+    try:
+        with handlers.isolated(), transaction.atomic():
+            broadcast("a.b")
+        assert QueuedMessage.objects.get().metadata == {}
+    finally:
+        uninstrument()
