@@ -100,7 +100,8 @@ class Database:
         self.execute(
             f"truncate django_mq_queuedmessage, django_mq_failedattempt, {TABLE}, bench_order,"
             " bench_entry, bench_counter, django_mq_workerheartbeat, django_mq_queuestate,"
-            " django_mq_uniquekey restart identity"
+            " django_mq_uniquekey, django_mq_minutefigures, django_mq_hourfigures,"
+            " django_mq_handledmessage, django_mq_result restart identity"
         )
 
     def settle(self) -> None:

@@ -9,6 +9,10 @@ The benchmarks tell the processes they start what to do by three variables of th
 | `MQ_BENCH_RECORDING` | JSON: where a worker writes what it saw (`app/recording.py`)       |
 """
 
+from importlib.util import find_spec
+
+import django
+
 from testproject.settings import *  # noqa: F403
 from testproject.settings import DATABASES, INSTALLED_APPS, env
 
@@ -22,6 +26,10 @@ BENCH_RECORDING = env.json("MQ_BENCH_RECORDING", default=None)
 DATABASES["default"]["NAME"] = env.str("MQ_BENCH_DATABASE", default=BENCH_DATABASE)
 INSTALLED_APPS = [*INSTALLED_APPS, "benchmarks.app"]
 DJANGO_MQ = env.json("MQ_BENCH_SETTINGS", default={})
+#: Django 5.2 has tasks only by their backport.
+BENCH_TASKS = django.VERSION >= (6, 0) or find_spec("django_tasks") is not None
+if BENCH_TASKS:
+    TASKS = {"default": {"BACKEND": "django_mq.contrib.tasks.MessageQueueBackend"}}
 
 # With DEBUG, Django keeps the text of every statement: nobody measures that.
 DEBUG = False

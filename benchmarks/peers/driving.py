@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -17,6 +18,7 @@ import psycopg
 
 from benchmarks.bare import PAYLOAD, PAYLOAD_TEXT
 from benchmarks.database import Database, check
+from benchmarks.footprints import backend_seconds
 from benchmarks.peers.catalog import Peer
 from benchmarks.workloads.broadcast import INSERT
 
@@ -33,6 +35,18 @@ VARIABLES = {
     "dbname": "PGDATABASE",
 }
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PGSSLMODE", "PGPASSFILE")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Jobs a second, and CPU seconds a job: of the client's processes, and of its backends.
+
+    CPU is None where the driver does not say, or the server is another machine.
+    """
+
+    rate: float
+    python: float | None
+    postgres: float | None
 
 
 class Driven:
@@ -93,8 +107,8 @@ class Driven:
         where = f"from {self.peer.table} where {self.peer.due}"
         return {id for (id,) in self.database.execute(f"select {self.peer.id}::text {where}")}
 
-    def enqueue(self, count: int, warm_up: int) -> float:
-        """Return transactions a second, of one order and one job each."""
+    def enqueue(self, count: int, warm_up: int) -> Cost:
+        """Return what transactions cost, of one order and one job each."""
         self.clear()
         self.settle()
         said = self.run("enqueue", count=count, warm_up=warm_up, **HOW)
@@ -103,7 +117,7 @@ class Driven:
         check(orders == stored and len(orders) == count + warm_up, "orders are missing")
         check({str(id) for _, id in said["pairs"]} == self.waiting(), "jobs are missing")
         check(len(self.waiting()) == count + warm_up, "jobs are doubled")
-        return count / float(said["seconds"])
+        return Cost(count / float(said["seconds"]), _share(said.get("cpu"), count), None)
 
     def bulk(self, count: int) -> tuple[float, set[str]]:
         """Enqueue so many at once; return the rate and the ids."""
@@ -113,8 +127,8 @@ class Driven:
         check(ids == self.waiting(), "what is stored is not what was enqueued")
         return count / float(said["seconds"]), ids
 
-    def drain(self, due: set[str], processes: int, seconds: float) -> float:
-        """Have so many processes work until all is done, or for so many seconds; return the rate.
+    def drain(self, due: set[str], processes: int, seconds: float) -> Cost:
+        """Have so many processes work until all is done, or for so many seconds.
 
         Raises Wrong unless each job was handled at most once, and exactly those that were are
         done; and all of them, unless the time was up.
@@ -131,6 +145,7 @@ class Driven:
                 for each in working:
                     each.listen(0.0)
             timed_out = monotonic() >= ends_at
+            postgres = backend_seconds(self.database)
             seen = [each.stop() for each in working]
         ids = [id for each in seen for id in each["ids"]]
         check(len(ids) == len(set(ids)), f"{len(ids) - len(set(ids))} jobs were handled twice")
@@ -140,7 +155,12 @@ class Driven:
         check(ids, "nothing was handled")
         active = [each for each in seen if each["ids"]]
         begin = min(each["begin"] for each in active)
-        return len(ids) / float(max(each["end"] for each in active) - begin)
+        cpu = [each["cpu"] for each in active if "cpu" in each]
+        return Cost(
+            len(ids) / float(max(each["end"] for each in active) - begin),
+            _share(sum(cpu) if len(cpu) == len(active) else None, len(ids)),
+            _share(postgres, len(ids)),
+        )
 
     def waits(self, count: int, every: float, warm_up: int) -> list[float]:
         """Return the milliseconds from COMMIT to handler of `count` jobs, one each `every` s."""
@@ -244,6 +264,10 @@ class Working:
             self._log.seek(0)
             check(False, f"the driver says nothing: {_last(self._log.read())}")
             raise
+
+
+def _share(seconds: float | None, count: int) -> float | None:
+    return None if seconds is None else float(seconds) / count
 
 
 def _last(text: str) -> str:

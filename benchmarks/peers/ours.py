@@ -31,7 +31,7 @@ def enqueued(bench: Bench, count: int, warm_up: int) -> Figures:
     database = bench.database
     database.clear()
     database.settle()
-    with _prepared():
+    with prepared():
         ours = _rate(insert_and_broadcast, count, warm_up)
     check(database.count() == count + warm_up, "messages are missing or doubled")
     check(database.execute(NOT_ONE) == [(0,)], "an order has not exactly one message")
@@ -77,7 +77,7 @@ def waited(bench: Bench) -> Figures:
 
 
 @contextmanager
-def _prepared() -> Iterator[None]:
+def prepared() -> Iterator[None]:
     """Have Django's cursor prepare statements: those of the peers' drivers do."""
     options = connection.settings_dict["OPTIONS"]
     connection.close()

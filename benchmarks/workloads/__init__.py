@@ -28,6 +28,7 @@ NAMES = (
     "breadth",
     "growth",
     "peers",
+    "tasks",
 )
 
 

@@ -95,17 +95,18 @@ def place() -> None:
 def insert_and_broadcast() -> None:
     """One business insert by SQL and one broadcast."""
     with transaction.atomic():
-        id = _insert("cursor both")
+        id = insert_order("cursor both")
         broadcast("bench.noop", {**bare.PAYLOAD, "number": id})
 
 
 def insert() -> None:
     """One business insert by SQL."""
     with transaction.atomic():
-        _insert("cursor")
+        insert_order("cursor")
 
 
-def _insert(customer: str) -> int:
+def insert_order(customer: str) -> int:
+    """Insert one order by SQL; return its id."""
     with connection.cursor() as cursor:
         cursor.execute(INSERT, (customer,))
         (id,) = cursor.fetchone()

@@ -11,23 +11,16 @@ the claim's new version of a row lies beside the old one, and most of it is not 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from time import process_time
 
 from benchmarks import bare
 from benchmarks.database import Database
+from benchmarks.footprints import backend_seconds
 from benchmarks.report import Row, compared
 from benchmarks.workers import Worker, until_empty, verify
 from benchmarks.workloads import Bench
-
-BACKENDS = """
-select pid from pg_stat_activity
- where datname = current_database() and backend_type = 'client backend'
-   and pid <> pg_backend_pid()
-"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ def _worker(database: Database, count: int) -> Cost:
     due, written = _prepare(database, count)
     with Worker(database, expected=count) as worker:
         until_empty(database, 600)
-        wal, postgres = _wal(database) - written, _backend_seconds(database)
+        wal, postgres = _wal(database) - written, backend_seconds(database)
         seen = worker.stop()
     verify(database, due, seen.ids)
     return Cost(seen.cpu_seconds, postgres, wal)
@@ -99,7 +92,7 @@ def _bare(database: Database, count: int) -> Cost:
         began = process_time()
         done = bare.drain_on(connection)
         python = process_time() - began
-        wal, postgres = _wal(database) - written, _backend_seconds(database)
+        wal, postgres = _wal(database) - written, backend_seconds(database)
     verify(database, due, done.ids)
     return Cost(python, postgres, wal)
 
@@ -115,24 +108,3 @@ def _prepare(database: Database, count: int) -> tuple[set[int], int]:
 def _wal(database: Database) -> int:
     """Return how many bytes the server ever wrote."""
     return int(database.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")[0][0])
-
-
-def _backend_seconds(database: Database) -> float | None:
-    """Return the CPU seconds of all backends of this database; None where they are elsewhere."""
-    pids = [pid for (pid,) in database.execute(BACKENDS)]
-    try:
-        return sum(map(_seconds, pids))
-    except OSError:
-        return None
-
-
-def _seconds(pid: int) -> float:
-    """Return the CPU seconds of one process, user's and system's.
-
-    Raises OSError if there is none, or it is not PostgreSQL's: pids of another machine.
-    """
-    name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-    if "postgres" not in name:
-        raise ProcessLookupError(pid)
-    user, system = rest.split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,5 @@
-"""Draining messages with order keys, of an ordered queue, with unique ids, and that expire.
+"""Draining messages with order keys, of an ordered queue, with unique ids, that expire,
+and into a history.
 
 Each against the drain of messages without, by the same worker with default settings.
 """
@@ -21,6 +22,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ordered queue": ({"ordered": True}, {"QUEUES": {QUEUE: {"ordered": True}}}),
     "unique ids": ({"unique": True}, {}),
     "each expires": ({"expires": True}, {}),
+    "history": ({}, {"QUEUES": {QUEUE: {"history": 86400}}}),
+    "history with payloads": (
+        {},
+        {"QUEUES": {QUEUE: {"history": 86400, "history_payload": True}}},
+    ),
 }
 
 

@@ -119,7 +119,7 @@ def _peer_beside(bench: Bench, board: Board, peer: Driven) -> None:
 
 
 def _enqueued(peer: Driven, count: int, warm_up: int) -> dict[str, tuple[float, ...]]:
-    return {peer.title: (peer.enqueue(count, warm_up),)}
+    return {peer.title: (peer.enqueue(count, warm_up).rate,)}
 
 
 def _drained(bench: Bench, peer: Driven, processes: int) -> dict[str, tuple[float, ...]]:
@@ -128,7 +128,7 @@ def _drained(bench: Bench, peer: Driven, processes: int) -> dict[str, tuple[floa
     peer.settle()
     bulk, due = peer.bulk(processes * _count(bench, peer))
     peer.settle()
-    return {peer.title: (peer.drain(due, processes, LIMIT), bulk)}
+    return {peer.title: (peer.drain(due, processes, LIMIT).rate, bulk)}
 
 
 def _crowded(crowded: Driven, count: int) -> dict[str, tuple[float, ...]]:
@@ -141,7 +141,7 @@ def _drained_beside(bench: Bench, crowded: Driven) -> dict[str, tuple[float, ...
     crowded.purge()
     _, due = crowded.bulk(_count(bench, crowded))
     crowded.settle()
-    return {crowded.title: (crowded.drain(due, 1, LIMIT),)}
+    return {crowded.title: (crowded.drain(due, 1, LIMIT).rate,)}
 
 
 def _waited(peer: Driven, count: int) -> dict[str, tuple[float, ...]]:

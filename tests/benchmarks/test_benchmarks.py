@@ -21,6 +21,19 @@ results = [doctest.testmod(importlib.import_module(name)) for name in sys.argv[1
 assert all(result.attempted for result in results)
 sys.exit(sum(result.failed for result in results))
 """
+# Without django-tasks-db, which is installed when it is measured.
+OUR_TASKS = """
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+import django
+django.setup()
+from benchmarks.database import databases
+from benchmarks.workloads import tasks
+with databases() as database:
+    enqueued = tasks._enqueued(database, 20, 2)
+    drained = tasks._drained(database, 50, 1)
+assert min(enqueued.rate, enqueued.python, drained.rate, drained.python) > 0
+"""
 #: Each way of measuring is there: one worker and two, bare loops, processes that are forked.
 WORKLOADS = {
     "drain": {
@@ -62,3 +75,9 @@ def test_the_command_measures_what_it_verified(tmp_path: Path) -> None:
     rows = {row["workload"]: row for row in written["rows"]}
     assert rows.keys() == set().union(*WORKLOADS.values())
     assert all(row["figure"] > 0 and row["against"] > 0 for row in rows.values())
+
+
+@pytest.mark.usefixtures("alone")
+def test_tasks_are_enqueued_and_drained() -> None:
+    done = run("-c", OUR_TASKS)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
-from time import monotonic, sleep
+from time import monotonic, process_time, sleep
 from typing import Any
 
 #: Seconds between two reports of a working driver.
@@ -36,9 +36,9 @@ def main(commands: dict[str, Callable[..., Any]]) -> None:
 def timed(count: int, warm_up: int, enqueue: Callable[[], tuple[Any, Any]]) -> dict[str, Any]:
     """Call `enqueue` so often; it returns the ids of its business row and of its job."""
     pairs = [enqueue() for _ in range(warm_up)]
-    began = monotonic()
+    began, cpu = monotonic(), process_time()
     pairs += [enqueue() for _ in range(count)]
-    return {"seconds": monotonic() - began, "pairs": pairs}
+    return {"seconds": monotonic() - began, "cpu": process_time() - cpu, "pairs": pairs}
 
 
 def paced(count: int, every: float, enqueue: Callable[[], tuple[Any, Any]]) -> dict[str, Any]:
@@ -76,6 +76,7 @@ class Work:
     def __init__(self) -> None:
         self.begin: float | None = None
         self.end = 0.0
+        self.cpu_begin = 0.0
         self.done = 0
         self.ids: list[Any] = []
         self.starts: list[float] = []
@@ -88,6 +89,7 @@ class Work:
     def claiming(self) -> None:
         """Jobs are about to be claimed; the first time is when the clock starts."""
         if self.begin is None:
+            self.cpu_begin = process_time()
             self.begin = monotonic()
 
     def settled(self, count: int = 1) -> None:
@@ -104,8 +106,10 @@ class Work:
 
     def seen(self) -> dict[str, Any]:
         """Return everything."""
+        cpu = process_time() - self.cpu_begin
         ids = [str(id) for id in self.ids]
-        return {"begin": self.begin, "end": self.end, "ids": ids, "starts": self.starts}
+        seen = {"begin": self.begin, "end": self.end, "ids": ids, "starts": self.starts}
+        return {**seen, "cpu": cpu}
 
     def _report(self) -> None:
         told = 0
