@@ -20,7 +20,7 @@ from django_mq.testing import answering, drain
 from testproject.shop.models import Invoice, Order, Product
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 #: Pages about the code: every module and name on them exists.
 ABOUT_CODE = [ROOT / "docs/internals.md", ROOT / "docs/glossary.md"]
 
@@ -91,10 +91,34 @@ def test_the_page_of_typed_messages() -> None:
         assert got == [names["StockChanged"](product_id=5, left=1)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = (re.sub(r"\]\([^)]*\)", "", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        if path.startswith("https://"):
+            continue
+        found = page.parent / path if path else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), target
+
+
+def test_every_page_is_on_the_site() -> None:
+    """GitHub shows any page; the site only what a table of contents names."""
+    listed = {
+        (page.parent / f"{name}.md").resolve()
+        for page in ROOT.glob("docs/**/index.md")
+        for toctree in re.findall(r"^```{toctree}\n(.*?)^```", page.read_text(), re.M | re.S)
+        for name in re.findall(r"^[\w/-]+$", toctree, re.MULTILINE)
+    }
+    assert listed == set(ROOT.glob("docs/**/*.md")) - {ROOT / "docs/index.md"}
 
 
 @pytest.mark.parametrize("page", ABOUT_CODE, ids=lambda page: page.name)
@@ -139,3 +163,10 @@ def test_all_checks_are_documented() -> None:
         re.findall(r"django_mq\.([EWI]\d{3})", (ROOT / "docs/reference.md").read_text())
     )
     assert ids == documented
+
+
+def test_all_findings_of_the_doctor_are_documented() -> None:
+    paths = ROOT.glob("django_mq/queues/doctor/*.py")
+    ids = {id for path in paths for id in re.findall(r'"(D0\d\d)"', path.read_text())}
+    operating = (ROOT / "docs/operating.md").read_text()
+    assert ids == set(re.findall(r"^\| (D\d{3}) \|", operating, re.MULTILINE))

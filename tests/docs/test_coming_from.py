@@ -1,0 +1,90 @@
+"""docs/coming-from/: our side of each pair of snippets runs, the other side is Python."""
+
+from __future__ import annotations
+
+import ast
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.utils.module_loading import import_string
+
+from django_mq.models import QueuedMessage
+from django_mq.testing import assert_broadcast, deliver, drain, due
+from testproject.shop.models import Invoice, Order, Product, Statistic
+from tests.docs.pages import DOCS, story
+from tests.test_docs import snippets
+
+pytestmark = pytest.mark.django_db
+
+#: Snippets of other packages are marked `py`: they are read, not run.
+OTHERS = {
+    f"{page.name}-{number}": code
+    for page in sorted(DOCS.glob("coming-from/*.md"))
+    for number, code in enumerate(snippets(page, "py"))
+}
+
+
+@pytest.fixture
+def order() -> Order:
+    product = Product.objects.create(name="chair", price=20, stock=9)
+    return Order(product=product, price=20, quantity=2, email="ada@example.com")
+
+
+@pytest.mark.parametrize("code", OTHERS.values(), ids=OTHERS)
+def test_the_other_side_is_python(code: str) -> None:
+    assert ast.parse(code).body
+
+
+class Busy(Exception):
+    pass
+
+
+def test_celery(order: Order) -> None:
+    calls: list[int] = []
+
+    def capture(order_id: int) -> None:
+        calls.append(order_id)
+        if len(calls) == 1:
+            raise Busy
+
+    bank = SimpleNamespace(Busy=Busy, capture=capture)
+    with story("coming-from/celery.md", bank=bank) as page:
+        page.pay(order)
+        assert drain() == 1  # a Retry is no failure
+        due()
+        assert drain() == 1
+        assert calls == [order.pk, order.pk]
+        row = Statistic.objects.create(day="2026-01-01", product=order.product)
+        for _ in range(2):
+            deliver(page.handle_part, {"row": row.pk, "parts": 2})
+        assert_broadcast("shop.parts.all_done", payload={"row": row.pk}, times=1)
+
+
+def test_procrastinate(order: Order) -> None:
+    with story("coming-from/procrastinate.md") as page:
+        page.place_order(order)
+        assert QueuedMessage.objects.get().key == f"order/{order.pk}"
+        assert drain() == 1
+        assert Invoice.objects.get().total == 40
+
+
+def test_dramatiq(order: Order) -> None:
+    sent: list[Any] = []
+    with story("coming-from/dramatiq.md", mail=sent.append) as page:
+        page.place_order(order)
+        assert drain() == 1
+        assert sent == [order.pk]
+
+
+def test_django_q2(order: Order) -> None:
+    with story("coming-from/django-q2.md") as page:
+        page.place_order(order)
+        assert drain("invoices") == 1
+        assert_broadcast("shop.invoices.written", times=1)
+
+
+def test_django_tasks_db() -> None:
+    with story("coming-from/django-tasks-db.md") as page:
+        backend = import_string(page.TASKS["default"]["BACKEND"])
+        assert not list(backend("default", page.TASKS["default"]).check())

@@ -1,0 +1,217 @@
+"""The other pages of docs/guides/: each snippet runs, and does what the text says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core import mail
+from django.core.files.base import ContentFile
+from django.core.files.storage import default_storage
+from django.db import transaction
+from django.utils import timezone
+
+from django_mq import Message, broadcast_many
+from django_mq.conf import find_errors
+from django_mq.models import QueuedMessage
+from django_mq.testing import assert_broadcast, drain, due
+from testproject.shop.models import Invoice, Order, Product
+from tests.docs.pages import passes, story
+
+pytestmark = pytest.mark.django_db
+
+MEMORY = {"default": {"BACKEND": "django.core.files.storage.InMemoryStorage"}}
+
+
+def order(quantity: int = 2, name: str = "chair") -> Order:
+    product, _ = Product.objects.get_or_create(name=name, defaults={"price": 20, "stock": 9})
+    return Order.objects.create(
+        product=product, price=20, quantity=quantity, email="ada@example.com"
+    )
+
+
+def tell(*types: str, **payload: Any) -> None:
+    with transaction.atomic():
+        broadcast_many([Message(type, payload) for type in types])
+
+
+class TestIdempotency:
+    @pytest.fixture
+    def calls(self) -> list[Any]:
+        return []
+
+    @pytest.fixture
+    def page(self, calls: list[Any]) -> Any:
+        names = {
+            "bank": SimpleNamespace(capture=lambda **call: calls.append(call)),
+            "mail": lambda order: calls.append(order.pk),
+            "search_index": SimpleNamespace(put=lambda *call: calls.append(call)),
+        }
+        with story("guides/idempotency.md", **names) as module:
+            yield module
+
+    def test_the_key_is_the_same_on_every_attempt(self, page: Any, calls: list[Any]) -> None:
+        def capture(**call: Any) -> None:
+            calls.append(call)
+            if len(calls) == 1:
+                raise TimeoutError
+
+        page.bank.capture = capture
+        tell("shop.orders.paid", order_id=7)
+        assert len(drain(errors="keep")) == 1
+        due()
+        assert drain() == 1
+        assert calls[0] == calls[1]
+        assert calls[0]["order"] == 7
+
+    def test_what_is_done_is_not_done_again(self, page: Any, calls: list[Any]) -> None:
+        placed = order()
+        tell("shop.orders.placed", order_id=placed.pk)
+        assert drain("mail") == 1
+        assert Order.objects.get().mailed_at <= timezone.now()
+        tell("shop.orders.placed", order_id=placed.pk)
+        assert drain("mail") == 1
+        assert calls == [placed.pk]
+
+    def test_the_others(self, page: Any, calls: list[Any]) -> None:
+        placed = order()
+        tell("shop.stock.changed", product_id=placed.product_id)
+        tell("shop.orders.placed", order_id=placed.pk)
+        drain("search")
+        drain("invoices")
+        drain("mail")
+        put = (f"product-{placed.product_id}", {"name": "chair", "stock": 9})
+        assert calls == [put, placed.pk]
+        assert Invoice.objects.get().total == 40
+        assert_broadcast("shop.invoices.written")
+
+
+class TestFilesAndMails:
+    @pytest.fixture
+    def page(self, settings: Any) -> Any:
+        settings.STORAGES = {**settings.STORAGES, **MEMORY}
+        with story("guides/files-and-mails.md") as module:
+            yield module
+
+    def test_the_mail(self, page: Any) -> None:
+        tell("shop.orders.placed", order_id=order().pk)
+        assert drain() == 1
+        assert mail.outbox[0].to == ["ada@example.com"]
+
+    def test_a_bad_address_is_dead_at_once(
+        self, page: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(letter: Any) -> None:
+            raise page.SMTPRecipientsRefused({})
+
+        monkeypatch.setattr(page.EmailMessage, "send", refuse)
+        tell("shop.orders.placed", order_id=order().pk)
+        drain()
+        assert QueuedMessage.objects.get().dead_reason.startswith("no such mailbox")
+
+    def test_a_file_and_its_row_are_there_or_neither(self, page: Any) -> None:
+        kept = page.upload(order(), ContentFile(b"one"))
+        assert default_storage.exists(kept)
+        assert_broadcast("shop.files.uploaded", times=1)
+        lost = Order(pk=10**6)  # has no product, and the database refuses it
+        with pytest.raises(Exception, match="not-null constraint"):
+            page.upload(lost, ContentFile(b"two"))
+        assert not default_storage.exists("orders/1000000.txt")
+        assert_broadcast("shop.files.uploaded", times=1)
+
+    def test_a_file_is_deleted_after_the_commit(self, page: Any) -> None:
+        placed = order()
+        name = page.upload(placed, ContentFile(b"one"))
+        page.remove(placed, name)
+        assert default_storage.exists(name)
+        drain("files")
+        assert not default_storage.exists(name)
+
+    def test_a_report(self, page: Any) -> None:
+        placed = order()
+        tell("shop.reports.wanted", user_id=3)
+        drain("reports")
+        written = QueuedMessage.objects.get(type="shop.reports.written")
+        assert written.payload["for"] == 3
+        assert default_storage.open(written.payload["file"]).read() == f"{placed.pk};2\n".encode()
+
+
+def test_ordering() -> None:
+    with story("guides/ordering.md") as page:
+        page.transfer("a", "b", 5)
+        page.transfer("b", "a", 2)
+        assert drain() == 4
+        assert page.balance == {"a": [-5, 2], "b": [5, -2]}
+        product = order().product
+        page.take_from_stock(product.pk, 4)
+        payload = {"product_id": product.pk, "left": 5}
+        assert_broadcast("shop.stock.changed", payload=payload, times=1)
+        assert not find_errors(page.DJANGO_MQ)
+
+
+def test_dedupe() -> None:
+    with story("guides/dedupe.md") as page:
+        assert page.request_export(7)
+        assert not page.request_export(7)
+        page.product_changed(1)
+        page.product_changed(1)
+        page.draft_edited(1)
+        before = QueuedMessage.objects.get(type="shop.drafts.edited").processable_after
+        page.draft_edited(1)
+        draft = QueuedMessage.objects.get(type="shop.drafts.edited")
+        assert draft.processable_after >= before
+        assert page.webhook({"id": "evt_1", "kind": "paid"}) == "added"
+        assert page.webhook({"id": "evt_1", "kind": "paid"}) == "duplicate"
+        assert QueuedMessage.objects.count() == 4
+        assert len(page.unsubscribe(7)) == 1
+        assert page.request_export(7)
+
+
+def test_fan_out() -> None:
+    with story("guides/fan-out.md", PART=2) as page:
+        orders = [order(name=f"{n}") for n in range(5)]
+        assert page.announce("news") == 5
+        assert not QueuedMessage.objects.exclude(priority=-10).exists()
+        QueuedMessage.objects.all().delete()
+        page.PART = 2
+        page.start_newsletter("more news")
+        assert drain() == 3  # the letters have no handler: they are held
+        letters = QueuedMessage.objects.filter(type="shop.letters.due")
+        assert {letter.payload["order_id"] for letter in letters} == {o.pk for o in orders}
+        for placed in orders[:3]:
+            tell("shop.products.viewed", product_id=placed.product_id)
+        drain("statistics")
+        assert list(Product.objects.order_by("pk").values_list("stock", flat=True)) == [
+            *(8, 8, 8),
+            *(9, 9),
+        ]
+        assert not find_errors(page.DJANGO_MQ)
+
+
+def test_multi_tenant() -> None:
+    with story("guides/multi-tenant.md") as page:
+        with transaction.atomic(), page.acting_for("acme"):
+            page.tell("shop.orders.placed", {"order_id": 1})
+            page.tell("shop.orders.counted", {})
+            page.want_report("acme")
+        with transaction.atomic(), page.acting_for("tiny"):
+            page.tell("shop.orders.counted", {})
+            page.want_report("tiny")
+        drain()
+        assert ("acme", 1) in page.seen
+        assert ("reports.acme", {"for": "acme"}) in page.seen
+        assert ("reports", {"for": "tiny"}) in page.seen
+        assert "acme, public" in page.seen
+        assert "tiny, public" in page.seen
+        written = QueuedMessage.objects.get(type="shop.invoices.written")
+        assert written.metadata["tenant"] == "acme"
+
+
+CASES = {"PlaceOrderTest": 2, "TooManyTest": 2, "BroadcastTest": 1}
+
+
+@pytest.mark.parametrize(("case", "tests"), CASES.items())
+def test_testing(case: str, tests: int) -> None:
+    with story("guides/testing.md") as page:
+        assert passes(getattr(page, case)) == tests

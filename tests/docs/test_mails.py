@@ -1,0 +1,85 @@
+"""The recipes for mails, with a mail server that is real: one connection, refusals told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from smtplib import SMTPException
+from typing import Any
+
+import pytest
+from django.core.mail import EmailMessage, get_connection
+from django.db import transaction
+
+from django_mq import Message, broadcast_many, handler
+from django_mq.handlers import isolated
+from django_mq.models import QueuedMessage
+from django_mq.worker import Worker
+from testproject.shop.models import Order, Product
+from tests.docs.pages import DOCS, story
+from tests.docs.smtp import MailServer
+from tests.test_docs import snippets
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    # Django 6.1 has another name for it, which older ones do not know.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+]
+
+NAMES = ("ada", "bounce", "bob", "busy", "cy")
+
+
+@pytest.fixture
+def server(settings: Any) -> Iterator[MailServer]:
+    with MailServer() as server:
+        settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+        settings.EMAIL_HOST, settings.EMAIL_PORT = server.server_address[:2]
+        settings.EMAIL_TIMEOUT = 30
+        yield server
+
+
+def place(type: str) -> None:
+    product = Product.objects.create(name="chair", price=20, stock=9)
+    with transaction.atomic():
+        orders = [
+            Order.objects.create(product=product, price=20, quantity=1, email=f"{name}@example.com")
+            for name in NAMES
+        ]
+        broadcast_many([Message(type, {"order_id": order.pk}) for order in orders])
+
+
+def states() -> dict[str, str]:
+    return {
+        Order.objects.get(pk=each.payload["order_id"]).email.partition("@")[0]: str(each.state)
+        for each in QueuedMessage.objects.all()
+    }
+
+
+def confirmation(payload: Any) -> EmailMessage:
+    order = Order.objects.get(pk=payload["order_id"])
+    return EmailMessage("Your order", "Thank you", "shop@example.com", [order.email])
+
+
+def test_a_list_of_mails_goes_through_one_connection(server: MailServer) -> None:
+    [code] = [each for each in snippets(DOCS / "reference.md", "python") if "smtp:" in each]
+    names = {
+        "handler": handler,
+        "get_connection": get_connection,
+        "confirmation": confirmation,
+        "SMTPException": SMTPException,
+    }
+    with isolated():
+        exec(code.replace("linger=2", "linger=0"), names)  # noqa: S102
+        place("shop.orders.placed")
+        assert Worker(max_seconds=60).run(until_empty=True)
+    assert server.connections == 1
+    assert server.letters == ["ada@example.com", "bob@example.com", "cy@example.com"]
+    assert states() == {"bounce": "dead", "busy": "retrying"}
+
+
+def test_a_mail_per_order_tells_never_from_not_now(server: MailServer) -> None:
+    with story("guides/files-and-mails.md"):
+        place("shop.orders.placed")
+        assert Worker(max_seconds=60).run(until_empty=True)
+    assert sorted(server.letters) == ["ada@example.com", "bob@example.com", "cy@example.com"]
+    assert states() == {"bounce": "dead", "busy": "retrying"}

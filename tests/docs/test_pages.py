@@ -1,0 +1,112 @@
+"""What any page shows: settings, commands, SQL, units of systemd, the pages made of docstrings."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import load_command_class
+from django.db import connection
+
+import django_mq
+from django_mq.conf import QueueOptions, Settings, _read_settings, find_errors
+from tests.docs.pages import DOCS
+from tests.test_docs import ROOT, snippets
+
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+LANGUAGES = ("console", "ini", "text", "yaml")
+#: A command of ours, up to what ends it in a shell, a table or a list of YAML.
+COMMAND = re.compile(r"manage\.py[\"', ]+(mq_\w+)((?:[ \"',]+[^\s|&`\"',\]]+|[ ]+'[^']*')*)")
+#: A command in a sentence, without what only stands for something: `mq_peek [QUEUE] --heads`.
+INLINE = re.compile(r"`(?:manage\.py )?(mq_(?!broadcast)\w+)((?: [^`\[\]]+)?)`")
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """Return each command of ours on a page, with its arguments."""
+    text = "\n".join(code for language in LANGUAGES for code in snippets(page, language))
+    found = []
+    for name, rest in COMMAND.findall(text):
+        plain = rest.replace('", "', " ").replace('"', "")
+        found.append((name, shlex.split(plain)))
+    there = {path.stem for path in (ROOT / "django_mq/management/commands").glob("mq_*.py")}
+    spans = INLINE.findall(page.read_text())
+    return found + [(name, shlex.split(rest)) for name, rest in spans if rest and name in there]
+
+
+COMMANDS = sorted({(name, *rest) for page in PAGES for name, rest in commands(page)})
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_commands_take_these_arguments(command: tuple[str, ...]) -> None:
+    name, *arguments = command
+    if name == "mq_demo":
+        return
+    arguments = ["7" if each == "ID" else each for each in arguments]
+    load_command_class("django_mq", name).create_parser("manage.py", name).parse_args(arguments)
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) > 10
+    assert ("mq_worker", "--processes", "2", "--health-port", "8081") in COMMANDS
+
+
+def read(given: dict[str, Any]) -> Settings:
+    settings, errors = _read_settings(given)
+    assert settings is not None, errors
+    return settings
+
+
+def values(settings: Settings | QueueOptions) -> dict[str, Any]:
+    """Return settings in a form that can be compared: a pattern is its text."""
+    found = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+    return {name: getattr(value, "pattern", value) for name, value in found.items()}
+
+
+def test_the_page_of_settings_has_all_of_them_with_their_defaults() -> None:
+    whole, queue, small = snippets(DOCS / "settings.md", "python")
+    names: dict[str, Any] = {}
+    exec(whole, names)  # noqa: S102
+    given = names["DJANGO_MQ"]
+    assert {name.lower() for name in given} == Settings.__dataclass_fields__.keys() - {"unlisted"}
+    assert values(read(given)) == values(read({}))
+    exec(queue, names)  # noqa: S102
+    assert given["QUEUES"]["payments"].keys() == QueueOptions.__dataclass_fields__.keys()
+    assert values(read(given).queue("payments")) == values(read({}).unlisted)
+    exec(small, names)  # noqa: S102
+    assert names["DJANGO_MQ"] is not given
+    assert not find_errors(names["DJANGO_MQ"])
+
+
+def test_the_settings_behind_a_pooler() -> None:
+    poll, direct = snippets(DOCS / "deploy/pgbouncer.md", "python")
+    names: dict[str, Any] = {}
+    for code in (poll, direct):
+        exec(code, names)  # noqa: S102
+        assert not find_errors(names["DJANGO_MQ"])
+    assert names["DJANGO_MQ"]["WAKEUP"] in names["DATABASES"]
+
+
+@pytest.mark.django_db
+def test_the_query_that_scales() -> None:
+    (query,) = snippets(DOCS / "deploy/kubernetes.md", "sql")
+    shown = re.search(r"query: >-\n((?: {10}.*\n)+)", (DOCS / "deploy/kubernetes.md").read_text())
+    assert shown is not None
+    assert "".join(shown[1].split()) == "".join(query.split())
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        assert cursor.fetchone() == (0,)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """Those of `django_mq` are listed by hand; modules list their own."""
+    text = (DOCS / "api.md").read_text()
+    modules = re.findall(r"automodule:: ([\w.]+)", text)
+    listed = set(re.findall(r"auto(?:function|class):: (\w+)", text))
+    for name in modules:
+        module = pkgutil.resolve_name(name)
+        listed |= set(getattr(module, "__all__", vars(module)))
+    assert set(django_mq.__all__) - {"__version__"} <= listed
