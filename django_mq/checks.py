@@ -197,7 +197,9 @@ def check_pooler(settings: Settings, databases: Collection[str]) -> Found:
     if alias not in databases or not _is_postgresql(alias) or not may_prepare(connections[alias]):
         return
     connections[alias].ensure_connection()
-    if is_pooled(connections[alias].connection):
+    with connections[alias].wrap_database_errors:
+        pooled = is_pooled(connections[alias].connection)
+    if pooled:
         yield checks.Warning(
             f"{alias!r} connects through a pooler, and workers use prepared statements.",
             hint="With transaction pooling set DISABLE_SERVER_SIDE_CURSORS for this alias, and"

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.points import third
+from tests.faults.points import Point, third
+from tests.faults.sweep import Runner
 from tests.samples import SEED
 
 KINDS = (
@@ -25,3 +26,16 @@ def test_a_link_breaks_no_promise(
     play: Callable[[str, str], None], scenario: str, kind: str
 ) -> None:
     play(scenario, kind)
+
+
+#: Requests of the command itself, before it forks: the check of the tables, and of a pooler.
+BEFORE_THE_FORK = range(1, 8)
+
+
+@pytest.mark.parametrize("at", BEFORE_THE_FORK)
+def test_a_server_that_goes_while_a_worker_starts_is_said_in_a_sentence(
+    runner: Runner, at: int
+) -> None:
+    played = runner.play(Point("writes", "refuse", at))
+    assert not played.broken, str(played)
+    assert "Traceback" not in played.said

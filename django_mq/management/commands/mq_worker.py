@@ -161,7 +161,9 @@ class Command(BaseCommand):
         try:
             with plain_connection_as(alias) as connection:
                 must_be_migrated(connection)
-                if may_prepare(connection) and is_pooled(connection.connection):
+                with connection.wrap_database_errors:
+                    pooled = may_prepare(connection) and is_pooled(connection.connection)
+                if pooled:
                     logger.warning(POOLED, alias, extra={"event": "pooler_without_settings"})
                 return queues.names(using=alias) if named else []
         except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
