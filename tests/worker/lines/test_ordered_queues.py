@@ -175,7 +175,9 @@ def test_its_backoff_pauses_the_line(start: Start, said: Said, log: Log, queue: 
     if other:  # another key goes on meanwhile
         log.wait(1)
         assert log.order == [other.pk]
-        until(lambda: stored(late).blocked_by == first.pk, "it is parked")
+        # A claim that meets them parks them, each when it does: `second` was given back meanwhile.
+        for waiting in (second, late):
+            until(lambda m=waiting: stored(m).blocked_by == first.pk, "it is parked")
         assert [stored(m).state for m in (first, second, late)] == [
             "retrying", "blocked", "blocked",
         ]  # fmt: skip
