@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
@@ -26,7 +25,7 @@ from django_mq.executor.tasks import most_in_call
 from django_mq.messages import current_delivery
 from django_mq.policy.outcomes import TimedOut, was_stopped
 from django_mq.policy.stack import awaited_by, raised_from
-from django_mq.signals import message_started, wanted
+from django_mq.signals import log_failure, message_started, wanted
 
 if TYPE_CHECKING:
     from django_mq.executor.local_queue import LocalQueue
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from django_mq.policy.backoff import RetryPolicy
     from django_mq.policy.outcomes import AttemptEnded
     from django_mq.policy.stack import Frame
-
-logger = logging.getLogger("django_mq")
 
 #: Seconds within which slots that came free are announced together: one claim fills them all.
 ROOM_EVERY = 0.002
@@ -186,8 +183,8 @@ class AsyncRunner(threading.Thread):
                 entries.end()
         except asyncio.CancelledError:
             return  # cancelled by the drain: it stays on the scoreboard, and the attempt counts
-        except Exception:  # ours, not a handler's: the lease lapses
-            logger.exception("async runner failed", extra={"event": "executor_failed"})
+        except Exception as error:  # ours, not a handler's: the lease lapses
+            log_failure("executor_failed", error, "async runner failed")
             ended = [Ended(task.delivery, Settled.LOST) for task in tasks]
             entries.end()
         finally:

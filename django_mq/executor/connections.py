@@ -18,6 +18,7 @@ from psycopg import sql
 from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 
 from django_mq.executor.watchdog import Link
+from django_mq.signals import named
 from django_mq.store.driver import THRESHOLD, may_prepare, results
 from django_mq.store.session_state import DISCARD
 
@@ -176,12 +177,14 @@ class Outage:
         self._said_at = float("-inf")
         self._lost = False
 
-    def wait(self, error: BaseException) -> None:
+    def wait(self, error: BaseException, *, logged: bool = False) -> None:
         """Log at most once per wait, then sleep until the next try is due or the worker stops.
 
-        A statement that the server refused waits in the same way, but is no outage.
+        A statement that the server refused waits in the same way, but is no outage. Its text is
+        logged only if it cannot quote a row. `logged`: the caller has logged the error.
         """
-        refused = was_refused(error)
+        lost = isinstance(error, LOST)
+        refused = not lost or was_refused(error)
         with self._lock:
             wait = self._wait
             says = monotonic() - self._said_at >= wait
@@ -189,11 +192,11 @@ class Outage:
                 self._said_at = monotonic()
                 self._lost = self._lost or not refused
                 self._wait = min(wait * 2, LONGEST_WAIT)
-        if says:  # without the lock: a log handler may block
+        if says and not logged:  # without the lock: a log handler may block
             logger.warning(
                 "%s (%s); trying again in %.2g s",
                 "the database refused a statement" if refused else "database lost",
-                " ".join(str(error).split())[:200] or type(error).__name__,
+                (lost and " ".join(str(error).split())[:200]) or named(error),
                 wait,
                 extra={"event": "statement_refused" if refused else "database_lost"},
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
@@ -22,8 +21,7 @@ from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.watchdog import Link
 from django_mq.messages import ClaimedRow
 from django_mq.policy.backoff import RetryPolicy
-
-logger = logging.getLogger("django_mq")
+from django_mq.signals import log_failure
 
 
 class Executor(threading.Thread):
@@ -92,11 +90,11 @@ class Executor(threading.Thread):
                 try:
                     self._perform(slice_)
                 except Exception as error:  # a bug of ours, not of a handler: the leases lapse
-                    logger.exception("executor failed", extra={"event": "executor_failed"})
+                    log_failure("executor_failed", error, "executor failed")
                     for line in slice_.lines:
                         self._local_queue.break_line(line)
                     self._local_queue.settled(task.delivery.id for task in slice_.tasks)
-                    self._outage.wait(error)
+                    self._outage.wait(error, logged=True)
                 finally:
                     self._local_queue.done(slice_)
         finally:

@@ -1,6 +1,7 @@
 """The changes that operators make to messages, in the caller's transaction.
 
-Each returns the ids that it changed: messages in flight, or locked by another session, stay.
+Each returns the ids that it changed: messages in flight, or locked by another session, stay. The
+workers are rung after the commit where a message may now run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import partial
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import get_settings
-from django_mq.outbox.notify import ring_for_next
+from django_mq.outbox import notify
 from django_mq.store import free_unique_ids as freeing
 from django_mq.store import operators as store
 
@@ -25,14 +26,25 @@ def remove(
     removed = store.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
     store.free_followers(cursor, removed)
     freeing.end_removed(cursor, removed)
-    ring_for_next(cursor.db, get_settings(), removed)
+    notify.ring_for_next(cursor.db, get_settings(), removed)
     return [row.id for row in removed]
 
 
 def requeue(cursor: CursorWrapper, ids: Sequence[int], *, attempts: int = 1) -> list[int]:
     """Give dead letters at least `attempts` more attempts."""
     unique = freeing.take_again(cursor, ids=ids)
-    return store.requeue(cursor, ids=ids, attempts=attempts, unique=unique)
+    return _made_due(cursor, store.requeue(cursor, ids=ids, attempts=attempts, unique=unique))
+
+
+def run_now(cursor: CursorWrapper, ids: Sequence[int]) -> list[int]:
+    """Make messages that wait for a time due."""
+    return _made_due(cursor, store.run_now(cursor, ids=ids))
+
+
+def _made_due(cursor: CursorWrapper, ids: list[int]) -> list[int]:
+    if ids and get_settings().wakeup != "poll":
+        notify.ring_after_commit(cursor.db)
+    return ids
 
 
 #: By the name of the action.
@@ -40,5 +52,5 @@ CHANGES: dict[str, Change] = {
     "cancel": partial(remove, waiting=True, dead=False, reason="cancelled"),
     "discard": partial(remove, waiting=False, dead=True, reason="discarded"),
     "requeue": requeue,
-    "run_now": lambda cursor, ids: store.run_now(cursor, ids=ids),
+    "run_now": run_now,
 }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.db import connections, router, transaction
 
-logger = logging.getLogger("django_mq")
+from django_mq.signals import log_failure
 
 REMOVES = ("cancel", "discard")
 
@@ -42,8 +40,8 @@ def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:
                 action_flag=DELETION if action in REMOVES else CHANGE,
                 change_message=text,
             )
-    except Exception:
-        logger.warning("operation %d has no entry in the admin's log", id, exc_info=True)
+    except Exception as error:
+        log_failure("no_log_entry", error, "operation %d has no entry in the admin's log", id)
     finally:
         if log_alias != alias and not connections[log_alias].in_atomic_block:
             connections[log_alias].close()

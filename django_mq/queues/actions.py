@@ -20,7 +20,7 @@ from django_mq.operations import changes
 from django_mq.operations.changes import CHANGES, Change
 from django_mq.policy.routing import check_key
 from django_mq.queues.arguments import LARGEST, check_fingerprint, check_names, flag, seconds, whole
-from django_mq.queues.transactions import reading, wake, writing
+from django_mq.queues.transactions import reading, writing
 from django_mq.store import queue_names
 from django_mq.store import select_messages as selection
 
@@ -82,12 +82,8 @@ def run_now(
     paused queue they still wait for the end of the pause.
     """
     alias = alias_of(using)
-    changed = _change(
-        "messages_run_now", CHANGES["run_now"], _named(alias, ids, fingerprint), alias
-    )
-    if changed:
-        wake(alias)
-    return changed
+    wanted = _named(alias, ids, fingerprint)
+    return _change("messages_run_now", CHANGES["run_now"], wanted, alias)
 
 
 def requeue(
@@ -126,12 +122,8 @@ def requeue(
     if dry_run:
         dead = _among(alias, wanted)
         return Changed(tuple(dead), len(wanted) - len(dead))
-    changed = _change(
-        "messages_requeued", partial(changes.requeue, attempts=attempts), wanted, alias
-    )
-    if changed:
-        wake(alias)
-    return changed
+    requeue = partial(changes.requeue, attempts=attempts)
+    return _change("messages_requeued", requeue, wanted, alias)
 
 
 def purge(

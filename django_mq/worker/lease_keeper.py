@@ -22,6 +22,7 @@ from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.messages import LONG_AGO, Delivery
+from django_mq.signals import named, traced
 from django_mq.store import Cursor, figures, queue_backoff
 from django_mq.store import leases as store
 from django_mq.store import limits as server_limits
@@ -101,10 +102,11 @@ class LeaseKeeper(threading.Thread):
         """Log the last failure to renew, if any; call it from another thread."""
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
+            lost = isinstance(trouble, LOST)
             logger.warning(
                 "could not renew leases or heartbeat (%s); trying again",
-                " ".join(str(trouble).split())[:200] or type(trouble).__name__,
-                exc_info=None if isinstance(trouble, LOST) else trouble,
+                (lost and " ".join(str(trouble).split())[:200]) or named(trouble),
+                exc_info=None if lost else traced(trouble),
                 extra={"event": "renewal_failed"},
             )
 

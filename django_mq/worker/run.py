@@ -9,14 +9,13 @@ for operators: each on a thread and a connection of its own.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import threading
 from typing import TYPE_CHECKING
 
 from django_mq.executor.connections import LOST, was_refused
-from django_mq.signals import announce_worker, worker_started, worker_stopped
+from django_mq.signals import announce_worker, log_failure, worker_started, worker_stopped
 from django_mq.store import look as looking
 from django_mq.store import notify as doorbell
 from django_mq.worker.held_messages import HeldMessages
@@ -25,8 +24,6 @@ from django_mq.worker.wakeup import Deadline
 
 if TYPE_CHECKING:
     from django_mq.worker import Worker
-
-logger = logging.getLogger("django_mq")
 
 #: Seconds until a backoff level is written again after another session had its row locked.
 WRITE_AGAIN = 0.25
@@ -134,13 +131,13 @@ class Run:
         if not (lost or self._worked):
             raise error  # tables are missing or forbidden: trying again would not help
         if not lost:
-            logger.error("worker loop failed", exc_info=error, extra={"event": "loop_failed"})
+            log_failure("loop_failed", error, "worker loop failed")
         statements = self.parts.statements
         if not (was_refused(error) and statements.is_idle()):
             statements.close()
             self.held.in_doubt = True
         self.parts.fetcher.on_freed()  # what it was about to claim is still due
-        self.parts.outage.wait(error)
+        self.parts.outage.wait(error, logged=not lost)
 
     def _fetch(self) -> float:
         parts = self.parts

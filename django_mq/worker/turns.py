@@ -13,6 +13,7 @@ from psycopg import IsolationLevel
 
 from django_mq.executor.connections import LOST, plain_connection_as
 from django_mq.executor.watchdog import Link
+from django_mq.signals import log_failure
 from django_mq.store.limits import Limits, set_local
 
 logger = logging.getLogger("django_mq")
@@ -67,9 +68,8 @@ class TurnThread(threading.Thread):
         except LOST as error:  # the loop reports it, and waits for the database
             logger.debug("%s put off: %s", self._what, error)
             self.on_failure(lost=True)
-        except Exception:
-            event = f"{self._what}_failed"
-            logger.exception("%s failed", self._what, extra={"event": event})
+        except Exception as error:
+            log_failure(f"{self._what}_failed", error, f"{self._what} failed")
             self.on_failure(lost=False)
 
     def end(self) -> None:

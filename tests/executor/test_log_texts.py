@@ -15,6 +15,7 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from tests.rows import add, stored
 from tests.worker.conftest import Running, Said
+from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -103,6 +104,35 @@ def test_no_text_of_an_exception_is_in_the_log(
     assert f"failed ({__name__}.Fails)" in lines
     assert "is dead: rejected (django_mq.exceptions.Reject)" in lines
     assert f"{__name__}.Fails at {__file__}:" in lines  # where nobody else keeps it
+
+
+def test_a_refused_claim_is_no_lost_database_and_shows_no_row(
+    start: Start, said: Said, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the server says of a refused row has the row in it."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    add(handler="h")
+    running = start()
+    said.wait("message_acked")
+    refusing = "alter table django_mq_queuedmessage {} constraint refusing"
+    with connection.cursor() as cursor:
+        cursor.execute(f"{refusing.format('add')} check (attempts = 0)")
+    try:
+        bad = add(handler="h", payload={"mail": SECRET})
+        until(lambda: "loop_failed" in [getattr(each, "event", "") for each in caplog.records])
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(refusing.format("drop"))
+    said.wait("message_acked", 2)
+    running.stop()
+    lines = all_of(caplog)
+    assert SECRET not in lines
+    assert "worker loop failed: psycopg.errors.CheckViolation" in lines
+    assert "database lost" not in lines
+    assert not QueuedMessage.objects.filter(pk=bad.pk).exists()
 
 
 def test_the_log_has_the_stack_of_a_failure(

@@ -15,10 +15,11 @@ from django.utils import timezone
 from django_mq import queues
 from django_mq.models import FailedAttempt, Operation, QueuedMessage
 from django_mq.operations import steps
+from django_mq.outbox import notify
 from django_mq.policy.message_filter import STATES, MessageFilter
 from django_mq.store import message_filters as filters
 from django_mq.worker.operation_runner import OperationRunner
-from tests.database import second_connection
+from tests.database import listening, second_connection
 from tests.rows import add, add_all, decide, stored
 from tests.test_docs import ROOT, snippets
 
@@ -69,6 +70,28 @@ def test_five_thousand_messages_in_steps_and_what_comes_later_stays(caplog):
     assert "5,000 changed" in entry.change_message
     events = [each for each in caplog.records if getattr(each, "event", "") == "operation_ended"]
     assert [each.done for each in events] == [5000]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("action", "columns", "rings"),
+    [
+        ("requeue", {"dead": -1}, [""]),
+        ("run_now", {"after": 3600}, [""]),
+        ("cancel", {"key": "k"}, [""]),
+        ("discard", {"dead": -1}, []),
+        ("requeue", {}, []),
+    ],
+)
+def test_a_step_rings_for_what_may_run_now(monkeypatch, action, columns, rings):
+    """The worker that takes the step may serve other queues than those of the messages."""
+    monkeypatch.setattr(notify, "_last", {})
+    add(**columns)
+    with listening() as bell:
+        queues.operate(action)
+        bell.heard()
+        run_all()
+        assert bell.heard() == rings
 
 
 @pytest.mark.django_db

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from time import time
 
 from django_mq import handlers
@@ -14,8 +13,7 @@ from django_mq.contrib.tasks.results import TaskAttempts
 from django_mq.executor.ended import DONE, Ended, Settled
 from django_mq.executor.replies import Encoded
 from django_mq.policy.outcomes import DeadLettered
-
-logger = logging.getLogger("django_mq")
+from django_mq.signals import log_failure
 
 
 def tell(ended: Ended) -> None:
@@ -25,12 +23,10 @@ def tell(ended: Ended) -> None:
         return
     try:
         _send(ended)
-    except Exception:
-        logger.exception(
-            "could not announce that task %s has finished",
-            ended.delivery.id,
-            extra={"event": "receiver_failed", "message_id": ended.delivery.id},
-        )
+    except Exception as error:
+        id = ended.delivery.id
+        text = "could not announce that task %s has finished"
+        log_failure("receiver_failed", error, text, id, message_id=id)
 
 
 def _send(ended: Ended) -> None:
