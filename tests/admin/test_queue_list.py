@@ -106,7 +106,7 @@ def test_a_page_of_many_long_queues_counts_less_far(boss, monkeypatch):
 
 def test_a_page_of_long_queues_reads_no_more_than_one_of_shorter_ones(boss, monkeypatch):
     """Sixty queues of 16,000 messages took seconds."""
-    monkeypatch.setattr(totals, "READ", 4 * 20 * 200)
+    monkeypatch.setattr(totals, "READ", 4 * 10 * 80)
 
     def rows() -> int:
         with connection.cursor() as cursor:
@@ -116,7 +116,7 @@ def test_a_page_of_long_queues_reads_no_more_than_one_of_shorter_ones(boss, monk
         return read.rows
 
     with handlers.isolated():
-        add_all({"queue": f"q{n % 20}"} for n in range(20 * 250))
+        add_all({"queue": f"q{n % 10}"} for n in range(10 * 100))
         short = rows()
-        add_all({"queue": f"q{n % 20}"} for n in range(20 * 750))
+        add_all({"queue": f"q{n % 10}"} for n in range(10 * 300))
         assert rows() < 1.5 * short
