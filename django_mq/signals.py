@@ -19,7 +19,7 @@ from django.dispatch import Signal
 from django_mq.conf import get_settings
 from django_mq.exceptions import Reject, Retry, Snooze
 from django_mq.policy.error_text import describe, source_line
-from django_mq.policy.textless import textless
+from django_mq.policy.redacted_error import redacted
 
 if TYPE_CHECKING:
     from django_mq.messages import Delivery
@@ -76,7 +76,7 @@ def traced(error: BaseException | None) -> BaseException | None:
     """
     if error is None or isinstance(error, Retry | Snooze | Reject):
         return None
-    return error if get_settings().log_error_texts else textless(error)
+    return error if get_settings().log_error_texts else redacted(error)
 
 
 def log_failure(

@@ -26,7 +26,7 @@ class TimingRow:
 
     handler: str
     counts: tuple[str, ...]
-    spreads: tuple[Shown | None, ...]
+    durations: tuple[Shown | None, ...]
 
 
 def timing_rows(
@@ -58,8 +58,8 @@ def handlers_of(names: Collection[str]) -> set[str]:
     }
 
 
-def _shown(spread: Durations | None) -> Shown | None:
-    if spread is None:
+def _shown(found: Durations | None) -> Shown | None:
+    if found is None:
         return None
     text = (
         "last %(last)s, from %(min)s to %(max)s, mean %(mean)s, deviation %(deviation)s,"
@@ -67,7 +67,7 @@ def _shown(spread: Durations | None) -> Shown | None:
     )
     names = ("last", "min", "max", "mean", "deviation", "p90")
     return Shown(
-        brief(spread.p50),
-        brief(spread.p99),
-        text % {name: brief(getattr(spread, name)) for name in names},
+        brief(found.p50),
+        brief(found.p99),
+        text % {name: brief(getattr(found, name)) for name in names},
     )

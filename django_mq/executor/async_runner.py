@@ -167,14 +167,14 @@ class AsyncRunner(threading.Thread):
             self._timer = self._loop.call_later(max(0.0, wait), self._start_due)
 
     def _begin(self, tasks: list[Task]) -> None:
-        places = [self._free.pop() for _ in tasks]
+        indexes = [self._free.pop() for _ in tasks]
         fences = [task.delivery.fence for task in tasks]
-        entries = CallEntries(self._scoreboard, places, fences)
-        running = self._loop.create_task(self._run(tasks, entries, places))
+        entries = CallEntries(self._scoreboard, indexes, fences)
+        running = self._loop.create_task(self._run(tasks, entries, indexes))
         self._running[running] = entries
         running.add_done_callback(self._running.pop)
 
-    async def _run(self, tasks: list[Task], entries: CallEntries, places: list[int]) -> None:
+    async def _run(self, tasks: list[Task], entries: CallEntries, indexes: list[int]) -> None:
         ended: list[Ended] = []
         try:
             if ready := await self._ready(tasks):
@@ -190,7 +190,7 @@ class AsyncRunner(threading.Thread):
         finally:
             failed = any(each.settled is not ACKED for each in ended)
             self._slots.end(_ids(tasks), failed=failed)
-            self._free += places
+            self._free += indexes
             self._settler.settle(ended, tasks)
             self._tell_room()
 

@@ -54,18 +54,18 @@ class AsyncSettler(threading.Thread):
         self._outage = outage
         self._settled = settled
         self._left = left
-        self._asked: queue.SimpleQueue[_Start | _Settle | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[_StartRequest | _SettleRequest | None] = queue.SimpleQueue()
 
     def start_leases(self, tasks: list[Task], answer: asyncio.Future[dict[int, bool]]) -> None:
         """Request whole leases for `tasks`.
 
         `answer` gets, by id, whether those still ours have expired; ids of others may be in it.
         """
-        self._asked.put(_Start(tasks, answer))
+        self._asked.put(_StartRequest(tasks, answer))
 
     def settle(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:
         """Request to settle `ended`, save those that are lost; then `left` gets `tasks`."""
-        self._asked.put(_Settle(ended, tasks))
+        self._asked.put(_SettleRequest(ended, tasks))
 
     def end(self) -> None:
         """End the thread after all earlier requests."""
@@ -80,12 +80,12 @@ class AsyncSettler(threading.Thread):
                     while True:
                         asked.append(self._asked.get_nowait())
                 ending = None in asked
-                self._settle([each for each in asked if isinstance(each, _Settle)])
-                self._start([each for each in asked if isinstance(each, _Start)])
+                self._settle([each for each in asked if isinstance(each, _SettleRequest)])
+                self._start([each for each in asked if isinstance(each, _StartRequest)])
         finally:
             self._statements.close()
 
-    def _settle(self, asked: list[_Settle]) -> None:
+    def _settle(self, asked: list[_SettleRequest]) -> None:
         ended = [each for request in asked for each in request.ended]
         lost = [each for each in ended if each.settled is Settled.LOST]
         if lost:
@@ -98,7 +98,7 @@ class AsyncSettler(threading.Thread):
         if tasks := [task for request in asked for task in request.tasks]:
             self._left(tasks)
 
-    def _start(self, asked: list[_Start]) -> None:
+    def _start(self, asked: list[_StartRequest]) -> None:
         if asked:
             started = self._start_all([task for request in asked for task in request.tasks])
             answers = [request.answer for request in asked]
@@ -148,11 +148,11 @@ def _resolve(answers: list[asyncio.Future[dict[int, bool]]], started: dict[int, 
             answer.set_result(started)
 
 
-class _Start(NamedTuple):
+class _StartRequest(NamedTuple):
     tasks: list[Task]
     answer: asyncio.Future[dict[int, bool]]
 
 
-class _Settle(NamedTuple):
+class _SettleRequest(NamedTuple):
     ended: Sequence[Ended]
     tasks: Sequence[Task]

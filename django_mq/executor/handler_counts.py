@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_mq import handlers
 from django_mq.executor.ended import ACKED, Settled
-from django_mq.executor.minutes import Minutes, Source
+from django_mq.executor.minutes import FigureSource, Minutes
 from django_mq.messages import ClaimedRow
 from django_mq.policy.handler_stats import Tally
 from django_mq.policy.outcomes import DeadLettered, Retried
@@ -39,7 +39,7 @@ class Timings:
 
     def __init__(self) -> None:
         self._minutes = Minutes()
-        self._sources: set[Source] = set()
+        self._sources: set[FigureSource] = set()
         self._lock = threading.Lock()
 
     def add(self, ended: Sequence[Ended]) -> None:
@@ -70,7 +70,7 @@ class Timings:
             found.setdefault(source.handler, Tally()).merge(tally)
         return dict(sorted(found.items(), key=lambda item: -item[1].total)[:MOST])
 
-    def by_source(self) -> dict[Source, Tally]:
+    def by_source(self) -> dict[FigureSource, Tally]:
         """Return a copy of the tally of each pair of queue and handler, since the worker started.
 
         Beyond 500 pairs, the queue is empty.
@@ -106,14 +106,14 @@ class Timings:
         with self._lock:
             self._minutes.not_written()
 
-    def _source(self, queue: str, handler: str) -> Source:
+    def _source(self, queue: str, handler: str) -> FigureSource:
         """Return what is counted for a handler by any of its names; unknown names share one."""
-        source = Source(queue, handler)
+        source = FigureSource(queue, handler)
         if source not in self._sources:
             known = handlers.get(handler)
-            source = Source(queue, known.name if known else "")
+            source = FigureSource(queue, known.name if known else "")
             if source not in self._sources and len(self._sources) >= MOST_SOURCES:
-                source = Source("", source.handler)
+                source = FigureSource("", source.handler)
             self._sources.add(source)
         return source
 

@@ -18,18 +18,18 @@ MINUTE = 60
 LATE = 55 * MINUTE
 
 
-class Source(NamedTuple):
+class FigureSource(NamedTuple):
     """The queue and the handler that figures are counted by."""
 
     queue: str
     handler: str
 
 
-class Key(NamedTuple):
+class MinuteKey(NamedTuple):
     """A row of figures; `minute` in seconds since 1970."""
 
     minute: int
-    source: Source
+    source: FigureSource
 
 
 class Minutes:
@@ -39,11 +39,11 @@ class Minutes:
     """
 
     def __init__(self) -> None:
-        self._past: dict[Source, Tally] = {}
-        self._open: dict[Key, Tally] = {}
-        self._arrived: dict[Key, int] = {}
-        self._changed: set[Key] = set()
-        self._taken: set[Key] = set()
+        self._past: dict[FigureSource, Tally] = {}
+        self._open: dict[MinuteKey, Tally] = {}
+        self._arrived: dict[MinuteKey, int] = {}
+        self._changed: set[MinuteKey] = set()
+        self._taken: set[MinuteKey] = set()
         self._offset: float | None = None
         self._latest = 0
 
@@ -63,16 +63,16 @@ class Minutes:
             self._latest = max(self._latest, now - now % MINUTE)
         return self._latest
 
-    def tally(self, source: Source) -> Tally:
+    def tally(self, source: FigureSource) -> Tally:
         """Return the tally of `source` in the current minute, to be added to."""
-        key = Key(self.minute(), source)
+        key = MinuteKey(self.minute(), source)
         self._changed.add(key)
         found = self._open.get(key)
         if found is None:
             found = self._open[key] = Tally()
         return found
 
-    def arrived(self, source: Source, created: Sequence[float]) -> None:
+    def arrived(self, source: FigureSource, created: Sequence[float]) -> None:
         """Count messages in the minute of their creation or, if that is too long ago, now."""
         first, last = (int(at) // MINUTE * MINUTE for at in (min(created), max(created)))
         if first == last:
@@ -81,9 +81,9 @@ class Minutes:
             for at in created:
                 self._arrive(source, int(at) // MINUTE * MINUTE, 1)
 
-    def _arrive(self, source: Source, minute: int, count: int) -> None:
+    def _arrive(self, source: FigureSource, minute: int, count: int) -> None:
         latest = self.minute()
-        key = Key(minute if latest - LATE < minute <= latest else latest, source)
+        key = MinuteKey(minute if latest - LATE < minute <= latest else latest, source)
         self._arrived[key] = self._arrived.get(key, 0) + count
         self._changed.add(key)
 
@@ -118,7 +118,7 @@ class Minutes:
         """Take the same rows again next time: they could not be stored."""
         self._changed |= self._taken
 
-    def total(self, source: Source) -> Tally:
+    def total(self, source: FigureSource) -> Tally:
         """Return the sum of all tallies of `source`."""
         total = Tally()
         for key in sorted(self._open, reverse=True):
@@ -128,12 +128,12 @@ class Minutes:
         return total
 
 
-def _move(counts: dict[Key, Any], minute: int) -> None:
+def _move(counts: dict[MinuteKey, Any], minute: int) -> None:
     for key in list(counts):
         counts[key._replace(minute=minute)] = counts.pop(key)
 
 
-def _row(key: Key, tally: Tally) -> MinuteRow:
+def _row(key: MinuteKey, tally: Tally) -> MinuteRow:
     return MinuteRow(
         key.minute,
         *key.source,

@@ -34,7 +34,7 @@ _THREAD = struct.Struct("=Q")
 _NOTHING = _ID.pack(0)
 
 
-class Mover(IntEnum):
+class MonitoredPart(IntEnum):
     """A part of a worker process that must not stand still."""
 
     LOOP = 0
@@ -62,7 +62,7 @@ class Scoreboard:
 
     def __init__(self, entries: int) -> None:
         self._size = max(1, entries) * _ENTRY.size
-        self._threads_at = self._size + _COUNT.size + len(Mover) * _MOVING.size
+        self._threads_at = self._size + _COUNT.size + len(MonitoredPart) * _MOVING.size
         self._memory = mmap.mmap(-1, self._threads_at + max(1, entries) * _THREAD.size)
         self._number = ("", 0)
         self.entries = entries
@@ -135,23 +135,23 @@ class Scoreboard:
         """Say whether any message has started since `wipe()`, even if it has ended."""
         return self._memory[: self._size] != bytes(self._size)
 
-    def moved(self, mover: Mover, seconds: float) -> None:
-        """Note that `mover` has moved, and must do so again within `seconds`."""
-        at = self._size + _COUNT.size + mover * _MOVING.size
+    def moved(self, part: MonitoredPart, seconds: float) -> None:
+        """Note that `part` has moved, and must do so again within `seconds`."""
+        at = self._size + _COUNT.size + part * _MOVING.size
         _MOVING.pack_into(self._memory, at, monotonic() + seconds)
 
-    def still(self) -> list[Mover]:
+    def still(self) -> list[MonitoredPart]:
         """Return what began to move and has stood still for too long."""
         now = monotonic()
-        return [mover for mover, until in self._marks() if 0 < until < now]
+        return [part for part, until in self._marks() if 0 < until < now]
 
-    def moves(self, mover: Mover) -> bool:
-        """Say whether `mover` has begun to move, and does not stand still."""
-        return dict(self._marks())[mover] >= monotonic()
+    def moves(self, part: MonitoredPart) -> bool:
+        """Say whether `part` has begun to move, and does not stand still."""
+        return dict(self._marks())[part] >= monotonic()
 
-    def _marks(self) -> Iterator[tuple[Mover, float]]:
+    def _marks(self) -> Iterator[tuple[MonitoredPart, float]]:
         marks = _MOVING.iter_unpack(self._memory[self._size + _COUNT.size : self._threads_at])
-        return ((mover, until) for mover, (until,) in zip(Mover, marks, strict=True))
+        return ((part, until) for part, (until,) in zip(MonitoredPart, marks, strict=True))
 
     def wipe(self) -> None:
         """Clear all entries for the next process that writes here, but keep `taken`."""
@@ -211,10 +211,10 @@ class CallEntries:
     """
 
     def __init__(
-        self, scoreboard: Scoreboard, places: Sequence[int], fences: Sequence[Fence]
+        self, scoreboard: Scoreboard, indexes: Sequence[int], fences: Sequence[Fence]
     ) -> None:
         self._scoreboard = scoreboard
-        self._entries = {fence.id: (at, fence) for at, fence in zip(places, fences, strict=False)}
+        self._entries = {fence.id: (at, fence) for at, fence in zip(indexes, fences, strict=False)}
         self._lock = threading.Lock()
         self._began = 0.0
         #: What cancels the call, once that has begun.

@@ -188,12 +188,12 @@ def _innermost(function: Callable[..., Any]) -> tuple[Any, int]:
 
 
 def _annotation(function: Callable[..., Any]) -> Any:
-    inner, place = _innermost(function)
+    inner, index = _innermost(function)
     code = getattr(inner, "__code__", None)
-    if code is None or place >= code.co_argcount:
+    if code is None or index >= code.co_argcount:
         return None
     try:
-        return inner.__annotations__.get(code.co_varnames[place])
+        return inner.__annotations__.get(code.co_varnames[index])
     except NameError:  # Python 3.14 evaluates them here: too early for a module half imported
         return inspect.Parameter.empty
 

@@ -96,7 +96,7 @@ def message(type: str, *, version: int = 1) -> Callable[[C], C]:
                 " above @dataclass"
             )
         holder = _by_type.get(type)
-        if holder is not None and _place(holder.cls) != _place(cls):
+        if holder is not None and _full_name(holder.cls) != _full_name(cls):
             raise InvalidMessage(
                 f"{type} is already the type of {holder.cls.__qualname__}: a type has one class;"
                 " raise its version when the fields change"
@@ -117,7 +117,7 @@ def upcast(type: str, from_version: int) -> Callable[[U], U]:
 
     def register(function: U) -> U:
         known = _upcasts.get((type, from_version))
-        if known is not None and _place(known) != _place(function):
+        if known is not None and _full_name(known) != _full_name(function):
             raise InvalidMessage(f"version {from_version} of {type} already has an upcast")
         _upcasts[type, from_version] = function
         return function
@@ -161,7 +161,7 @@ def isolated() -> Iterator[None]:
 _Type = type
 
 
-def _place(thing: Any) -> tuple[str, str]:
+def _full_name(thing: Any) -> tuple[str, str]:
     """Return what stays the same when a module is reloaded."""
     return thing.__module__, thing.__qualname__
 

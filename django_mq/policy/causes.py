@@ -6,23 +6,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class Node(NamedTuple):
     """A message in a tree, `depth` broadcasts below the top."""
 
     depth: int
     id: int
 
 
-def tree(causes: Mapping[int, int | None]) -> Iterator[Place]:
+def tree(causes: Mapping[int, int | None]) -> Iterator[Node]:
     """Yield every message of `causes`, each below its cause and in the order of the ids.
 
     `causes` gives the id of each message's cause; None if no handler broadcast it. A cause that is
     not itself in `causes` is also yielded, above its effects. Rows that other programs wrote may
     cause each other in a circle: these come last, at the top.
 
-    >>> [tuple(place) for place in tree({1: None, 4: 2, 2: 1, 3: 1, 9: 8})]
+    >>> [tuple(node) for node in tree({1: None, 4: 2, 2: 1, 3: 1, 9: 8})]
     [(0, 1), (1, 2), (2, 4), (1, 3), (0, 8), (1, 9)]
-    >>> [tuple(place) for place in tree({1: 2, 2: 1})]
+    >>> [tuple(node) for node in tree({1: 2, 2: 1})]
     [(0, 1), (1, 2)]
     """
     effects: dict[int, list[int]] = {}
@@ -41,15 +41,13 @@ def tree(causes: Mapping[int, int | None]) -> Iterator[Place]:
             yield from _below([id], effects, seen)
 
 
-def _below(
-    tops: Iterable[int], effects: Mapping[int, list[int]], seen: set[int]
-) -> Iterator[Place]:
-    stack = [Place(0, id) for id in reversed(list(tops))]
+def _below(tops: Iterable[int], effects: Mapping[int, list[int]], seen: set[int]) -> Iterator[Node]:
+    stack = [Node(0, id) for id in reversed(list(tops))]
     while stack:
-        place = stack.pop()
-        if place.id in seen:
+        node = stack.pop()
+        if node.id in seen:
             continue
-        seen.add(place.id)
-        yield place
-        under = sorted(effects.get(place.id, ()), reverse=True)
-        stack += [Place(place.depth + 1, id) for id in under]
+        seen.add(node.id)
+        yield node
+        under = sorted(effects.get(node.id, ()), reverse=True)
+        stack += [Node(node.depth + 1, id) for id in under]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
-from django_mq.policy.histogram import BOUNDS, Spread
+from django_mq.policy.histogram import BOUNDS, Histogram
 
 #: The media type of this format.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -30,26 +30,26 @@ def family(name: str, kind: str, help: str, samples: Iterable[tuple[Labels, floa
     return "".join((f"# HELP {name} {help}\n# TYPE {name} {kind}\n", *lines))
 
 
-def histogram(name: str, help: str, samples: Iterable[tuple[Labels, Spread]]) -> str:
+def histogram(name: str, help: str, samples: Iterable[tuple[Labels, Histogram]]) -> str:
     """Return one family of histograms.
 
-    >>> spread = Spread()
-    >>> spread.add([0.25, 0.5, 50.0])
-    >>> text = histogram("run", "Ran.", [({}, spread)])
+    >>> ran = Histogram()
+    >>> ran.add([0.25, 0.5, 50.0])
+    >>> text = histogram("run", "Ran.", [({}, ran)])
     >>> [line for line in text.splitlines() if "1.0" in line or "sum" in line or "Inf" in line]
     ['run_bucket{le="1.0"} 2', 'run_bucket{le="+Inf"} 3', 'run_sum 50.75']
     """
-    lines = (line for labels, spread in samples for line in _histogram(name, labels, spread))
+    lines = (line for labels, counted in samples for line in _histogram(name, labels, counted))
     return "".join((f"# HELP {name} {help}\n# TYPE {name} histogram\n", *lines))
 
 
-def _histogram(name: str, labels: Labels, spread: Spread) -> Iterator[str]:
-    up_to = list(accumulate(spread.buckets))
+def _histogram(name: str, labels: Labels, counted: Histogram) -> Iterator[str]:
+    up_to = list(accumulate(counted.buckets))
     for n in SHOWN:
         yield _line(f"{name}_bucket", {**labels, "le": repr(round(BOUNDS[n], 6))}, up_to[n])
-    yield _line(f"{name}_bucket", {**labels, "le": "+Inf"}, spread.count)
-    yield _line(f"{name}_sum", labels, spread.mean * spread.count)
-    yield _line(f"{name}_count", labels, spread.count)
+    yield _line(f"{name}_bucket", {**labels, "le": "+Inf"}, counted.count)
+    yield _line(f"{name}_sum", labels, counted.mean * counted.count)
+    yield _line(f"{name}_count", labels, counted.count)
 
 
 def _line(name: str, labels: Labels, value: float) -> str:

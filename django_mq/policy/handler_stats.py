@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django_mq.policy.histogram import Durations, Spread, whole
+from django_mq.policy.histogram import Durations, Histogram, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Tally:
     snoozed: int = 0
     dead: int = 0
     last_at: datetime | None = None
-    waited: Spread = field(default_factory=Spread)
-    ran: Spread = field(default_factory=Spread)
+    waited: Histogram = field(default_factory=Histogram)
+    ran: Histogram = field(default_factory=Histogram)
 
     @property
     def total(self) -> int:
@@ -99,7 +99,7 @@ class Tally:
         last_at = datetime.fromisoformat(at) if at else None
         if last_at and last_at.tzinfo is None:
             raise ValueError("has no moment of its last message")
-        waited, ran = (Spread.from_json(value.get(each)) for each in ("waited", "ran"))
+        waited, ran = (Histogram.from_json(value.get(each)) for each in ("waited", "ran"))
         return cls(**counts, last_at=last_at, waited=waited, ran=ran)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 MOST, LONGEST = 2**53, 1e100
 #: Ten buckets per power of ten, from a microsecond to a million seconds: the middle of a bucket is
 #: within 13 % of each duration in it. The first and last buckets take everything beyond.
-BOUNDS = tuple(10.0 ** (place / 10 - 6) for place in range(121))
+BOUNDS = tuple(10.0 ** (step / 10 - 6) for step in range(121))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Durations:
 
 
 @dataclass(slots=True)
-class Spread:
+class Histogram:
     """The histogram; `squares` is the sum of the squared distances from the mean."""
 
     count: int = 0
@@ -59,7 +59,7 @@ class Spread:
             ordered = sorted(max(0.0, value) for value in ordered)
         count = len(ordered)
         mean = math.fsum(ordered) / count
-        other = Spread(
+        other = Histogram(
             count=count,
             last=max(0.0, values[-1]),
             least=ordered[0],
@@ -78,7 +78,7 @@ class Spread:
             self.buckets[bucket] += end - start
             start = end
 
-    def merge(self, other: Spread) -> None:
+    def merge(self, other: Histogram) -> None:
         """Add the durations of another process as the earlier ones: `last` stays, if set."""
         last = self.last if self.count else other.last
         self._merge_moments(other)
@@ -86,7 +86,7 @@ class Spread:
         for bucket, count in enumerate(other.buckets):
             self.buckets[bucket] += count
 
-    def _merge_moments(self, other: Spread) -> None:
+    def _merge_moments(self, other: Histogram) -> None:
         """Add up count, extremes, mean and squares.
 
         Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise
@@ -106,9 +106,9 @@ class Spread:
     def percentile(self, share: float) -> float:
         """Return the duration that `share` of all do not exceed: the middle of its bucket.
 
-        >>> spread = Spread()
-        >>> spread.add([0.010] * 98 + [5.0, 7.0])
-        >>> round(spread.percentile(0.5), 4), round(spread.percentile(0.99), 2)
+        >>> histogram = Histogram()
+        >>> histogram.add([0.010] * 98 + [5.0, 7.0])
+        >>> round(histogram.percentile(0.5), 4), round(histogram.percentile(0.99), 2)
         (0.0112, 4.47)
         """
         wanted = max(1, math.ceil(self.count * share))
@@ -136,11 +136,11 @@ class Spread:
     def as_json(self) -> dict[str, Any]:
         """Return JSON data for `from_json()`, with the buckets from the first to the last used.
 
-        >>> spread = Spread()
-        >>> spread.add([0.25, 0.25, 0.75])
-        >>> spread.as_json()["first"], spread.as_json()["buckets"]
+        >>> histogram = Histogram()
+        >>> histogram.add([0.25, 0.25, 0.75])
+        >>> histogram.as_json()["first"], histogram.as_json()["buckets"]
         (54, [2, 0, 0, 0, 0, 1])
-        >>> Spread.from_json(spread.as_json()) == spread
+        >>> Histogram.from_json(histogram.as_json()) == histogram
         True
         """
         used = [bucket for bucket, count in enumerate(self.buckets) if count]
@@ -156,15 +156,15 @@ class Spread:
     def counts(self) -> dict[int, int]:
         """Return the counts of the buckets in use, by number.
 
-        >>> spread = Spread()
-        >>> spread.add([0.25, 0.25, 0.75])
-        >>> spread.counts()
+        >>> histogram = Histogram()
+        >>> histogram.add([0.25, 0.25, 0.75])
+        >>> histogram.counts()
         {54: 2, 59: 1}
         """
         return {bucket: count for bucket, count in enumerate(self.buckets) if count}
 
     @classmethod
-    def from_json(cls, value: object) -> Spread:
+    def from_json(cls, value: object) -> Histogram:
         """Return the histogram that `as_json()` wrote; raise ValueError for any other data."""
         if not isinstance(value, Mapping):
             raise ValueError("is not an object")
@@ -172,13 +172,13 @@ class Spread:
         first = whole(value.get("first"))
         if not isinstance(counts, list) or first + len(counts) > len(BOUNDS) + 1:
             raise ValueError("has other buckets")
-        spread = cls(whole(value.get("count")))
+        histogram = cls(whole(value.get("count")))
         for each in _MOMENTS:
-            setattr(spread, each, _seconds(value.get(each)))
-        spread.buckets[first : first + len(counts)] = map(whole, counts)
-        if sum(spread.buckets) != spread.count:
+            setattr(histogram, each, _seconds(value.get(each)))
+        histogram.buckets[first : first + len(counts)] = map(whole, counts)
+        if sum(histogram.buckets) != histogram.count:
             raise ValueError("does not add up")
-        return spread
+        return histogram
 
 
 _MOMENTS = ("last", "least", "most", "mean", "squares")

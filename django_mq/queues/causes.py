@@ -68,21 +68,19 @@ def chain(id: int, *, using: str | None = None) -> Chain:
     if len(found) > MOST or len(stored) == MOST or len(handled) == MOST:
         complete = False
         found = dict(sorted(found.items())[:MOST])
-    places = list(tree(_causes(found, first)))
+    nodes = list(tree(_causes(found, first)))
     states = _states(alias, [each.id for each in stored])
-    lost = _lost(alias, [place.id for place in places if place.id not in found])
+    lost = _lost(alias, [node.id for node in nodes if node.id not in found])
     links = []
-    for place in places:
-        each = found.get(place.id)
+    for node in nodes:
+        each = found.get(node.id)
         if each is None:
-            links.append(
-                ChainLink(place.depth, place.id, *lost.get(place.id, ("", "", "")), "gone")
-            )
+            links.append(ChainLink(node.depth, node.id, *lost.get(node.id, ("", "", "")), "gone"))
         else:
             state = "handled" if each.ended_at is not None else states.get(each.id, "gone")
             links.append(
                 ChainLink(
-                    place.depth, each.id, each.type, each.handler, each.queue, state, each.ended_at
+                    node.depth, each.id, each.type, each.handler, each.queue, state, each.ended_at
                 )
             )
     return Chain(name, tuple(links), complete)

@@ -181,7 +181,7 @@ def claim(
         },
     )
     found = cursor.fetchall()
-    found.sort(key=_place)  # RETURNING promises no order
+    found.sort(key=_number)  # RETURNING promises no order
     marks = {(row[1], row[7]): (row[WIDTH], row[0]) for row in found}
     return Claim([ClaimedRow._make(row[:WIDTH]) for row in found], marks)
 
@@ -196,4 +196,4 @@ def lane_columns(lanes: Sequence[Lane]) -> dict[str, object]:
     }
 
 
-_place = itemgetter(WIDTH + 1)
+_number = itemgetter(WIDTH + 1)

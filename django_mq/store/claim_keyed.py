@@ -293,7 +293,7 @@ def claim(
 
 def _line_columns(lines: Sequence[Sequence[object]]) -> dict[str, object]:
     names = ("line_queues", "line_handlers", "line_keys", "line_places")
-    return {name: [line[place] for line in lines] for place, name in enumerate(names)}
+    return {name: [line[index] for line in lines] for index, name in enumerate(names)}
 
 
 def _turn(row: Sequence[int]) -> int:

@@ -63,8 +63,8 @@ def _insert_few(
 def one_statement(rows: Sequence[NewRow]) -> tuple[str, Sequence[object]]:
     """Return the statement that inserts a few rows and returns their ids, and its parameters."""
     if all(row[_GIVEN:] == _DEFAULTS for row in rows):
-        places = ", ".join(["(%s, %s, %s, %s, %s)"] * len(rows))
-        return INSERT_PLAIN.format(places), [value for row in rows for value in row[:_GIVEN]]
+        values = ", ".join(["(%s, %s, %s, %s, %s)"] * len(rows))
+        return INSERT_PLAIN.format(values), [value for row in rows for value in row[:_GIVEN]]
     if len(rows) == 1:
         return INSERT_ONE, rows[0]
     return INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",)

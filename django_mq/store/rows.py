@@ -102,12 +102,12 @@ class Rows(Sequence[NewRow]):
             yield kind.row(payload)
 
     @overload
-    def __getitem__(self, place: int) -> NewRow: ...
+    def __getitem__(self, index: int) -> NewRow: ...
     @overload
-    def __getitem__(self, place: slice) -> Rows: ...
-    def __getitem__(self, place: int | slice) -> NewRow | Rows:
-        if isinstance(place, int):
-            return self.kinds[place].row(self.payloads[place])
+    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: int | slice) -> NewRow | Rows:
+        if isinstance(index, int):
+            return self.kinds[index].row(self.payloads[index])
         found = Rows()
-        found.kinds, found.payloads = self.kinds[place], self.payloads[place]
+        found.kinds, found.payloads = self.kinds[index], self.payloads[index]
         return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
-from django_mq.executor.scoreboard import Entry, Mover, Scoreboard
+from django_mq.executor.scoreboard import Entry, MonitoredPart, Scoreboard
 from django_mq.messages import Fence
 from django_mq.policy.outcomes import was_stopped
 from django_mq.policy.stack import running_in
@@ -34,7 +34,11 @@ STACK_SECONDS = 0.1
 KILLED = float("inf")
 MEGABYTE = 1024 * 1024
 #: The names of the parts, for probes.
-STANDING = {Mover.LOOP: "loop", Mover.RENEWAL: "renewal of leases", Mover.LISTENER: "listener"}
+STANDING = {
+    MonitoredPart.LOOP: "loop",
+    MonitoredPart.RENEWAL: "renewal of leases",
+    MonitoredPart.LISTENER: "listener",
+}
 #: Seconds that a process has to read a line from its supervisor.
 PATIENCE = 0.5
 
@@ -207,14 +211,14 @@ class ProcessSlot:
             )
         if draining or self.recycling:
             return []
-        still = (each for each in self.scoreboard.still() if each is not Mover.DATABASE)
+        still = (each for each in self.scoreboard.still() if each is not MonitoredPart.DATABASE)
         return [f"worker process {self.pid}: the {STANDING[each]} stands still" for each in still]
 
     def unready(self) -> list[str]:
         """Return what makes a live slot not ready: its database has not answered, or not lately."""
-        if not self.pid or self.recycling or self.scoreboard.moves(Mover.DATABASE):
+        if not self.pid or self.recycling or self.scoreboard.moves(MonitoredPart.DATABASE):
             return []
-        answered = Mover.DATABASE in self.scoreboard.still()
+        answered = MonitoredPart.DATABASE in self.scoreboard.still()
         why = "the database does not answer" if answered else "it has not used the tables yet"
         return [f"worker process {self.pid}: {why}"]
 

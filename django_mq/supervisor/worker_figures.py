@@ -15,7 +15,7 @@ from django_mq.policy.exposition import family, histogram
 from django_mq.policy.handler_stats import Tally
 
 if TYPE_CHECKING:
-    from django_mq.executor.minutes import Source
+    from django_mq.executor.minutes import FigureSource
 
 #: Seconds between two reports of a process.
 EVERY = 5.0
@@ -32,9 +32,9 @@ class Reports:
     `read()` returns the totals since the process started.
     """
 
-    def __init__(self, read: Callable[[], Mapping[Source, Tally]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[FigureSource, Tally]]) -> None:
         self._read = read
-        self._sent: dict[Source, Tally] = {}
+        self._sent: dict[FigureSource, Tally] = {}
 
     def changed(self) -> Iterator[bytes]:
         """Yield a line for each total that changed."""

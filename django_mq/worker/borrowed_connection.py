@@ -12,7 +12,7 @@ from django_mq.exceptions import HandlerBrokeTransaction
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-NAME = "django_mq_shelter"
+NAME = "django_mq_guard"
 
 LEFT_OPEN = "the handler left an atomic() block open: leave each with the with statement"
 SWALLOWED = """\
@@ -24,7 +24,7 @@ the handler closed the connection, or ended the transaction of the test: use Tra
 for a handler that does"""
 
 
-class Shelter:
+class TransactionGuard:
     """Keeps a test's transaction usable after any handler that is not atomic.
 
     In a worker each statement of such a handler commits by itself, and a failed one does no harm.

@@ -34,7 +34,7 @@ from django_mq.store import leases
 from django_mq.store import look as looking
 from django_mq.store import ordered_queues as lines
 from django_mq.store.claim import Lane
-from django_mq.worker.borrowed_connection import Shelter
+from django_mq.worker.borrowed_connection import TransactionGuard
 from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.ordered_queues import PIECE
@@ -209,16 +209,16 @@ class Drain:
         function: Any = task.handler.call
         if task.handler.is_async:
             function = async_to_sync(function)
-        shelter = Shelter(self._connection)
+        guard = TransactionGuard(self._connection)
         began = perf_counter()
         result, error = run_call(function, leased)
         seconds = perf_counter() - began
         try:
-            kept = shelter.end(error)
+            kept = guard.end(error)
         except HandlerBrokeTransaction as broke:
             self._note([self._end(delivery, broke, seconds)])
             raise
-        if shelter.undone:
+        if guard.undone:
             delivery.finished = False
         [ended] = leased.end(self._policy, result, kept, seconds)
         self._settle(ended)

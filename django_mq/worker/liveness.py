@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from django_mq.executor.connections import Outage
-from django_mq.executor.scoreboard import Mover, Scoreboard
+from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.executor.watchdog import Link, Watchdog
 
 #: A part stands still when it has not moved for INTERVALS of its intervals, and at least for STILL
@@ -35,12 +35,12 @@ class Liveness:
         self._watchdog = watchdog
         self._outage = outage
         self._poll = poll
-        self._intervals: dict[Mover, float] = {}
+        self._intervals: dict[MonitoredPart, float] = {}
 
-    def follow(self, mover: Mover, interval: float, progress: Callable[[], object]) -> None:
+    def follow(self, part: MonitoredPart, interval: float, progress: Callable[[], object]) -> None:
         """Report a part as moving each time that `progress()` has changed."""
-        self._intervals[mover] = interval
-        self._watchdog.follow(progress, lambda: self._scoreboard.moved(mover, patience(interval)))
+        self._intervals[part] = interval
+        self._watchdog.follow(progress, lambda: self._scoreboard.moved(part, patience(interval)))
 
     def follow_answers(self, link: Link) -> None:
         """Note that the database answers on `link`, once the tables have proved usable."""
@@ -52,9 +52,9 @@ class Liveness:
         """Note that the tables can be used, and that all parts move: the worker is ready."""
         self.usable = True
         self._note_answers()
-        for mover, interval in self._intervals.items():
-            self._scoreboard.moved(mover, patience(interval))
+        for part, interval in self._intervals.items():
+            self._scoreboard.moved(part, patience(interval))
 
     def _note_answers(self) -> None:
         within = 0.0 if self._outage.lost else patience(self._poll)
-        self._scoreboard.moved(Mover.DATABASE, within)
+        self._scoreboard.moved(MonitoredPart.DATABASE, within)

@@ -13,10 +13,10 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.store import Cursor
 from django_mq.worker import chores
-from django_mq.worker.turns import LAST, TurnThread
+from django_mq.worker.wakeable_thread import LAST, WakeableThread
 
 
-class Maintenance(TurnThread):
+class Maintenance(WakeableThread):
     """Does the chores of the fleet when it is this worker's turn."""
 
     def __init__(self, alias: str, settings: Settings, *, link: Link | None = None) -> None:

@@ -15,7 +15,7 @@ from django_mq.executor.watchdog import Link
 from django_mq.operations.steps import OperationStep, StepRefused, fail_step, take_step
 from django_mq.store import Cursor
 from django_mq.store import operations as store
-from django_mq.worker.turns import TurnThread
+from django_mq.worker.wakeable_thread import WakeableThread
 
 #: Seconds between two steps, so that an operator's statement can lock the row.
 BREATH = 0.02
@@ -30,7 +30,7 @@ PASSING = (
 )
 
 
-class OperationRunner(TurnThread):
+class OperationRunner(WakeableThread):
     """Takes steps of operations while there are any.
 
     `on_freed()` is called when messages became due, on this thread.

@@ -17,7 +17,7 @@ from django_mq.executor.executor import Executor
 from django_mq.executor.lingering import LINGER_SHARE
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.retry_policies import policies
-from django_mq.executor.scoreboard import ExecutorEntries, Mover
+from django_mq.executor.scoreboard import ExecutorEntries, MonitoredPart
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link, Watchdog
 from django_mq.worker.claims import ClaimRouter
@@ -240,11 +240,15 @@ class Parts:
                 on_command=self.lease_keeper.hurry,
             )
             listener = self.listener
-            self.liveness.follow(Mover.LISTENER, PING, lambda: (listener.turns, hearing.progress()))
+            self.liveness.follow(
+                MonitoredPart.LISTENER, PING, lambda: (listener.turns, hearing.progress())
+            )
         link, keeper, poll = self.statements.link, self.lease_keeper, self._settings.poll_interval
-        self.liveness.follow(Mover.LOOP, poll, lambda: (self.rounds, link.progress()))
+        self.liveness.follow(MonitoredPart.LOOP, poll, lambda: (self.rounds, link.progress()))
         self.liveness.follow(
-            Mover.RENEWAL, keeper.every, lambda: (keeper.steps, self.renewal_link.progress())
+            MonitoredPart.RENEWAL,
+            keeper.every,
+            lambda: (keeper.steps, self.renewal_link.progress()),
         )
         self.liveness.follow_answers(link)
 

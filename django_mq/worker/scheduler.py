@@ -20,18 +20,18 @@ from django_mq.schedules.declaring import FRESH, declare_all, keep_declared, ret
 from django_mq.schedules.firing import fire_due
 from django_mq.store import Cursor
 from django_mq.store import schedules as store
-from django_mq.worker.turns import TurnThread
+from django_mq.worker.wakeable_thread import WakeableThread
 
 logger = logging.getLogger("django_mq")
 
 #: The workers of a fleet look up to this many seconds apart when a schedule is due: the first one
 #: broadcasts it, and the others see that it has moved on.
-SPREAD = 0.2
+JITTER = 0.2
 #: Seconds until the next turn while something stays due, and after a turn that failed.
 AGAIN, AFTER_FAILURE = 1.0, 5.0
 
 
-class Scheduler(TurnThread):
+class Scheduler(WakeableThread):
     """Stores the schedules of this process's code, and broadcasts every schedule that is due.
 
     `on_fired()` is called when messages were broadcast, on this thread.
@@ -72,7 +72,7 @@ class Scheduler(TurnThread):
             if wait is None:
                 self._due_at = float("inf")
             elif wait > 0:
-                self._due_at = now + wait + SPREAD * random()  # noqa: S311  (no secret)
+                self._due_at = now + wait + JITTER * random()  # noqa: S311  (no secret)
             elif now < self._rests_until:
                 self._due_at = self._rests_until
             else:

@@ -31,9 +31,9 @@ def minute(ago=0, queue="mail", handler="shop.send", **given):
     MinuteFigures.objects.create(minute=at, worker=f"w{ago}", queue=queue, handler=handler, **given)
 
 
-def lines(response):
+def busy(response):
     """Return the names of the queues in the order of the page."""
-    return [each.row.counts.queue for each in response.context["lines"]]
+    return [each.row.counts.queue for each in response.context["busy"]]
 
 
 def live(client, **query):
@@ -47,7 +47,7 @@ def test_queues_by_the_age_of_their_oldest(boss):
     add("young", after=-5), add_all([{"queue": "young", "after": -4}] * 5)
     add("old", after=-4000), add("delayed", after=60), add("dead", dead=-60)
     response = live(boss)
-    assert lines(response) == ["old", "young", "delayed", "dead"]
+    assert busy(response) == ["old", "young", "delayed", "dead"]
     words = text(response)
     assert "1 h 6 min" in words
     assert "no worker" in words
@@ -71,7 +71,7 @@ def test_rates_and_when_a_queue_is_empty(boss):
     minute(1, acked=2400, broadcast=300)
     add_all([{"created": -3600}] * 70)
     add("stopped", created=-3600), decide("stopped", paused=-5)
-    mail, stopped = live(boss).context["lines"]
+    mail, stopped = live(boss).context["busy"]
     assert mail.incoming.endswith("/s")
     assert mail.outgoing.endswith("/s")
     assert mail.empty_in in ("7 s", "8 s", "9 s", "10 s")
@@ -133,10 +133,10 @@ def test_a_depth_beyond_the_count_is_an_estimate(boss, monkeypatch):
     monkeypatch.setattr(totals, "MOST", 50)
     add_all([{"created": -3600}] * 800 + [{"queue": "small"}] * 40 + [{"dead": -60}] * 20)
     with connection.cursor() as cursor:
-        assert live(boss).context["lines"][0].depth == "> 50"
+        assert live(boss).context["busy"][0].depth == "> 50"
         cursor.execute("analyze django_mq_queuedmessage")
     minute(1, acked=12000)
-    mail, small = live(boss).context["lines"]
+    mail, small = live(boss).context["busy"]
     assert mail.depth == "≈ 800"
     assert mail.empty_in.startswith("≈ ")
     assert small.depth == "40"
@@ -241,7 +241,7 @@ def test_it_costs_few_queries_whatever_there_is(boss):
             assert boss.get(address).status_code == 200
         assert len(queries) <= 20, address
     response = live(boss)
-    assert len(response.context["lines"]) == overview.LISTED
+    assert len(response.context["busy"]) == overview.LISTED
     assert "more queues" in text(response)
     assert len(response.context["handlers"]) == overview.HANDLERS
     assert "and 5 more handlers" in text(response)

@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_mq.policy.histogram import Spread, brief
+from django_mq.policy.histogram import Histogram, brief
 
 durations = st.floats(1e-6, 1e6) | st.sampled_from([1e-6, 0.001, 1.0, 10.0, 1e6])
 
 
-def spread_of(values: list[float], *, piece: int = 0) -> Spread:
-    spread = Spread()
+def histogram_of(values: list[float], *, piece: int = 0) -> Histogram:
+    histogram = Histogram()
     for start in range(0, len(values), piece or len(values)):
-        spread.add(values[start : start + (piece or len(values))])
-    return spread
+        histogram.add(values[start : start + (piece or len(values))])
+    return histogram
 
 
 @given(st.lists(durations, min_size=1, max_size=60), st.integers(1, 7))
 def test_the_numbers_of_many_durations(values: list[float], piece: int) -> None:
     """CAR-42: last, min, max, mean, deviation, percentiles; however they came together."""
-    found = spread_of(values, piece=piece).durations()
+    found = histogram_of(values, piece=piece).durations()
     assert found is not None
     assert (found.count, found.last) == (len(values), values[-1])
     assert (found.min, found.max) == (min(values), max(values))
@@ -42,11 +42,11 @@ def test_the_numbers_of_many_durations(values: list[float], piece: int) -> None:
 
 @given(st.lists(st.lists(durations, max_size=20), min_size=1, max_size=4))
 def test_several_processes_add_up(parts: list[list[float]]) -> None:
-    spreads = [spread_of(part) if part else Spread() for part in parts]
-    added = Spread()
-    for spread in spreads:
-        added.merge(spread)
-    alone = Spread()
+    histograms = [histogram_of(part) if part else Histogram() for part in parts]
+    added = Histogram()
+    for histogram in histograms:
+        added.merge(histogram)
+    alone = Histogram()
     for part in reversed(parts):  # what is there already is the later
         alone.add(part)
     assert added.buckets == alone.buckets
@@ -57,35 +57,35 @@ def test_several_processes_add_up(parts: list[list[float]]) -> None:
 
 
 def test_nothing_has_no_numbers() -> None:
-    spread = Spread()
-    spread.add([])
-    spread.merge(Spread())
-    assert spread.durations() is None
+    histogram = Histogram()
+    histogram.add([])
+    histogram.merge(Histogram())
+    assert histogram.durations() is None
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-9, 5e7])
 def test_beyond_the_buckets(value: float) -> None:
-    found = spread_of([value]).durations()
+    found = histogram_of([value]).durations()
     assert found is not None
     assert (found.min, found.p50, found.p99) == (value, value, value)
 
 
 def test_less_than_no_time_is_none() -> None:
     """Somebody wrote a row of tomorrow."""
-    found = spread_of([0.5, -3.0]).durations()
+    found = histogram_of([0.5, -3.0]).durations()
     assert found is not None
     assert (found.min, found.max, found.last, found.mean) == (0.0, 0.5, 0.0, 0.25)
 
 
 @given(st.lists(durations, max_size=40))
 def test_what_was_written_is_read(values: list[float]) -> None:
-    spread = spread_of(values) if values else Spread()
-    text = json.dumps(spread.as_json())
-    assert Spread.from_json(json.loads(text)) == spread
+    histogram = histogram_of(values) if values else Histogram()
+    text = json.dumps(histogram.as_json())
+    assert Histogram.from_json(json.loads(text)) == histogram
     assert len(text) < 1200
 
 
-GOOD: dict[str, Any] = spread_of([0.5, 2.0]).as_json()
+GOOD: dict[str, Any] = histogram_of([0.5, 2.0]).as_json()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ GOOD: dict[str, Any] = spread_of([0.5, 2.0]).as_json()
 )
 def test_what_nobody_here_would_write_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match=r"is no|has other|add up"):
-        Spread.from_json(bad)
+        Histogram.from_json(bad)
 
 
 def test_words_for_a_narrow_column() -> None:

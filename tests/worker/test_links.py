@@ -13,7 +13,7 @@ from django.db import connection, connections
 
 from django_mq import handler
 from django_mq.executor import watchdog as watchdog_module
-from django_mq.executor.scoreboard import Mover, Scoreboard
+from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.executor.watchdog import TICK, Link
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
@@ -279,23 +279,23 @@ def test_a_loop_that_stands_still_is_seen(
         return fetch(cursor)
 
     monkeypatch.setattr(parts.fetcher, "fetch", stuck)
-    until(lambda: board.moves(Mover.DATABASE))
-    until(lambda: Mover.LOOP in board.still())
-    assert Mover.RENEWAL not in board.still()
+    until(lambda: board.moves(MonitoredPart.DATABASE))
+    until(lambda: MonitoredPart.LOOP in board.still())
+    assert MonitoredPart.RENEWAL not in board.still()
     slot = ProcessSlot(board, pid=1)
     assert slot.troubles(draining=False) == ["worker process 1: the loop stands still"]
     assert slot.troubles(draining=True) == []
     gate.set()
-    until(lambda: Mover.LOOP not in board.still())
+    until(lambda: MonitoredPart.LOOP not in board.still())
     assert running.stop()
 
 
 def test_what_has_not_begun_does_not_stand_still() -> None:
     board = Scoreboard(1)
     assert board.still() == []
-    board.moved(Mover.RENEWAL, -1.0)
-    board.moved(Mover.LOOP, 60.0)
-    assert board.still() == [Mover.RENEWAL]
+    board.moved(MonitoredPart.RENEWAL, -1.0)
+    board.moved(MonitoredPart.LOOP, 60.0)
+    assert board.still() == [MonitoredPart.RENEWAL]
     board.add_taken(3)
     board.wipe()
     assert board.still() == []

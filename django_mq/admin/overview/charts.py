@@ -148,7 +148,7 @@ def _latencies(
     values = [value for each in series for value in each.values if value]
     low, high = around(values)
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         return (math.log10(max(value, low)) - math.log10(low)) / math.log10(high / low)
 
     total = read(figures.total)
@@ -161,7 +161,7 @@ def _latencies(
         name,
         title,
         summary,
-        [Shape(each.name, each.label, _line_path(each.values, place), False) for each in series],
+        [Shape(each.name, each.label, _line_path(each.values, position), False) for each in series],
         _hits(figures, [(each.label, each.values, brief) for each in series]),
         [brief(high), brief(low)] if values else [],
         times(figures),
@@ -210,14 +210,14 @@ def _bar_path(values: Values, below: Sequence[float], top: float) -> str:
     return "".join(parts)
 
 
-def _line_path(values: Values, place: Callable[[float], float]) -> str:
+def _line_path(values: Values, position: Callable[[float], float]) -> str:
     """Return steps: each value as wide as its step, joined to the next one unless it is missing."""
     step = WIDTH / len(values)
     parts = []
     before: float | None = None
     for n, value in enumerate(values):
         if value is not None:
-            y = HEIGHT - 1 - (HEIGHT - 2) * min(1.0, max(0.0, place(value)))
+            y = HEIGHT - 1 - (HEIGHT - 2) * min(1.0, max(0.0, position(value)))
             parts.append(f"M{n * step:.1f} {y:.1f}" if before is None else f"V{y:.1f}")
             parts.append(f"H{(n + 1) * step:.1f}")
         before = value

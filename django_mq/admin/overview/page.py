@@ -21,11 +21,11 @@ from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.overview.charts import charts
 from django_mq.admin.overview.panels import (
     STEP_LABELS,
-    QueueLine,
-    handler_lines,
-    queue_lines,
+    OverviewRow,
+    handler_rows,
+    overview_rows,
     state_tiles,
-    step_lines,
+    step_rows,
     workers_panel,
 )
 from django_mq.admin.queue_rows import COLUMNS, QueueRowsAdmin
@@ -131,14 +131,14 @@ class OverviewAdmin(QueueRowsAdmin):
             }
         if allowed is not None:
             workers = [each for each in workers if any(each.serves(name) for name in allowed)]
-        lines = queue_lines(self.rows(request, counts.values(), workers), rates, by_statistics)
+        listed = overview_rows(self.rows(request, counts.values(), workers), rates, by_statistics)
         may_see_workers = self._has_right(request, "view_workerheartbeat")
         workers_url = self.url(WorkerHeartbeat, "changelist") if may_see_workers else ""
         return {
             "tiles": state_tiles(counts.values(), self._state_urls(request)),
             "queues_url": self.url(QueueState, "changelist"),
             "workers": workers_panel(workers, workers_url),
-            **_listed(lines, len(names)),
+            **_listed(listed, len(names)),
             **_shown(figures),
             **more,
         }
@@ -196,23 +196,23 @@ def _span(request: HttpRequest) -> Span:
     return SPANS.get(request.GET.get("span", ""), SPANS["hour"])
 
 
-def _listed(lines: Sequence[QueueLine], known: int) -> dict[str, Any]:
+def _listed(rows: Sequence[OverviewRow], known: int) -> dict[str, Any]:
     """Return the queues that are listed, the idle ones apart, and how many others are known."""
-    busy = [line for line in lines if not line.is_idle][:LISTED]
-    idle = [line for line in lines if line.is_idle][:LISTED]
-    return {"lines": busy, "idle": idle, "more_queues": known - len(busy) - len(idle)}
+    busy = [row for row in rows if not row.is_idle][:LISTED]
+    idle = [row for row in rows if row.is_idle][:LISTED]
+    return {"busy": busy, "idle": idle, "more_queues": known - len(busy) - len(idle)}
 
 
 def _shown(figures: queues.Figures) -> dict[str, Any]:
     """Return the charts, the same as a table, and the handlers."""
-    handlers, more_handlers = handler_lines(figures, HANDLERS)
+    handlers, more_handlers = handler_rows(figures, HANDLERS)
     return {
         "span": figures.span,
         "span_name": SPAN_NAMES[figures.span],
         "spans": SPAN_NAMES,
         "now": clock(figures.now),
         "charts": charts(figures),
-        "steps": step_lines(figures),
+        "steps": step_rows(figures),
         "step_labels": STEP_LABELS,
         "handlers": handlers,
         "more_handlers": more_handlers,

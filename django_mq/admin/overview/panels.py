@@ -27,7 +27,7 @@ class StateTile:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLine:
+class OverviewRow:
     """A queue among the others: its row, and how fast it fills and empties."""
 
     row: QueueRow
@@ -80,22 +80,22 @@ class QueueLine:
         return f"{sign}{span(max(left, timedelta(seconds=1)))}"
 
 
-def queue_lines(
+def overview_rows(
     rows: Iterable[QueueRow], rates: Mapping[str, queues.Rate], estimates: Mapping[str, int]
-) -> list[QueueLine]:
+) -> list[OverviewRow]:
     """Return the queues by the age of their oldest due message, then by depth."""
     none = queues.Rate()
-    lines = [
-        QueueLine(row, rates.get(row.counts.queue, none), estimates.get(row.counts.queue))
+    found = [
+        OverviewRow(row, rates.get(row.counts.queue, none), estimates.get(row.counts.queue))
         for row in rows
     ]
     return sorted(
-        lines,
-        key=lambda line: (
-            line.row.counts.oldest is None,
-            -(line.row.counts.oldest or timedelta(0)),
-            -line.row.counts.depth,
-            line.row.counts.queue,
+        found,
+        key=lambda each: (
+            each.row.counts.oldest is None,
+            -(each.row.counts.oldest or timedelta(0)),
+            -each.row.counts.depth,
+            each.row.counts.queue,
         ),
     )
 
@@ -112,7 +112,7 @@ def state_tiles(found: Collection[queues.QueueCounts], urls: Mapping[str, str]) 
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerLine:
+class HandlerRow:
     """The figures of one handler in the span."""
 
     queue: str
@@ -127,23 +127,23 @@ class HandlerLine:
         return [_percentiles(self.waited), _percentiles(self.ran)]
 
 
-def handler_lines(figures: queues.Figures, most: int) -> tuple[list[HandlerLine], int]:
+def handler_rows(figures: queues.Figures, most: int) -> tuple[list[HandlerRow], int]:
     """Return the handlers that did most, and how many others there are."""
-    lines = sorted(
+    ordered = sorted(
         figures.handlers.items(),
         key=lambda item: (-(item[1].acked + item[1].failed + item[1].dead), item[0]),
     )
     shown = [
-        HandlerLine(
+        HandlerRow(
             queue,
             excerpt(handler),
             [f"{count:,}" for count in (each.acked, each.failed, each.dead)],
             each.waited,
             each.ran,
         )
-        for (queue, handler), each in lines[:most]
+        for (queue, handler), each in ordered[:most]
     ]
-    return shown, max(0, len(lines) - most)
+    return shown, max(0, len(ordered) - most)
 
 
 #: The counts of a step, in this order.
@@ -151,7 +151,7 @@ STEP_LABELS = ("in", "acked", "retried", "dead")
 
 
 @dataclass(frozen=True, slots=True)
-class StepLine:
+class StepRow:
     """One step of the charts, as a row of the table that says the same."""
 
     at: str
@@ -163,15 +163,15 @@ class StepLine:
         return list(zip(STEP_LABELS, self.counts, strict=True))
 
 
-def step_lines(figures: queues.Figures) -> list[StepLine]:
+def step_rows(figures: queues.Figures) -> list[StepRow]:
     """Return the steps with data, the latest first."""
-    lines = []
+    found = []
     for at, each in reversed(figures.steps.items()):
         counts = (each.broadcast, each.acked, each.retried, each.dead)
         if any(counts):
             shown = [_percentiles(each.waited), _percentiles(each.ran)]
-            lines.append(StepLine(clock(at, figures), [f"{count:,}" for count in counts], shown))
-    return lines
+            found.append(StepRow(clock(at, figures), [f"{count:,}" for count in counts], shown))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ LIMITS = Limits(lock=1.0)
 LAST = 1.0
 
 
-class TurnThread(threading.Thread):
+class WakeableThread(threading.Thread):
     """Takes a turn whenever it is woken; a subclass says in `work()` what that is.
 
     `what` names the work in the log. `on_turn()` is called after every turn, on this thread.

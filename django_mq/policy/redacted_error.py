@@ -15,7 +15,7 @@ HIDDEN = "(its text is hidden: see the failed attempt, or LOG_ERROR_TEXTS)"
 _get_traceback = BaseException.__dict__["__traceback__"].__get__
 
 
-def textless(error: BaseException) -> Exception:
+def redacted(error: BaseException) -> Exception:
     """Return an exception with the class name and the stack of `error`, and none of its texts.
 
     Its causes and notes are left out, since they also have texts.
@@ -23,7 +23,7 @@ def textless(error: BaseException) -> Exception:
     >>> try:
     ...     int("secret")
     ... except ValueError as error:
-    ...     shown = textless(error)
+    ...     shown = redacted(error)
     >>> type(shown).__name__, str(shown) == HIDDEN, shown.__traceback__ is not None
     ('ValueError', True, True)
     """
