@@ -16,7 +16,7 @@ from benchmarks.database import check
 from benchmarks.growing import grown, milliseconds
 from benchmarks.report import Row
 from benchmarks.workloads import Bench
-from django_mq.store import notify as doorbell
+from django_mq.store import notify
 
 DAY = 86_400.0
 TIMES = 20
@@ -139,7 +139,7 @@ def _commits(bench: Bench) -> list[Row]:
         connection.execute("set synchronous_commit = off")
         waiting -= milliseconds(lambda: connection.execute(INSERT), MANY)
     with Claimer("ours") as ours:
-        ringing = milliseconds(lambda: doorbell.ring(ours.cursor), MANY)
+        ringing = milliseconds(lambda: notify.ring(ours.cursor), MANY)
     return [
         Row(
             workload="growth: WAL, to store a message",

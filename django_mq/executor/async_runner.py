@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
-from django_mq.executor import reports as reporting
+from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.async_slots import Slots
 from django_mq.executor.connections import Outage
@@ -204,7 +204,7 @@ class AsyncRunner(threading.Thread):
         barred, ready = sort_started(tasks, await answer)
         for each in barred:
             if each.settled is Settled.LOST:
-                reporting.lease_lost(each.delivery)
+                reports.lease_lost(each.delivery)
         if barred:
             self._settler.settle(barred, [])
         return ready
@@ -235,7 +235,7 @@ class AsyncRunner(threading.Thread):
         call = leased_call(tasks, alias=self._alias, lease=lease, clock=clock)
         if wanted(message_started):
             for delivery in call.deliveries:
-                reporting.started(delivery)
+                reports.started(delivery)
         clock.show(tasks[0].timeout)
         current_delivery.set(call.deliveries[0])
         began = perf_counter()

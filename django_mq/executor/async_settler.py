@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mq.executor import reports as reporting
+from django_mq.executor import reports
 from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settlement import Settlement
@@ -93,7 +93,7 @@ class AsyncSettler(threading.Thread):
             ended = [each for each in ended if each.settled is not Settled.LOST]
         if ended:
             settled = self._settlement.settle(ended)
-            reporting.all_ended(settled)
+            reports.all_ended(settled)
             self._settled(settled)
         if tasks := [task for request in asked for task in request.tasks]:
             self._left(tasks)

@@ -7,7 +7,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from django_mq.exceptions import HandlerBrokeTransaction
-from django_mq.executor import reports as reporting
+from django_mq.executor import reports
 from django_mq.executor.calls import argument_of, call
 from django_mq.executor.ended import ACKED, Ended, end
 from django_mq.executor.savepoint import LazySavepoint, TransactionEnded
@@ -109,7 +109,7 @@ class Attempts:
         savepoint = self._session.savepoint
         savepoint.arm()
         for task in tasks:
-            reporting.started(task.delivery)
+            reports.started(task.delivery)
         if _keep(savepoint) is not None:
             savepoint.undo()
         state.savepoints += savepoint.opened

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import close_old_connections, connections, reset_queries
 
 from django_mq.exceptions import Reject, Retry, Snooze
-from django_mq.executor import replies as answers
+from django_mq.executor import replies
 from django_mq.executor.tasks import Task
 from django_mq.messages import Delivery, current_delivery
 
@@ -51,7 +51,7 @@ def _call(
                 " or write the function that wraps it as async def"
             )
         if argument is not delivery or delivery._row.wants_result:
-            result = answers.encoded(result, argument)
+            result = replies.encoded(result, argument)
         return result, None
     except BaseException as error:  # SystemExit too: a handler does not end the worker
         return None, error

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload, When
-from django_mq.executor import replies as answers
-from django_mq.executor import reports as reporting
+from django_mq.executor import replies, reports
 from django_mq.executor.calls import surrounded, surroundings
 from django_mq.executor.ended import ACKED, Ended, Settled, end
 from django_mq.executor.leased_delivery import Clock, LeasedDelivery
@@ -71,7 +70,7 @@ async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
     with surrounded(call.argument) if surroundings else nullcontext():
         result = await function(call.argument)
     if any(each._row.wants_result for each in call.deliveries):
-        result = answers.encoded(result, call.argument)
+        result = replies.encoded(result, call.argument)
     return result
 
 
@@ -200,7 +199,7 @@ def ended_nonatomic(
     """Return how a delivery ended; its handler may have called `finish()`."""
     if delivery.finished:
         if error is not None:
-            reporting.failed_after_finish(delivery, error)
+            reports.failed_after_finish(delivery, error)
         return Ended(delivery, Settled.FINISHED, result, seconds, error=error)
     if error is None:
         return Ended(delivery, Settled.ACKED, result, seconds)

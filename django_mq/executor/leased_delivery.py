@@ -11,8 +11,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
-from django_mq.executor import history, settle_effects
-from django_mq.executor import replies as answers
+from django_mq.executor import history, replies, settle_effects
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import MAX_WAIT, as_seconds
 from django_mq.store import Cursor, leases, notify, open_transaction, settle
@@ -71,7 +70,7 @@ class LeasedDelivery(Delivery):
             yield
             self._must_be_in(xid)
             if self._row.wants_result:
-                self._answer(answers.text(result()))
+                self._answer(replies.text(result()))
             if self._row.key is not None or self._row.ordered:
                 with connections[self._alias].cursor() as cursor:
                     if self._row.key is not None:
@@ -103,7 +102,7 @@ class LeasedDelivery(Delivery):
 
     def _answer(self, value: str) -> None:
         with connections[self._alias].cursor() as cursor:
-            answers.store(cursor, [Reply(self.id, self.handler, value)])
+            replies.store(cursor, [Reply(self.id, self.handler, value)])
 
     async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await sync_to_async(self._call_and_finish)(function, *args, **kwargs)

@@ -11,7 +11,7 @@ from asgiref.sync import async_to_sync
 from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
-from django_mq.executor import reports as reporting
+from django_mq.executor import reports
 from django_mq.executor.calls import call as run_handler
 from django_mq.executor.calls import tidy_up
 from django_mq.executor.connections import LOST, reset_session, simple_query
@@ -64,7 +64,7 @@ class NonAtomic:
         lost = [each for each in barred if each.settled is Settled.LOST]
         if lost:
             for each in lost:
-                reporting.lease_lost(each.delivery)
+                reports.lease_lost(each.delivery)
             self._settled(lost)
         if over := [each for each in barred if each.settled is not Settled.LOST]:
             self.settle(over)
@@ -78,7 +78,7 @@ class NonAtomic:
         call = leased_call(tasks, alias=self._wrapper.alias, lease=lease, clock=clock)
         if wanted(message_started):
             for delivery in call.deliveries:
-                reporting.started(delivery)
+                reports.started(delivery)
         clock.extend(timeout)
         began = perf_counter()
         self._session.link.lent = True
@@ -100,7 +100,7 @@ class NonAtomic:
     def settle(self, ended: Sequence[Ended]) -> None:
         """Settle `ended`, and report it."""
         if settled := self._settlement.settle(ended):
-            reporting.all_ended(settled)
+            reports.all_ended(settled)
             self._settled(settled)
         tidy_up()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django_mq import signals
 from django_mq.conf import get_settings
-from django_mq.executor import handler_counts as timings
+from django_mq.executor import handler_counts
 from django_mq.executor.ended import ACKED, DONE, Ended, Settled
 from django_mq.executor.handler_counts import queued_for
 from django_mq.messages import Delivery
@@ -30,7 +30,7 @@ def started(delivery: Delivery) -> None:
 def all_ended(ended: Sequence[Ended]) -> None:
     """Report deliveries after the commit that settled them; lost ones are reported elsewhere."""
     ended = [each for each in ended if each.settled is not Settled.LOST]
-    timings.count(ended)
+    handler_counts.count(ended)
     if task_observers:
         for each in ended:
             if each.delivery._row.wants_result and each.delivery._row.is_task:

@@ -11,15 +11,14 @@ from operator import attrgetter
 
 import psycopg
 
-from django_mq.executor import replies as answers
+from django_mq.executor import replies
 from django_mq.executor.connections import LOST
 from django_mq.executor.ended import DONE, Ended, Settled
 from django_mq.executor.replies import Encoded
 from django_mq.messages import ClaimedRow
 from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import log_failure
-from django_mq.store import Cursor, kept_results, keys, results
-from django_mq.store import free_unique_ids as freeing
+from django_mq.store import Cursor, free_unique_ids, kept_results, keys, results
 from django_mq.store.free_unique_ids import Done
 from django_mq.store.kept_results import KeptResult
 from django_mq.store.results import Reply
@@ -95,12 +94,12 @@ def free_keys(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:
 def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
     """Free the unique id of a message, in the transaction in which its handler finished it."""
     if row.unique_id is not None:
-        freeing.end(cursor, [_done(row, success=True)])
+        free_unique_ids.end(cursor, [_done(row, success=True)])
 
 
 def _answer(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Store the replies that were asked for: the value, or the error of the last attempt."""
-    replies: list[Reply] = []
+    answers: list[Reply] = []
     kept: list[KeptResult] = []
     for each in ended:
         row = each.delivery._row
@@ -110,9 +109,9 @@ def _answer(cursor: Cursor, ended: Sequence[Ended]) -> None:
             seconds = each.seconds if each.settled in DONE else None
             kept.append(KeptResult(answer, row, seconds))
         else:
-            replies.append(answer)
-    if replies:
-        answers.store(cursor, replies)
+            answers.append(answer)
+    if answers:
+        replies.store(cursor, answers)
     if kept:
         kept_results.keep(cursor, kept)
 
@@ -140,7 +139,7 @@ def _free_unique_ids(cursor: Cursor, ended: Sequence[Ended]) -> None:
         and _is_over(each)
     ]
     if done:
-        freeing.end(cursor, done)
+        free_unique_ids.end(cursor, done)
 
 
 def _is_over(ended: Ended) -> bool:

@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from django_mq.executor import history, settle_effects
-from django_mq.executor import reports as reporting
+from django_mq.executor import history, reports, settle_effects
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.connections import LOST, Outage, simple_query
 from django_mq.executor.ended import (
@@ -119,7 +118,7 @@ class Settlement:
         self.outage.over()
         for each in ended:
             if each.delivery.id in attempt.lost:
-                reporting.lease_lost(each.delivery)
+                reports.lease_lost(each.delivery)
         return ends_or_lost(ended, attempt.lost)
 
     def was_committed(self, xid: str | None, changed: Sequence[Ended] = ()) -> bool:
@@ -184,7 +183,7 @@ class Settlement:
 
     def _refused(self, ended: Ended, error: Exception) -> list[Ended]:
         """The server refuses this end: fail an acked delivery, else let the lease lapse."""
-        reporting.refused([ended], error)
+        reports.refused([ended], error)
         if ended.settled is ACKED and not is_conflict(error):
             policy = self.policy(ended.delivery._row)
             return self.settle([end(ended.delivery, policy, error, seconds=ended.seconds)])

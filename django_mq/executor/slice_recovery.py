@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from django_mq.executor import reports as reporting
+from django_mq.executor import reports
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
@@ -54,7 +54,7 @@ class SliceRecovery:
         """A lease was lost before its row was settled: each user runs again alone."""
         users = state.users
         if len(users.tasks) == 1 and not state.again:
-            reporting.lease_lost(users.tasks[0].delivery)
+            reports.lease_lost(users.tasks[0].delivery)
             users.ended = [Ended(users.tasks[0].delivery, Settled.LOST)]
             self._finish(users)
         else:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 
-from django_mq.executor import reports as reporting
-from django_mq.executor import slice_limits
+from django_mq.executor import reports, slice_limits
 from django_mq.executor.attempts import Attempts
 from django_mq.executor.calls import tidy_up
 from django_mq.executor.connections import simple_query
@@ -150,7 +149,7 @@ class Slices:
             return skipped  # a later slice finds out
         for task in skipped:
             if task.delivery.id not in ours:
-                reporting.lease_lost(task.delivery)
+                reports.lease_lost(task.delivery)
                 self._settled([Ended(task.delivery, Settled.LOST)])
         return [task for task in skipped if task.delivery.id in ours]
 
@@ -173,7 +172,7 @@ class Slices:
                     if each.settled is ACKED:
                         run_hooks(ran.hooks.get(each.delivery.id, []))
                 self._settled(ran.ended)
-                reporting.all_ended(ran.ended)
+                reports.all_ended(ran.ended)
             self._conflicts.forget(ran.ended)
         if not self._session.borrowed:
             tidy_up()

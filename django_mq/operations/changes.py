@@ -13,7 +13,7 @@ from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import get_settings
 from django_mq.outbox import notify
-from django_mq.store import free_unique_ids as freeing
+from django_mq.store import free_unique_ids
 from django_mq.store import operators as store
 
 Change = Callable[[CursorWrapper, Sequence[int]], list[int]]
@@ -25,14 +25,14 @@ def remove(
     """Delete waiting messages, dead ones or both; what waits behind them goes on."""
     removed = store.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
     store.free_followers(cursor, removed)
-    freeing.end_removed(cursor, removed)
+    free_unique_ids.end_removed(cursor, removed)
     notify.ring_for_next(cursor.db, get_settings(), removed)
     return [row.id for row in removed]
 
 
 def requeue(cursor: CursorWrapper, ids: Sequence[int], *, attempts: int = 1) -> list[int]:
     """Give dead letters at least `attempts` more attempts."""
-    unique = freeing.take_again(cursor, ids=ids)
+    unique = free_unique_ids.take_again(cursor, ids=ids)
     return _made_due(cursor, store.requeue(cursor, ids=ids, attempts=attempts, unique=unique))
 
 

@@ -15,7 +15,7 @@ from django.db.backends.utils import CursorWrapper
 from django_mq.exceptions import BroadcastBusy
 from django_mq.messages import CopyReceipt
 from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, Writes, named
-from django_mq.store import free_unique_ids as freeing
+from django_mq.store import free_unique_ids
 from django_mq.store import operators as operate
 from django_mq.store import unique_ids as unique
 from django_mq.store.insert import draw
@@ -92,7 +92,7 @@ def _attempt(
     if not left:
         return _write(connection, call, seen, admit)
     with _writing(connection) as cursor:
-        freeing.come_forward(cursor, left)
+        free_unique_ids.come_forward(cursor, left)
         seen = _look(cursor, call)
         if _left_aside(seen):
             raise _Changed
@@ -193,8 +193,8 @@ def _bring_forward_after_commit(alias: str, ids: list[UniqueId]) -> None:
         try:
             with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
                 operate.limit_waits(cursor, most=LAST_WAIT)
-                freeing.lock(cursor, ids)
-                freeing.come_forward(cursor, ids)
+                free_unique_ids.lock(cursor, ids)
+                free_unique_ids.come_forward(cursor, ids)
         except Exception:
             logger.debug(
                 "could not bring forward what was put aside; the chores will", exc_info=True

@@ -11,7 +11,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.conf import Settings
-from django_mq.store import notify as doorbell
+from django_mq.store import notify
 from django_mq.store.operators import Removed
 
 logger = logging.getLogger("django_mq")
@@ -62,7 +62,7 @@ def _ringer(alias: str) -> Callable[[], None]:
         _last[alias] = now
         try:
             with connections[alias].cursor() as cursor:
-                doorbell.ring(cursor)
+                notify.ring(cursor)
         except Exception:
             _last.pop(alias, None)
             logger.debug(

@@ -11,8 +11,7 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.messages import CopyReceipt
-from django_mq.outbox import deduplicate
-from django_mq.outbox import notify as bell
+from django_mq.outbox import deduplicate, notify
 from django_mq.outbox.backlog import admit
 from django_mq.outbox.dedupe_plan import Candidate
 from django_mq.store.backlog import lock_lines
@@ -89,7 +88,7 @@ class RowWriter:
                 self.connection, candidates, partial(admit, self.connection, self._limits)
             )
             self._ring(stored.rows)
-            bell.ring_for_next(self.connection, self._settings, stored.left)
+            notify.ring_for_next(self.connection, self._settings, stored.left)
         return stored.copies
 
     def _needs_block(self) -> bool:
@@ -117,5 +116,5 @@ class RowWriter:
             return
         for row in rows:
             if row.delay <= settings.poll_interval:
-                bell.ring_after_commit(self.connection)
+                notify.ring_after_commit(self.connection)
                 return

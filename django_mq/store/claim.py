@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import array
-from django_mq.store import queue_limits as gates
 from django_mq.store.claimed_row import NEXT_ATTEMPT, WIDTH, claimed_columns
+from django_mq.store.queue_limits import is_open
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -59,7 +59,7 @@ OPEN_LANES = f"""
               from unnest(%(queues)s::text[], %(priorities)s::smallint[],
                           %(ats)s::float8[], %(ids)s::bigint[])
                    with ordinality as lane (queue, priority, at, id, place)
-             where {gates.is_open("lane.queue")}
+             where {is_open("lane.queue")}
              order by lane.place
 """  # noqa: S608  (built from constants, as is the next)
 

@@ -7,9 +7,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
-from django_mq.store import queue_limits as gates
 from django_mq.store.claim import BEGINNING
 from django_mq.store.claimed_row import NEXT_ATTEMPT, REFUNDED, WIDTH, claimed_columns
+from django_mq.store.queue_limits import is_open
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -42,7 +42,7 @@ with found as materialized (
              limit %(limit)s
                for no key update of m skip locked
          ) m
-         where {gates.is_open("asked.queue")}
+         where {is_open("asked.queue")}
          limit %(limit)s
       ) found
 ), asking as (

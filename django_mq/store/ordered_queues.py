@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
-from django_mq.store import queue_limits as gates
 from django_mq.store.claimed_row import NEXT_ATTEMPT, claimed_columns
+from django_mq.store.queue_limits import is_open
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -206,7 +206,7 @@ with head as materialized (
        and not exists (
            select from django_mq_queuedmessage flying
             where flying.queue = %(queue)s and flying.leased_until is not null)
-       and {gates.is_open("%(queue)s")}
+       and {is_open("%(queue)s")}
      order by m.queue, m.id
      limit %(limit)s
 ), locked as materialized (

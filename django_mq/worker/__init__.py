@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from django.db import connections
 
 from django_mq.conf import alias_of, get_settings
-from django_mq.executor import handler_counts as timings
+from django_mq.executor import handler_counts
 from django_mq.executor.handler_counts import Timings
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.policy.handler_stats import HandlerTimings
@@ -124,12 +124,12 @@ class Worker:
                     " transaction: in a TestCase use django_mq.testing.drain()"
                 )
             self._run = Run(self)
-            self._timings = timings.begin(self._run.id)
+            self._timings = handler_counts.begin(self._run.id)
             self._ended.clear()
         try:
             return self._run.run(until_empty)
         finally:
-            timings.end(self._run.id)
+            handler_counts.end(self._run.id)
             with self._starting:
                 self._run = None
                 self._stopping.clear()  # here, since a stop may come before the run

@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 import psycopg
 
 from django_mq.conf import Settings
-from django_mq.executor import reports as reporting
-from django_mq.executor import settle_effects
+from django_mq.executor import reports, settle_effects
 from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
 from django_mq.signals import announce_queue, log_failure, named, queue_deep
-from django_mq.store import Cursor, chores, expiry, keys, notify, operators
-from django_mq.store import free_unique_ids as freeing
+from django_mq.store import Cursor, chores, expiry, free_unique_ids, keys, notify, operators
 from django_mq.store import put_aside as aside
 from django_mq.store.limits import Limits
 from django_mq.store.unique_ids import UniqueId
@@ -120,7 +118,7 @@ def expire_few(cursor: Cursor, after: str = expiry.ALWAYS) -> list[Ended]:
         ]
         settle_effects.write_where_possible(cursor, ended)
     for each in ended:
-        reporting.one_ended(each)
+        reports.one_ended(each)
     return ended
 
 
@@ -175,7 +173,7 @@ def _forward(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
     """Bring ids forward together; if one is refused, one by one, so that it stops no other."""
     try:
         with within_transaction(cursor):
-            freeing.come_forward(cursor, ids)
+            free_unique_ids.come_forward(cursor, ids)
     except LOST as error:
         if not isinstance(error, psycopg.errors.LockNotAvailable):
             raise  # otherwise another session is taking one of them: the next walk finds the rest

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.stopped_queues import StoppedQueues
-from django_mq.store import Cursor, claim, queue_backoff
+from django_mq.store import Cursor, claim, ordered_queues, queue_backoff, queue_limits
 from django_mq.store import claim_keyed as keyed
 from django_mq.store import claim_lapsed as lapsed
-from django_mq.store import ordered_queues as lines
-from django_mq.store import queue_limits as gates
 from django_mq.store.claim import BEGINNING, NOTHING, Claim, Lane
 from django_mq.store.claim_lapsed import Lapsed, Mark
 from django_mq.store.look import LookRow
@@ -204,7 +202,7 @@ class ClaimRouter:
         self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
     ) -> ClaimResult:
         queue, claimer = lanes[0].queue, self._claimer()
-        gate = gates.enter(cursor, queue=queue, limit=options.limit)
+        gate = queue_limits.enter(cursor, queue=queue, limit=options.limit)
         if gate is None:
             return ClaimResult(NOTHING, contended=True)
         if gate.most is not None:
@@ -232,7 +230,7 @@ class ClaimRouter:
         marks: Mapping[str, Mark],
     ) -> Lapsed:
         claimer, mark = self._claimer(), marks.get(queue, BEGINNING)
-        gate = gates.enter(cursor, queue=queue, limit=options.limit)
+        gate = queue_limits.enter(cursor, queue=queue, limit=options.limit)
         if gate is None or gate.most == 0 or not lapsed.any_lapsed(cursor, queue=queue, mark=mark):
             return lapsed.NOTHING
         take = partial(take_over, cursor, queues=[queue], skip_dead=options.skip_dead, marks=marks)
@@ -263,7 +261,9 @@ class ClaimRouter:
         queue, skip_dead = lanes[0].queue, options.skip_dead
         if options.ordered:
             who = self._worker
-            rows = lines.claim(cursor, queue=queue, worker=who, skip_dead=skip_dead, **arguments)
+            rows = ordered_queues.claim(
+                cursor, queue=queue, worker=who, skip_dead=skip_dead, **arguments
+            )
             return Claim(rows, {})
         if queue in self._keyed:
             return keyed.claim(

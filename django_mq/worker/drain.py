@@ -14,7 +14,7 @@ from asgiref.sync import async_to_sync
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, Reject, Retry
-from django_mq.executor import reports as reporting
+from django_mq.executor import reports
 from django_mq.executor.connections import Outage, statement_cursor
 from django_mq.executor.ended import Ended, Settled, end
 from django_mq.executor.leased_call import leased_call
@@ -30,9 +30,7 @@ from django_mq.executor.tasks import Task
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import message_started, wanted
-from django_mq.store import leases
-from django_mq.store import look as looking
-from django_mq.store import ordered_queues as lines
+from django_mq.store import leases, look, ordered_queues
 from django_mq.store.claim import Lane
 from django_mq.worker.borrowed_connection import TransactionGuard
 from django_mq.worker.claim_options import ClaimOptions
@@ -125,7 +123,7 @@ class Drain:
                 try:
                     again = slices.run(again).again
                 except LeasesLost:
-                    reporting.lease_lost(task.delivery)
+                    reports.lease_lost(task.delivery)
                     self._note([Ended(task.delivery, Settled.LOST)])
                     return
                 except SliceAborted as gone:
@@ -161,7 +159,7 @@ class Drain:
 
     def _claim(self) -> list[ClaimedRow]:
         cursor = self._cursor()
-        seen = looking.look(cursor)
+        seen = look.look(cursor)
         self._claims.learn(seen)
         for each in seen:
             if each.due and self._queue in (None, each.queue):
@@ -191,10 +189,12 @@ class Drain:
     def _own(self, queue: str) -> None:
         """Become the owner of an ordered queue, and move messages beside its line into it."""
         self._owned.add(queue)
-        lines.own(self._cursor(), queue=queue, worker=NAME, lease=self._settings.lease)
-        adopted = lines.adopt(self._cursor(), queue=queue, limit=PIECE)
+        ordered_queues.own(self._cursor(), queue=queue, worker=NAME, lease=self._settings.lease)
+        adopted = ordered_queues.adopt(self._cursor(), queue=queue, limit=PIECE)
         while adopted.resume is not None:
-            adopted = lines.adopt(self._cursor(), queue=queue, limit=PIECE, after=adopted.resume)
+            adopted = ordered_queues.adopt(
+                self._cursor(), queue=queue, limit=PIECE, after=adopted.resume
+            )
 
     def _run_unbound(self, task: Task) -> None:
         lease = self._settings.queue(task.delivery.queue).lease
@@ -205,7 +205,7 @@ class Drain:
         leased = leased_call([task], alias=self._connection.alias, lease=lease, clock=_NoClock())
         [delivery] = leased.deliveries
         if wanted(message_started):
-            reporting.started(delivery)
+            reports.started(delivery)
         function: Any = task.handler.call
         if task.handler.is_async:
             function = async_to_sync(function)
@@ -225,10 +225,10 @@ class Drain:
 
     def _settle(self, ended: Ended) -> None:
         if settle_all(self._cursor(), [ended]):
-            reporting.lease_lost(ended.delivery)
+            reports.lease_lost(ended.delivery)
             ended = ended._replace(settled=Settled.LOST)
         else:
-            reporting.one_ended(ended)
+            reports.one_ended(ended)
         self._note([ended])
 
     def _end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:

@@ -8,8 +8,7 @@ from itertools import groupby
 from time import monotonic, perf_counter
 
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.store import Cursor
-from django_mq.store import look as looking
+from django_mq.store import Cursor, look
 from django_mq.store.claim import BEGINNING, Lane
 from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claims import ClaimResult, ClaimRouter
@@ -239,7 +238,7 @@ class Fetcher:
     def _look(self, cursor: Cursor) -> bool:
         """Learn which lanes there are and what is due next; say whether anything new is due."""
         began = monotonic()
-        seen = looking.look(cursor)
+        seen = look.look(cursor)
         new_keys = self._claims.learn(seen)
         now = monotonic()
         self._look_allowed_at = now + REST_AFTER_FULL_SCAN * (now - began)

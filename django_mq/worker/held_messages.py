@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from django_mq.executor.tasks import Task
-from django_mq.store import Cursor, queue_backoff, recover
-from django_mq.store import notify as doorbell
+from django_mq.store import Cursor, notify, queue_backoff, recover
 from django_mq.worker.parts import Parts
 
 
@@ -56,7 +55,7 @@ class HeldMessages:
         if free:
             parts.ordered_queues.disown(cursor, free)
         if waiting or free:
-            doorbell.ring(cursor)
+            notify.ring(cursor)
 
     def _release(self, tasks: list[Task]) -> None:
         """Release tasks that were claimed and did not start."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from psycopg.errors import LockNotAvailable
 
-from django_mq.executor import handler_counts as timings
+from django_mq.executor import handler_counts
 from django_mq.executor.connections import FIRST_WAIT, LOST
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
@@ -173,7 +173,7 @@ class LeaseKeeper(threading.Thread):
 
     def _write_heartbeat(self) -> None:
         columns = self._heartbeat()
-        counted = timings.of(columns["worker"])
+        counted = handler_counts.of(columns["worker"])
         told = counted.snapshot() if counted else {}
         with self._patient_for(LOCK_SECONDS) as cursor:
             asked_at = lease_clock()
@@ -188,7 +188,7 @@ class LeaseKeeper(threading.Thread):
     def _write_figures(self) -> None:
         """Store the counts by minute. Those that cannot be stored now are stored later."""
         worker = self._heartbeat()["worker"]
-        if (counted := timings.of(worker)) is None:
+        if (counted := handler_counts.of(worker)) is None:
             return
         rows, arrived = counted.take_unwritten()
         try:

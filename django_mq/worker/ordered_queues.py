@@ -15,9 +15,7 @@ from django_mq.signals import (
     queue_caught_up,
     queue_unassigned,
 )
-from django_mq.store import Cursor, frozen_owner
-from django_mq.store import look as looking
-from django_mq.store import ordered_queues as lines
+from django_mq.store import Cursor, frozen_owner, look, ordered_queues
 
 logger = logging.getLogger("django_mq")
 
@@ -52,7 +50,7 @@ class OrderedQueues:
         self._was_busy = False
         self._turn_at = 0.0
         self._adopt_at: dict[str, float] = {}
-        self._adopt_after: dict[str, lines.AdoptResume | None] = {}
+        self._adopt_after: dict[str, ordered_queues.AdoptResume | None] = {}
         self._catching_up: set[str] = set()
         self._owners_before: dict[str, str] = {}
         self.owned: set[str] = set()
@@ -68,7 +66,7 @@ class OrderedQueues:
         for queue in self._queues:
             if self._was_busy and queue not in self.owned:
                 continue
-            ours = lines.own(cursor, queue=queue, worker=self._worker, lease=LEASE)
+            ours = ordered_queues.own(cursor, queue=queue, worker=self._worker, lease=LEASE)
             if ours is None:
                 if queue in self.owned:
                     self._remove([queue])
@@ -84,7 +82,7 @@ class OrderedQueues:
     ) -> bool:
         """Say whether one of the queues `due` is making progress, here or at its owner."""
         queues = [queue for queue in self._queues if queue in due]
-        return bool(queues) and looking.any_line_moves(
+        return bool(queues) and look.any_line_moves(
             cursor, queues=queues, skipping=list(filter(skipping, queues)), soon=LEASE
         )
 
@@ -103,7 +101,7 @@ class OrderedQueues:
     def disown(self, cursor: Cursor, queues: Collection[str] | None = None) -> None:
         """Give up `queues`, or all, after their last handler: siblings may have time for them."""
         if self.owned:
-            lines.disown(
+            ordered_queues.disown(
                 cursor, worker=self._worker, queues=None if queues is None else sorted(queues)
             )
             self._remove(sorted(self.owned if queues is None else self.owned & set(queues)))
@@ -165,7 +163,7 @@ class OrderedQueues:
         began = monotonic()
         if began >= self._adopt_at[queue]:
             after = self._adopt_after.get(queue)
-            adopted = lines.adopt(cursor, queue=queue, limit=PIECE, after=after)
+            adopted = ordered_queues.adopt(cursor, queue=queue, limit=PIECE, after=after)
             now = monotonic()
             self._adopt_after[queue] = adopted.resume
             self._adopt_at[queue] = now + 9 * (now - began)

@@ -10,8 +10,7 @@ from time import monotonic
 
 import psycopg
 
-from django_mq.executor import reports as reporting
-from django_mq.executor import settle_effects
+from django_mq.executor import reports, settle_effects
 from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.ended import Ended, end, failed_row
 from django_mq.executor.statements import Statements
@@ -21,8 +20,7 @@ from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.outcomes import AttemptEnded, TimedOut, WorkerLost, was_stopped
 from django_mq.policy.stack import Frame
 from django_mq.signals import log_failure
-from django_mq.store import leases, notify, queue_backoff, recover, settle
-from django_mq.store import ordered_queues as lines
+from django_mq.store import leases, notify, ordered_queues, queue_backoff, recover, settle
 from django_mq.store.limits import Limits
 
 #: Seconds between two tries: the backends of a dead process hold its locks for a moment.
@@ -136,9 +134,9 @@ class Recovery:
         ended = self._charge(statements, dead, dead.timed_out, _timed_out)
         ended += self._charge(statements, dead, dead.lost, _lost)
         for each in ended:
-            reporting.one_ended(each)
+            reports.one_ended(each)
         probed = queue_backoff.drop_probes_of(cursor, worker=dead.worker)
-        lines.disown(cursor, worker=dead.worker)
+        ordered_queues.disown(cursor, worker=dead.worker)
         if freed or ended or probed:
             self._on_freed()
             notify.ring(cursor)  # this process may be full; others may not

@@ -7,7 +7,7 @@ from collections import deque
 
 from django_mq import handlers
 from django_mq.conf import Settings
-from django_mq.executor import reports as reporting
+from django_mq.executor import reports
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settlement import settle_all
 from django_mq.executor.tasks import Line, Task
@@ -167,7 +167,7 @@ class Resolver:
         fence = Delivery(row).fence
         names = [each.name for each in ready]
         if not store_routing.split(cursor, fence, handlers=names, max_attempts=attempts):
-            reporting.lease_lost(Delivery(row))
+            reports.lease_lost(Delivery(row))
             return None
         if row.key is not None:  # now in the line of a handler, which has an order of its own
             settle.release(cursor, [fence])
@@ -185,9 +185,9 @@ class Resolver:
         else:
             ended = Ended(delivery, Settled.HELD, reason=reason)
         if settle_all(cursor, [ended]):
-            reporting.lease_lost(delivery)
+            reports.lease_lost(delivery)
         elif row.held_for is None or too_long:
-            reporting.one_ended(ended)
+            reports.one_ended(ended)
         return None
 
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from django_mq.executor.connections import LOST, was_refused
 from django_mq.signals import announce_worker, log_failure, worker_started, worker_stopped
-from django_mq.store import look as looking
-from django_mq.store import notify as doorbell
+from django_mq.store import look, notify
 from django_mq.worker.held_messages import HeldMessages
 from django_mq.worker.parts import Parts
 from django_mq.worker.wakeup import Deadline
@@ -75,7 +74,7 @@ class Run:
         """
         statements = self.parts.statements
         try:
-            looking.prove(statements.cursor())
+            look.prove(statements.cursor())
         except Exception as error:
             statements.close()
             if not (self.worker._given_id and isinstance(error, LOST)):
@@ -274,6 +273,6 @@ class Run:
         if not statements.is_alive():
             return  # a new connection might not come
         try:
-            doorbell.ring(statements.cursor())
+            notify.ring(statements.cursor())
         except LOST:
             statements.close()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_mq.executor import reports as reporting
-from django_mq.executor import settle_effects
+from django_mq.executor import reports, settle_effects
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import ClaimedRow, Delivery
@@ -29,7 +28,7 @@ def take_over(cursor: Cursor, **arguments: Any) -> Lapsed:
 def announce_dead(found: Lapsed) -> None:
     """Announce the messages that a take-over dead-lettered, after its commit."""
     for row in found.dead:
-        reporting.one_ended(_buried(row))
+        reports.one_ended(_buried(row))
 
 
 def _buried(row: ClaimedRow) -> Ended:

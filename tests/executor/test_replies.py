@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_mq import RetryPolicy, handler
-from django_mq.executor import replies as answers
+from django_mq.executor import replies
 from django_mq.executor.ended import end
 from django_mq.executor.settlement import settle_all
 from django_mq.models import Result
@@ -86,8 +86,8 @@ def test_results_that_nobody_asked_for_are_left_alone(bench: Bench) -> None:
     rows = [add(handler="h") for _ in range(3)]
     [one, *_] = tasks = bench.claim()
     value = object()
-    assert answers.encoded(value, one.delivery) is value
-    assert answers.encoded(value, [task.delivery for task in tasks]) is value
+    assert replies.encoded(value, one.delivery) is value
+    assert replies.encoded(value, [task.delivery for task in tasks]) is value
     bench.run_all(tasks)
     assert waiting().isdisjoint(row.pk for row in rows)
     assert not Result.objects.exists()

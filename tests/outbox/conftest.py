@@ -8,7 +8,7 @@ import pytest
 
 from django_mq import Delivery, handler, handlers
 from django_mq.models import QueuedMessage
-from django_mq.outbox import notify as bell
+from django_mq.outbox import notify
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def registry() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quiet_bell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bell, "_last", {})
+    monkeypatch.setattr(notify, "_last", {})
 
 
 def subscribe(*patterns: str, **options: Any) -> None:

@@ -17,7 +17,7 @@ from django.utils import timezone
 from django_mq import Message, RetryPolicy, broadcast, broadcast_many, handlers
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
-from django_mq.outbox import notify as bell
+from django_mq.outbox import notify
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.write import RowWriter
 from django_mq.store.rows import NewRow
@@ -98,7 +98,7 @@ def test_every_shape_that_the_server_binds_and_prepares() -> None:
 
 
 def test_execute_wrappers_see_the_insert_and_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bell, "PAUSE", 0.0)
+    monkeypatch.setattr(notify, "PAUSE", 0.0)
     seen: list[str] = []
 
     def see(execute: Any, sql: str, *others: Any) -> Any:
@@ -159,7 +159,7 @@ def test_a_connection_that_is_lost_when_it_rings_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Django looks at those in which it saw an error, at the end of a request."""
-    monkeypatch.setattr(bell, "PAUSE", 0.0)
+    monkeypatch.setattr(notify, "PAUSE", 0.0)
     with transaction.atomic():
         transaction.on_commit(lose)
         broadcast("a.b")

@@ -3,7 +3,7 @@
 import pytest
 from django.db import connection
 
-from django_mq.outbox import notify as bell
+from django_mq.outbox import notify
 
 
 @pytest.fixture
@@ -36,5 +36,5 @@ def lock(other):
 def rings(monkeypatch):
     """The connections that were asked to ring after commit."""
     asked = []
-    monkeypatch.setattr(bell, "ring_after_commit", asked.append)
+    monkeypatch.setattr(notify, "ring_after_commit", asked.append)
     return asked

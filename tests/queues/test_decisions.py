@@ -10,7 +10,7 @@ from django.db import OperationalError, connection, transaction
 from django_mq import queues, signals
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
-from django_mq.outbox import notify as bell
+from django_mq.outbox import notify
 from django_mq.store import queues as store
 from tests.database import second_connection
 from tests.rows import decide
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 def rings(monkeypatch):
     """The connections that were asked to ring after commit."""
     asked = []
-    monkeypatch.setattr(bell, "ring_after_commit", asked.append)
+    monkeypatch.setattr(notify, "ring_after_commit", asked.append)
     return asked
 
 

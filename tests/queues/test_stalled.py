@@ -9,7 +9,7 @@ from django.db import connection
 
 from django_mq import queues
 from django_mq.models import QueuedMessage
-from django_mq.outbox import notify as bell
+from django_mq.outbox import notify
 from django_mq.queues import stalled as standing
 from django_mq.queues.transactions import reading
 from django_mq.store import waiting_behind as store
@@ -139,7 +139,7 @@ def test_counts_name_the_oldest_dead_message_that_others_wait_behind(settings):
 )
 def test_when_a_head_goes_the_next_is_free_and_workers_are_woken(monkeypatch, deed, columns):
     rings = []
-    monkeypatch.setattr(bell, "ring_after_commit", rings.append)
+    monkeypatch.setattr(notify, "ring_after_commit", rings.append)
     head, second, third = line(**columns)
     assert deed(head).ids == (head.pk,)
     blocked = dict(QueuedMessage.objects.values_list("pk", "blocked_by"))
@@ -149,7 +149,7 @@ def test_when_a_head_goes_the_next_is_free_and_workers_are_woken(monkeypatch, de
 
 def test_nobody_is_woken_where_nothing_waits_behind(monkeypatch):
     rings = []
-    monkeypatch.setattr(bell, "ring_after_commit", rings.append)
+    monkeypatch.setattr(notify, "ring_after_commit", rings.append)
     assert queues.discard(add(dead=-5).pk)
     assert rings == []
 

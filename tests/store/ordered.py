@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from django_mq.models import QueuedMessage
-from django_mq.store import ordered_queues as lines
+from django_mq.store import ordered_queues
 from django_mq.store.ordered_queues import Owned
 from tests.rows import add
 
@@ -15,7 +15,7 @@ Cursor = psycopg.Cursor[Any]
 
 
 def own(cursor: Cursor, worker: str = "me", lease: float = 6.0) -> Owned | None:
-    return lines.own(cursor, queue="line", worker=worker, lease=lease)
+    return ordered_queues.own(cursor, queue="line", worker=worker, lease=lease)
 
 
 def row(**given: Any) -> QueuedMessage:

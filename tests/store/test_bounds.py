@@ -13,9 +13,8 @@ import pytest
 from django.db import DEFAULT_DB_ALIAS
 
 from django_mq.executor.statements import Statements
-from django_mq.store import chores, expiry, figures, keys
+from django_mq.store import chores, expiry, figures, keys, ordered_queues
 from django_mq.store import claim_lapsed as lapsed
-from django_mq.store import ordered_queues as lines
 from django_mq.store import put_aside as aside
 from django_mq.store.unique_ids import UniqueId
 from tests.database import second_connection
@@ -114,8 +113,14 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
             "admitted": False,
         },
     ),
-    "adopt": (lines.ADOPT, {"queue": "line", "limit": PIECE, **lines.AdoptResume()._asdict()}),
-    "adopt keys": (lines.ADOPT, {"queue": "keys", "limit": PIECE, **lines.AdoptResume()._asdict()}),
+    "adopt": (
+        ordered_queues.ADOPT,
+        {"queue": "line", "limit": PIECE, **ordered_queues.AdoptResume()._asdict()},
+    ),
+    "adopt keys": (
+        ordered_queues.ADOPT,
+        {"queue": "keys", "limit": PIECE, **ordered_queues.AdoptResume()._asdict()},
+    ),
 }
 
 

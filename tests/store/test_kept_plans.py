@@ -18,12 +18,19 @@ from django.db import DEFAULT_DB_ALIAS, connection, transaction
 from django_mq.executor.statements import Statements
 from django_mq.messages import Fence
 from django_mq.models import UniqueKey
-from django_mq.store import claim, expiry, keys, leases, recover, settle
+from django_mq.store import (
+    claim,
+    expiry,
+    free_unique_ids,
+    keys,
+    leases,
+    look,
+    ordered_queues,
+    recover,
+    settle,
+)
 from django_mq.store import claim_keyed as keyed
 from django_mq.store import claim_lapsed as lapsed
-from django_mq.store import free_unique_ids as freeing
-from django_mq.store import look as looking
-from django_mq.store import ordered_queues as lines
 from django_mq.store import put_aside as aside
 from django_mq.store import unique_ids as unique
 from django_mq.store.claim import Lane
@@ -110,11 +117,11 @@ CALLS: dict[str, Call] = {
     ),
     "anything_left": lambda cursor, ids: recover.anything_left(cursor, worker="me"),
     "store": lambda cursor, ids: store(cursor, [Reply(id, "h", "1") for id in ids], ring=False),
-    "end": lambda cursor, ids: freeing.end(
+    "end": lambda cursor, ids: free_unique_ids.end(
         cursor, [Done(id, UniqueId("mine", "h", "a", str(id)), success=True) for id in ids]
     ),
     "left_aside": lambda cursor, ids: aside.left_aside(cursor, limit=MINE),
-    "come_forward": lambda cursor, ids: freeing.come_forward(
+    "come_forward": lambda cursor, ids: free_unique_ids.come_forward(
         cursor, [UniqueId("slow", "h", "a", str(n)) for n in range(MINE)]
     ),
     "replace": lambda cursor, ids: unique.replace(cursor, contents(cursor)),
@@ -129,10 +136,10 @@ CALLS: dict[str, Call] = {
     "claim_keyed": lambda cursor, ids: keyed.claim(
         cursor, lanes=[Lane("keyed", 0)], skip_dead=False, **ASKED
     ),
-    "claim_line": lambda cursor, ids: lines.claim(
+    "claim_line": lambda cursor, ids: ordered_queues.claim(
         cursor, queue="line", worker="me", skip_dead=False, **ASKED
     ),
-    "adopt": lambda cursor, ids: lines.adopt(cursor, queue="mail", limit=MINE),
+    "adopt": lambda cursor, ids: ordered_queues.adopt(cursor, queue="mail", limit=MINE),
     "claim_lapsed": lambda cursor, ids: lapsed.claim_lapsed(cursor, queues=["slow"], **ASKED),
     "claim_lapsed_keys": lambda cursor, ids: lapsed.claim_lapsed(
         cursor, queues=["slow_keys"], **ASKED
@@ -140,7 +147,7 @@ CALLS: dict[str, Call] = {
     "claim_lapsed_line": lambda cursor, ids: lapsed.claim_lapsed(
         cursor, queues=["slow_line"], **ASKED
     ),
-    "look": lambda cursor, ids: looking.look(cursor),
+    "look": lambda cursor, ids: look.look(cursor),
 }
 
 
@@ -238,7 +245,7 @@ def test_a_plan_kept_from_an_empty_table_serves_a_full_one(
 ) -> None:
     call, cursor = CALLS[name], statements.cursor()
     with statements.transaction():
-        lines.own(cursor, queue="line", worker="me", lease=60.0)
+        ordered_queues.own(cursor, queue="line", worker="me", lease=60.0)
     for _ in range(5):
         with statements.transaction():
             call(cursor, [1, 2])

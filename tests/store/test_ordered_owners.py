@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from django_mq.models import QueueState
-from django_mq.store import ordered_queues as lines
+from django_mq.store import ordered_queues
 from django_mq.store.ordered_queues import Owned
 from tests.database import second_connection
 from tests.rows import decide, stored
@@ -45,9 +45,9 @@ def test_one_owns_a_queue(cursor: Cursor) -> None:
     assert own(cursor, "a") == Owned(None)
     assert own(cursor, "b") is None
     assert own(cursor, "a") == Owned("a")
-    lines.disown(cursor, worker="b")
+    ordered_queues.disown(cursor, worker="b")
     assert own(cursor, "b") is None
-    lines.disown(cursor, worker="a")
+    ordered_queues.disown(cursor, worker="a")
     assert own(cursor, "b") == Owned(None)
     assert own(cursor, "a") is None
 
@@ -63,7 +63,7 @@ def test_who_does_not_renew_loses_it(cursor: Cursor) -> None:
 def test_owning_leaves_other_decisions_alone(cursor: Cursor) -> None:
     before = decide("line", paused=-1, max_in_flight=3)
     assert own(cursor) == Owned(None)
-    lines.disown(cursor, worker="me", queues=["line"])
+    ordered_queues.disown(cursor, worker="me", queues=["line"])
     after = stored(before)
     assert (after.paused_at, after.max_in_flight) == (before.paused_at, 3)
     assert (after.owner, after.owned_until) == (None, None)
@@ -71,12 +71,12 @@ def test_owning_leaves_other_decisions_alone(cursor: Cursor) -> None:
 
 def test_single_queues_are_given_up(cursor: Cursor) -> None:
     for queue in ("x", "y", "z"):
-        lines.own(cursor, queue=queue, worker="me", lease=6.0)
-    lines.disown(cursor, worker="me", queues=["x", "y"])
+        ordered_queues.own(cursor, queue=queue, worker="me", lease=6.0)
+    ordered_queues.disown(cursor, worker="me", queues=["x", "y"])
     assert set(QueueState.objects.filter(owner="me").values_list("queue", flat=True)) == {"z"}
-    lines.disown(cursor, worker="me", queues=[])
+    ordered_queues.disown(cursor, worker="me", queues=[])
     assert QueueState.objects.filter(owner="me").count() == 1
-    lines.disown(cursor, worker="me")
+    ordered_queues.disown(cursor, worker="me")
     assert QueueState.objects.filter(owner="me").count() == 0
 
 

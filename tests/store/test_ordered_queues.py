@@ -12,8 +12,7 @@ from django_mq.executor.statements import ONE_PLAN
 from django_mq.messages import Fence
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues import actions as acting
-from django_mq.store import ordered_queues as lines
-from django_mq.store import settle
+from django_mq.store import ordered_queues, settle
 from django_mq.store.ordered_queues import CLAIM_LINE, Owned
 from tests.database import second_connection
 from tests.rows import add, decide, stored
@@ -35,7 +34,7 @@ def take(
 ) -> list[int]:
     """Claim, and commit; return the ids."""
     with cursor.connection.transaction():
-        found = lines.claim(
+        found = ordered_queues.claim(
             cursor,
             queue="line",
             worker=worker,
@@ -80,7 +79,7 @@ def test_only_the_owner_claims(cursor: Cursor) -> None:
     assert take(cursor) == []
     own(cursor, "other")
     assert take(cursor) == []
-    lines.disown(cursor, worker="other")
+    ordered_queues.disown(cursor, worker="other")
     own(cursor, lease=-1.0)
     assert take(cursor) == []  # its lease lapsed, whether or not anybody came
     own(cursor)
@@ -211,7 +210,7 @@ def test_a_claim_keeps_the_queue_from_moving_until_it_is_committed(cursor: Curso
     with second_connection() as other, other.cursor() as theirs:
         theirs.execute("set statement_timeout = '60s'")
         with cursor.connection.transaction():
-            assert lines.claim(
+            assert ordered_queues.claim(
                 cursor, queue="line", worker="a", claimer="a:1", lease=6.0, limit=10,
                 max_bytes=1000, skip_dead=False,
             )  # fmt: skip
@@ -219,7 +218,7 @@ def test_a_claim_keeps_the_queue_from_moving_until_it_is_committed(cursor: Curso
                 theirs.execute("select pg_sleep(0.01)")
             theirs.execute("select pg_sleep(0.01)")
             assert own(theirs, "b") is None
-            lines.disown(theirs, worker="a")
+            ordered_queues.disown(theirs, worker="a")
         assert own(theirs, "b") == Owned("a")
         assert take(theirs, worker="b") == []
         settle.release(cursor, [Fence(message.pk, 1, "a:1")])
@@ -259,10 +258,10 @@ def test_the_plan_of_a_claim_names_its_index(owner: Cursor) -> None:
 
 def adopt_all(cursor: Cursor, *, limit: int) -> int:
     """Walk over the queue `line`, so many rows at a time; return how many were adopted."""
-    adopted = lines.adopt(cursor, queue="line", limit=limit)
+    adopted = ordered_queues.adopt(cursor, queue="line", limit=limit)
     rows = adopted.rows
     while adopted.resume is not None:
-        adopted = lines.adopt(cursor, queue="line", limit=limit, after=adopted.resume)
+        adopted = ordered_queues.adopt(cursor, queue="line", limit=limit, after=adopted.resume)
         rows += adopted.rows
     return rows
 
@@ -303,7 +302,7 @@ def test_what_was_parked_by_its_key_is_put_into_the_line(cursor: Cursor) -> None
     head = add("line", key="k", handler="h", after=60)
     parked = add("line", key="k", handler="h", blocked_by=head.pk)
     late = row()
-    assert lines.adopt(cursor, queue="line", limit=10).rows == 2
+    assert ordered_queues.adopt(cursor, queue="line", limit=10).rows == 2
     assert stored(parked).ordered
     head.delete()
     own(cursor)
@@ -317,5 +316,5 @@ def test_what_is_in_flight_dead_or_locked_is_left_alone(
     messages = [add("line", leased=30), add("line", dead=-1), add("line")]
     lock(other, messages[2].pk)
     cursor.execute("set statement_timeout = '60s'")
-    assert lines.adopt(cursor, queue="line", limit=10).rows == 0
+    assert ordered_queues.adopt(cursor, queue="line", limit=10).rows == 0
     assert not any(stored(message).ordered for message in messages[:2])

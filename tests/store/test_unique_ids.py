@@ -12,8 +12,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_mq import broadcast
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.store import backlog
-from django_mq.store import free_unique_ids as freeing
+from django_mq.store import backlog, free_unique_ids
 from django_mq.store import operators as operate
 from django_mq.store import put_aside as aside
 from django_mq.store import unique_ids as unique
@@ -50,7 +49,7 @@ def look(cursor: Cursor) -> Seen:
 
 def end(cursor: Cursor, message: QueuedMessage, *, success: bool = True) -> list[int]:
     cursor.execute("delete from django_mq_queuedmessage where id = %s", [message.pk])
-    return freeing.end(cursor, [Done(message.pk, ID, success)])
+    return free_unique_ids.end(cursor, [Done(message.pk, ID, success)])
 
 
 def test_an_id_is_taken_only_if_it_is_as_it_was_seen(cursor: Cursor) -> None:
@@ -120,15 +119,15 @@ def test_ends_wait_for_no_transaction_that_puts_aside(
     assert end(cursor, message) == []
     other.commit()
     assert aside.left_aside(cursor, limit=10).left == [ID]
-    [id] = freeing.come_forward(cursor, [ID])
-    assert freeing.come_forward(cursor, [ID]) == []
+    [id] = free_unique_ids.come_forward(cursor, [ID])
+    assert free_unique_ids.come_forward(cursor, [ID]) == []
     assert QueuedMessage.objects.get().pk == id
 
 
 def test_what_is_aside_stays_while_its_id_is_taken(cursor: Cursor) -> None:
     take()
     unique.put_aside(cursor, [new(0)])
-    assert freeing.come_forward(cursor, [ID]) == []
+    assert free_unique_ids.come_forward(cursor, [ID]) == []
     assert aside.left_aside(cursor, limit=10).left == []
 
 
@@ -168,10 +167,10 @@ STATEMENTS: dict[str, Callable[[Cursor], object]] = {
     "add": lambda cursor: unique.add(cursor, [new(101)]),
     "replace": lambda cursor: unique.replace(cursor, [(new(101), True)]),
     "put aside": lambda cursor: unique.put_aside(cursor, [new(0)]),
-    "end": lambda cursor: freeing.end(cursor, [Done(101, ID, True)]),
-    "come forward": lambda cursor: freeing.come_forward(cursor, [ID]),
-    "lock": lambda cursor: freeing.lock(cursor, [ID]),
-    "take again": lambda cursor: freeing.take_again(cursor, ids=[101]),
+    "end": lambda cursor: free_unique_ids.end(cursor, [Done(101, ID, True)]),
+    "come forward": lambda cursor: free_unique_ids.come_forward(cursor, [ID]),
+    "lock": lambda cursor: free_unique_ids.lock(cursor, [ID]),
+    "take again": lambda cursor: free_unique_ids.take_again(cursor, ids=[101]),
     "forget quiet": lambda cursor: aside.forget_quiet(cursor, limit=10),
     "count": lambda cursor: backlog.count_waiting(cursor, queue="mail", limit=10),
 }
@@ -220,7 +219,7 @@ def test_the_columns_of_a_row_are_those_of_every_insert() -> None:
     assert columns(insert.INSERT_FEW) == plain
     assert columns(insert.COPY) == plain | {"id", "created_at"}
     unique_ones = plain | {"id", "unique_id", "unique_for"}
-    assert columns(unique.ADD) == columns(freeing.COME_FORWARD) == unique_ones
+    assert columns(unique.ADD) == columns(free_unique_ids.COME_FORWARD) == unique_ones
 
 
 def test_the_limit_of_waits_is_put_back(cursor: Cursor) -> None:

@@ -10,8 +10,7 @@ from psycopg.errors import DeadlockDetected
 
 from django_mq import handler
 from django_mq.messages import Delivery
-from django_mq.store import ordered_queues as lines
-from django_mq.store import queue_limits as gates
+from django_mq.store import ordered_queues, queue_limits
 from django_mq.worker import Worker
 from django_mq.worker import claims as claiming
 from tests.database import second_connection
@@ -77,7 +76,7 @@ def ran(settings: Any) -> list[int]:
 
 def own(worker: str, lease: float) -> None:
     with second_connection() as other:
-        assert lines.own(other.cursor(), queue="line", worker=worker, lease=lease)
+        assert ordered_queues.own(other.cursor(), queue="line", worker=worker, lease=lease)
 
 
 def test_a_line_whose_owner_was_killed_is_waited_for(ran: list[int]) -> None:
@@ -101,14 +100,14 @@ def test_a_line_whose_ownership_was_cut_is_waited_for(
     ran: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = add("line", handler="h", ordered=True)
-    real, left = lines.own, [1]
+    real, left = ordered_queues.own, [1]
 
     def own_(cursor: Any, **options: Any) -> Any:
         if left.pop() if left else 0:
             cursor.connection.close()
         return real(cursor, **options)
 
-    monkeypatch.setattr(lines, "own", own_)
+    monkeypatch.setattr(ordered_queues, "own", own_)
     assert Worker().run(until_empty=True)
     assert ran == [message.pk]
 
@@ -151,7 +150,7 @@ def test_a_gate_that_a_sibling_holds_is_waited_for(ran: list[int]) -> None:
     message = add(handler="h")
     with second_connection() as other, ThreadPoolExecutor() as pool:
         with other.transaction():
-            gates.enter(other.cursor(), queue="mail", limit=None)
+            queue_limits.enter(other.cursor(), queue="mail", limit=None)
             worker = Worker()
             running = pool.submit(worker.run, until_empty=True)
             until(lambda: running.done() or worker.sleeps > 10)

@@ -72,7 +72,7 @@ class Settler(threading.Thread):
         return bool(found)
 
     def step(self, own: psycopg.Connection[Any]) -> None:
-        from django_mq.store import free_unique_ids as freeing
+        from django_mq.store import free_unique_ids
         from django_mq.store import put_aside as aside
         from django_mq.store.free_unique_ids import Done
         from django_mq.store.unique_ids import UniqueId
@@ -80,7 +80,9 @@ class Settler(threading.Thread):
         claimed = own.execute(CLAIM).fetchall()
         if not claimed:
             if self.stop.is_set():  # as the chores do: whoever put it aside last rolled back
-                freeing.come_forward(own.cursor(), aside.left_aside(own.cursor(), limit=10).left)
+                free_unique_ids.come_forward(
+                    own.cursor(), aside.left_aside(own.cursor(), limit=10).left
+                )
             own.execute("select pg_sleep(0.002)")
             return
         [(id, *unique, n)] = claimed
@@ -104,7 +106,7 @@ class Settler(threading.Thread):
                 )
             else:
                 cursor.execute("delete from django_mq_queuedmessage where id = %s", [id])
-            freeing.end(cursor, [Done(id, UniqueId._make(unique), end == "ack")])
+            free_unique_ids.end(cursor, [Done(id, UniqueId._make(unique), end == "ack")])
         self.handled.append(n)
 
 
