@@ -1,4 +1,5 @@
-"""The thread that writes for async handlers: settles what ended together at once.
+"""The thread that writes for async handlers: settles deliveries that ended together in one
+statement.
 
 It also starts those that must be locked first.
 """

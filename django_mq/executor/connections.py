@@ -35,8 +35,8 @@ LOST = (
     psycopg.errors.IdleInTransactionSessionTimeout,
 )
 
-#: The SQLSTATEs with which a server that is there refuses a statement: it was cancelled, it is in
-#: conflict with another transaction, or the disk is full.
+#: SQLSTATEs of a reachable server that refuses a statement: it was cancelled, it is in conflict
+#: with another transaction, or the disk is full.
 _REFUSALS = frozenset({"57014", "40001", "40P01", "55P03", "53100"})
 
 #: Seconds between two tries to reach a lost database: the first wait, and the longest.

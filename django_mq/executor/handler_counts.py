@@ -44,7 +44,7 @@ class Timings:
 
     def add(self, ended: Sequence[Ended]) -> None:
         """Count deliveries that are settled."""
-        # Tuples that live on would call the garbage collector: here each is gone at once.
+        # Do not keep the tuples: long-lived ones would trigger the garbage collector.
         names = {_names(each.delivery._row) for each in ended}
         together: dict[tuple[str, str], Sequence[Ended]] = dict.fromkeys(names, ended)
         if len(names) > 1:

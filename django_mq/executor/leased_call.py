@@ -209,10 +209,10 @@ def ended_nonatomic(
 def sort_started(
     tasks: Sequence[Task], started: Mapping[int, bool | None]
 ) -> tuple[list[Ended], list[Task]]:
-    """Return how the tasks ended that must not run, and those to run.
+    """Split `tasks` into the ends of those that must not run, and the tasks to run.
 
-    `started` says of each message that is still ours, by id, whether it has expired. Behind one
-    that does not run, nothing of its line runs.
+    `started` maps the id of each message that is still ours to whether it has expired. Behind a
+    message that does not run, no other of its line runs.
     """
     barred: list[Ended] = []
     ready: list[Task] = []

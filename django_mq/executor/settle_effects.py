@@ -31,7 +31,7 @@ _NOTHING = (None, None, False, False)
 
 
 def having_any(ended: Sequence[Ended]) -> list[Ended]:
-    """Return the deliveries whose end changes other rows; that of most changes none."""
+    """Return the deliveries whose end changes other rows; most change none."""
     return [each for each in ended if _more(each.delivery._row) != _NOTHING]
 
 
@@ -71,7 +71,8 @@ def write_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
             log_failure(
                 "settle_refused",
                 error,
-                "message %s (queue %s) is dead, but the database refuses the effects of that",
+                "message %s (queue %s) is dead, but the database refused its follow-up writes"
+                " (reply, key, unique id)",
                 each.delivery.id,
                 each.delivery.queue,
                 message_id=each.delivery.id,

@@ -56,7 +56,9 @@ class Link:
                 answer = plain_wait(*args, **kwargs)
             except psycopg.OperationalError as error:
                 if self._was_shut:
-                    raise psycopg.OperationalError("the link stands still: no answer") from error
+                    raise psycopg.OperationalError(
+                        "connection stalled: the server did not answer"
+                    ) from error
                 raise
             finally:
                 self._waiting = False

@@ -253,7 +253,9 @@ def add_selection(parser: CommandParser) -> None:
     add_common_selection(parser)
     parser.add_argument("--key", metavar="KEY", help="messages with this order key")
     parser.add_argument(
-        "--fingerprint", metavar="HASH", help="messages whose last attempt failed so, see mq_errors"
+        "--fingerprint",
+        metavar="HASH",
+        help="messages whose last attempt has this fingerprint (see mq_errors)",
     )
     parser.add_argument("--all", action="store_true", help="messages of every queue and type")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N, longest dead first")

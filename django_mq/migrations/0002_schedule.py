@@ -94,7 +94,7 @@ class Migration(migrations.Migration):
                         ],
                         db_default="once",
                         default="once",
-                        help_text="Which of the times to make up for that no worker was there for.",
+                        help_text="Which missed times to broadcast later.",
                         max_length=8,
                         verbose_name="catch up",
                     ),
@@ -105,7 +105,8 @@ class Migration(migrations.Migration):
                         choices=[("allow", "allowed"), ("skip", "skipped")],
                         db_default="allow",
                         default="allow",
-                        help_text="A time that comes while the last message still waits or runs.",
+                        help_text="What to do at a due time while the last message still waits or"
+                        " runs.",
                         max_length=8,
                         verbose_name="overlap",
                     ),
@@ -114,7 +115,7 @@ class Migration(migrations.Migration):
                     "expires",
                     models.DurationField(
                         blank=True,
-                        help_text="No attempt starts so long after the broadcast.",
+                        help_text="No attempt starts later than this after the broadcast.",
                         null=True,
                         verbose_name="expires",
                     ),
@@ -136,7 +137,7 @@ class Migration(migrations.Migration):
                 (
                     "decision",
                     models.BooleanField(
-                        help_text="Of an operator; it outweighs the code's.",
+                        help_text="The operator's choice; it overrides the code's.",
                         null=True,
                         verbose_name="decision",
                     ),

@@ -108,7 +108,7 @@ class Result(models.Model):
     class Meta:
         verbose_name = "result"
         verbose_name_plural = "results"
-        db_table_comment = "What a handler returned, where somebody asked (django_mq)"
+        db_table_comment = "Return values of handlers, for requests and tasks (django_mq)"
         default_permissions = ("view",)
         constraints = (
             models.CheckConstraint(

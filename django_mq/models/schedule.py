@@ -68,7 +68,7 @@ class Schedule(models.Model):
         choices=CATCH_UP_LABELS,
         default="once",
         db_default="once",
-        help_text="Which of the times to make up for that no worker was there for.",
+        help_text="Which missed times to broadcast later.",
     )
     overlap = models.CharField(
         "overlap",
@@ -76,20 +76,20 @@ class Schedule(models.Model):
         choices=OVERLAP_LABELS,
         default="allow",
         db_default="allow",
-        help_text="A time that comes while the last message still waits or runs.",
+        help_text="What to do at a due time while the last message still waits or runs.",
     )
     expires = models.DurationField(
         "expires",
         null=True,
         blank=True,
-        help_text="No attempt starts so long after the broadcast.",
+        help_text="No attempt starts later than this after the broadcast.",
     )
     source = models.CharField(
         "source", max_length=8, choices=SOURCE_LABELS, default="admin", db_default="admin"
     )
     enabled = models.BooleanField("enabled", default=True, db_default=True)
     decision = models.BooleanField(
-        "decision", null=True, help_text="Of an operator; it outweighs the code's."
+        "decision", null=True, help_text="The operator's choice; it overrides the code's."
     )
     declared_at = models.DateTimeField("declared at", null=True, blank=True)
     last_at = models.DateTimeField("last time", null=True, blank=True)

@@ -44,8 +44,8 @@ class Replays:
         if past.payload is None:
             raise NothingKept(
                 f"message {past.id} was handled without keeping its payload, so it cannot be"
-                " replayed, and nothing was: set history_payload for its queue or handler, which"
-                " keeps the payloads of messages that are handled from then on"
+                " replayed; no message was replayed: set history_payload for its queue or handler,"
+                " which keeps the payloads of messages that are handled from then on"
             )
         handler = self._handler(past)
         queue = past.queue

@@ -163,7 +163,7 @@ def _text_of(error: BaseException) -> str:
     try:
         return str.__str__(str(error))
     except BaseException as trouble:  # even KeyboardInterrupt: only the text is lost
-        return f"(its text cannot be had: {_class_name(trouble)})"
+        return f"(no text: str() raised {_class_name(trouble)})"
 
 
 def _within(seconds: float, function: Callable[[], str]) -> str | None:

@@ -11,7 +11,8 @@ import re
 
 #: A number that a producer may have written with an exponent, in five characters or more.
 _EXPANDED = re.compile(r'(?<![\w"\\.])-?(?:\d{17,}|0\.0000\d+)(?![\w".])')
-#: jsonb writes 1e308 with 309 digits, and no text is expanded more; none is by eight without these.
+#: jsonb writes 1e308 with 309 digits, which is the largest factor; without such numbers the factor
+#: stays below eight.
 MOST_EXPANDED = 64
 _ZEROS = "0" * 20
 #: A string, with its escapes.

@@ -143,9 +143,9 @@ def read_counts(
 
 
 def read_many_counts(cursor: Cursor, asked: Sequence[str]) -> tuple[dict[str, QueueCounts], int]:
-    """Return the counts of the queues `asked`, and where they stop: the more are long, the sooner.
+    """Return the counts of the queues `asked`, and the limit of each count.
 
-    Call it in a transaction.
+    The limit is lower when more queues are long. Call it in a transaction.
     """
     least = min(STOPS[0], MOST)
     found = read_counts(cursor, asked, most=least)

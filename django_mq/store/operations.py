@@ -1,7 +1,7 @@
-"""Operations: add them, take one for a step, write how far it got, end it.
+"""Operations: add them, take one for a step, write its progress, end it.
 
-A step locks its row, and commits what it did together with the progress: a worker that dies in it
-did nothing, and the next one goes on from there.
+A step locks its row, and commits its changes together with the progress: if a worker dies during a
+step, the step is rolled back and another worker repeats it.
 """
 
 from __future__ import annotations

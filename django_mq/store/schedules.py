@@ -168,8 +168,8 @@ def move(
     )
 
 
-# The operator's decision wins; the next time changes only with what it is computed from. Declaring
-# what is declared already writes nothing, as long as the last word of it is `fresh`.
+# The operator's decision wins; the next time changes only with the columns it is computed from.
+# Declaring an unchanged schedule writes nothing while its `declared_at` is `fresh`.
 DECLARE = """
 insert into django_mq_schedule as s (
     name, type, payload, metadata, cron, every, tz, queue, catch_up, overlap, expires,

@@ -33,7 +33,7 @@ _sending = threading.Lock()
 
 #: Exit codes of a child, and of the command.
 DONE, BROKEN, OUT_OF_TIME = 0, 1, 5
-#: The last word of a child when nothing is left, and when something still runs: its exit code alone
+#: The final line from a child: everything finished, or something still runs. Its exit code alone
 #: could come from a handler.
 GOODBYE, GAVE_UP = b".", b"!"
 #: The first byte of the line in which a child names the error that ends it.

@@ -40,9 +40,9 @@ class ForkGuard:
         if new := sorted(found - self._named):
             self._named |= found
             logger.warning(
-                "the supervisor has open what its worker processes must not inherit: %s. They"
-                " share its connections, and its threads run in none of them: open or start these"
-                " in each process, for example in a receiver of worker_started",
+                "worker processes would inherit these from the supervisor: %s. They would share"
+                " the connections, and the threads would not run: open or start these in each"
+                " process, for example in a receiver of worker_started",
                 ", ".join(new),
                 extra={"event": "open_at_fork"},
             )

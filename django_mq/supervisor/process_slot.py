@@ -212,7 +212,7 @@ class ProcessSlot:
         if draining or self.recycling:
             return []
         still = (each for each in self.scoreboard.still() if each is not MonitoredPart.DATABASE)
-        return [f"worker process {self.pid}: the {STANDING[each]} stands still" for each in still]
+        return [f"worker process {self.pid}: the {STANDING[each]} is stalled" for each in still]
 
     def unready(self) -> list[str]:
         """Return what makes a live slot not ready: its database has not answered, or not lately."""

@@ -28,8 +28,8 @@ from django_mq.worker import figures, history, retention, vacuum
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds between two turns of the whole fleet: a little less than between two heartbeats, since
-#: each heartbeat reads when the last turn was.
+#: Seconds between two turns of the whole fleet: slightly below the heartbeat interval, because each
+#: heartbeat reads the time of the last turn.
 EVERY = 9.0
 #: Rows that one piece walks over, or removes.
 PIECE = 1000

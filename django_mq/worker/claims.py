@@ -112,7 +112,8 @@ class ClaimRouter:
         """Return the most messages of `queue` to claim with one statement."""
         if self.way(queue, options) not in ("", "keyed"):
             return options.batch_size
-        # The statement reads all rows before `batch_bytes` cuts them: no more than fitted lately.
+        # The statement reads all rows before `batch_bytes` cuts them, so claim no more than
+        # recently fitted.
         return max(options.batch_size, min(TOGETHER * options.batch_size, self._fits))
 
     def claim(

@@ -17,7 +17,8 @@ from django_mq.worker.lanes import Lanes
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermarks
 
-#: Seconds after a ring, or a claim that took something, until a look for what coalesced its ring.
+#: Seconds after a ring, or a claim that took something, until the next look, for messages whose
+#: rings were coalesced.
 LOOK_AGAIN = 0.025
 
 

@@ -1,4 +1,4 @@
-"""Tell the supervisor, by the scoreboard, which parts of the worker move."""
+"""Tell the supervisor, through the scoreboard, which parts of the worker move."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from django_mq.executor.connections import Outage
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.executor.watchdog import Link, Watchdog
 
-#: A part stands still when it has not moved for INTERVALS of its intervals, and at least for STILL
-#: seconds: longer than it may take to reconnect. A part that waits for the server moves, within the
-#: limit of its link.
+#: A part is stalled after INTERVALS missed intervals, and after STILL seconds at the earliest: a
+#: reconnect takes less. A part that waits for the server counts as moving, within the limit of its
+#: link.
 INTERVALS, STILL = 3, 20.0
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Seconds until a backoff level is written again after another session had its row locked.
 WRITE_AGAIN = 0.25
-#: Seconds until a worker that ends when all is empty looks again at an ordered queue that is not.
+#: Seconds until a worker with `until_empty` rechecks an ordered queue that is not empty.
 LINE_AGAIN = 0.25
 #: Seconds, in a drain, between two renewals of the ordered queues of what still runs.
 KEEP_EVERY = 0.5

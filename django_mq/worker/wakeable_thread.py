@@ -1,4 +1,4 @@
-"""A thread that works in turns: the loop of the worker wakes it, and it raises nothing."""
+"""A background thread that the worker's loop wakes; it logs its errors and never raises."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class WakeableThread(threading.Thread):
             self._on_turn()
 
     def take_turn(self) -> None:
-        """Work once; raises nothing."""
+        """Work once; never raises."""
         try:
             self.work()
         except LOST as error:  # the loop reports it, and waits for the database
@@ -109,6 +109,6 @@ class WakeableThread(threading.Thread):
             yield cursor
 
     def is_connected(self) -> bool:
-        """Say whether the connection survived the last error."""
+        """Return whether the connection survived the last error."""
         driver = connections[self._alias].connection
         return driver is not None and not driver.closed

@@ -133,6 +133,6 @@ def test_a_frozen_child_is_named(start: Callable[..., Worker], empty_tables: Non
     told = worker.until(
         lambda: (answer := ask(port, "/livez"))[0] == 503 and answer[1], "it is not live", 2 * SOON
     )
-    assert told.splitlines()[0] == f"worker process {child}: the loop stands still".encode()
+    assert told.splitlines()[0] == f"worker process {child}: the loop is stalled".encode()
     worker.kill_child(0, signal.SIGCONT)
     worker.until(lambda: ask(port, "/livez") == (200, b"ok\n"), "it is live again")

@@ -71,7 +71,7 @@ def test_a_wait_ends_after_its_bound(through: Proxy) -> None:
         driver.execute("select 1")
         assert (link.waits, link.answers) == (1, 1)
         through.hold(True)
-        with ticking(link), pytest.raises(psycopg.OperationalError, match="stands still"):
+        with ticking(link), pytest.raises(psycopg.OperationalError, match="stalled"):
             driver.execute("select 1")
         assert (link.waits, link.answers) == (2, 1)
         assert driver.closed
@@ -145,7 +145,7 @@ def test_an_idle_worker_notices_and_goes_on(
     through.hold(True)
     bound(parts, 0.2)
     until(lambda: "database_lost" in events(caplog))
-    assert "stands still" in caplog.text
+    assert "stalled" in caplog.text
     parts.listener._link.shut()  # its next ping would be seconds away
     until(lambda: not parts.listener.healthy())  # type: ignore[union-attr]
     through.hold(False)
@@ -283,7 +283,7 @@ def test_a_loop_that_stands_still_is_seen(
     until(lambda: MonitoredPart.LOOP in board.still())
     assert MonitoredPart.RENEWAL not in board.still()
     slot = ProcessSlot(board, pid=1)
-    assert slot.troubles(draining=False) == ["worker process 1: the loop stands still"]
+    assert slot.troubles(draining=False) == ["worker process 1: the loop is stalled"]
     assert slot.troubles(draining=True) == []
     gate.set()
     until(lambda: MonitoredPart.LOOP not in board.still())

@@ -33,7 +33,7 @@ def clock(alias: str) -> Iterator[Finding]:
             level="warning",
             text=f"The server's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'}"
             " this machine's: messages with a due time or an expiry from this clock are early or"
-            " late by as much.",
+            " late by that much.",
             hint="Synchronise both clocks by NTP.",
         )
 
@@ -108,7 +108,7 @@ def limits(alias: str) -> Iterator[Finding]:
             text=f"statement_timeout of this login is {found.statement / 1000:g} s, shorter than"
             f" the timeout of {', '.join(sorted(longer)[:3])}{more}.",
             hint="Raise it for the login of the workers (ALTER ROLE ... SET statement_timeout), or"
-            " set a shorter timeout on the handlers, so that their failure says which one it was.",
+            " set a shorter timeout on the handlers, so that the failure names the handler.",
         )
     needed = settings.processes * (settings.threads + BESIDE_THREADS)
     if found.connections is not None and needed > found.connections:

@@ -99,6 +99,6 @@ def vacuum_behind(alias: str) -> Iterator[Finding]:
                 text=f"{each.table} has {each.dead:,} dead row versions beside {each.live:,} live"
                 " ones, and was not vacuumed for"
                 + (" as long as the statistics reach." if each.since is None else " 10 minutes."),
-                hint=f"Run VACUUM {each.table}; look for what keeps it away: D005 to D008, a lock"
+                hint=f"Run VACUUM {each.table}; find what blocks autovacuum: D005 to D008, a lock"
                 " on the table, or too few autovacuum_max_workers.",
             )
