@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from django_mq.policy.outcomes import AttemptEnded
     from django_mq.policy.stack import Frame
 
-#: Seconds within which slots that came free are announced together: one claim fills them all.
+logger = logging.getLogger("django_mq")
+
+#: Seconds over which freed slots are collected before they are announced: one claim fills them all.
 ROOM_EVERY = 0.002
 #: Seconds that the end waits for the thread of blocking calls, to close its connections.
 LAST = 1.0
@@ -96,7 +98,8 @@ class AsyncRunner(threading.Thread):
         )
 
     def start(self) -> None:
-        # A loop has descriptors that only its end closes: none for a run without coroutines.
+        # Here, because a loop has file descriptors that only the end of the thread closes: a run
+        # without coroutines needs none.
         self._loop = asyncio.new_event_loop()
         super().start()
 
@@ -210,14 +213,14 @@ class AsyncRunner(threading.Thread):
         return ready
 
     def _leave(self, tasks: Sequence[Task]) -> None:
-        """The calls of `tasks` are settled; from the thread that settles."""
+        """Note that the calls of `tasks` are settled. Called by the thread that settles."""
         came_free = self._slots.settle(_ids(tasks))
         self._local_queue.leave(*[task.line for task in tasks])
         if came_free:
             self._on_room()
 
     def _tell_room(self) -> None:
-        """Announce a free slot, a moment later: more may come free meanwhile."""
+        """Announce free slots after a moment, in which more may come free."""
         if not self._told_room:
             self._told_room = True
             self._loop.call_later(ROOM_EVERY, self._tell_room_now)

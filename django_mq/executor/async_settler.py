@@ -1,7 +1,7 @@
-"""The thread that writes for async handlers: settles deliveries that ended together in one
-statement.
+"""The thread that writes for async handlers.
 
-It also starts those that must be locked first.
+It settles deliveries that ended together in one statement, and gives a full lease to those that
+must have one before they start.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ class AsyncSettler(threading.Thread):
         self._asked: queue.SimpleQueue[_StartRequest | _SettleRequest | None] = queue.SimpleQueue()
 
     def start_leases(self, tasks: list[Task], answer: asyncio.Future[dict[int, bool]]) -> None:
-        """Request whole leases for `tasks`.
+        """Request full leases for `tasks`.
 
-        `answer` gets, by id, whether those still ours have expired; ids of others may be in it.
+        The result of `answer` maps the ids of those still ours to whether they have expired; it may
+        contain other ids.
         """
         self._asked.put(_StartRequest(tasks, answer))
 
     def settle(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:
-        """Request to settle `ended`, save those that are lost; then `left` gets `tasks`."""
-        self._asked.put(_SettleRequest(ended, tasks))
+        """Request to settle `ended`, except lost ones; `left` is then called with `tasks`."""
+        self._asked.put(_Settle(ended, tasks))
 
     def end(self) -> None:
         """End the thread after all earlier requests."""
@@ -106,7 +107,7 @@ class AsyncSettler(threading.Thread):
             answers[0].get_loop().call_soon_threadsafe(_resolve, answers, started)
 
     def _start_all(self, starts: list[Task]) -> dict[int, bool]:
-        """Give each task a whole lease; return, by id, whether those still ours have expired."""
+        """Give each task a full lease; map the ids of those still ours to whether they expired."""
         fences: dict[float, list[Fence]] = {}
         for task in starts:
             fences.setdefault(self._lease(task.delivery.queue), []).append(task.delivery.fence)

@@ -9,9 +9,9 @@ from collections.abc import Collection
 class Slots:
     """Counts messages between start and settle. Thread-safe.
 
-    A message that succeeded leaves its slot when its handler ends, before it is settled; but no
-    more than `count` wait for their settle beside those that run. One that failed keeps its slot
-    until it is settled: only then is known whether its queue backs off, and nothing starts instead.
+    A message that succeeded leaves its slot when its handler ends, before it is settled; but at
+    most `count` such messages wait for their settle. A failed message keeps its slot until it is
+    settled: only then is it known whether its queue backs off, so nothing takes its place before.
 
     >>> slots = Slots(2)
     >>> slots.take(2)
@@ -42,7 +42,7 @@ class Slots:
             self._unsettled += count
 
     def end(self, ids: Collection[int], *, failed: bool) -> None:
-        """The call of these messages has ended; it is settled next."""
+        """Note that the call of these messages has ended, and is settled next."""
         with self._lock:
             if failed:
                 self._failed.update(ids)
@@ -50,7 +50,7 @@ class Slots:
                 self._taken -= len(ids)
 
     def settle(self, ids: Collection[int]) -> bool:
-        """The call of these messages is settled; return whether slots came free just now."""
+        """Note that these messages are settled; return whether slots came free just now."""
         with self._lock:
             failed = self._failed.intersection(ids)
             self._failed -= failed

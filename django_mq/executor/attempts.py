@@ -104,7 +104,7 @@ class Attempts:
     def _announce(self, tasks: list[Task], state: SliceState) -> bool:
         """Send `message_started`; return whether a receiver used the connection.
 
-        What a receiver does runs behind a savepoint of its own: its errors are not the handler's.
+        Receivers run behind a savepoint of their own: their errors are not the handler's.
         """
         savepoint = self._session.savepoint
         savepoint.arm()
@@ -148,7 +148,7 @@ class Attempts:
     def _refused(
         self, tasks: list[Task], error: BaseException, seconds: float, state: SliceState
     ) -> None:
-        """The handler could not use its connection: discard the run and repeat it."""
+        """Discard and repeat a run in which the handler could not use its connection."""
         state.stopped = True
         state.broken_lines.update(task.line for task in tasks)
         if isinstance(error, NotLocked):

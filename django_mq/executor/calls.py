@@ -27,7 +27,7 @@ def call(
 ) -> tuple[Any, BaseException | None]:
     """Return the result and the error of `function(argument)`.
 
-    A result that was asked for is encoded; if it cannot be encoded, that is the handler's error.
+    A requested result is encoded; if that fails, the failure is the handler's error.
     The call runs in a copy of this thread's context: translation, time zone and context variables
     that it sets end with it, and the messages that it broadcasts name `delivery` as their cause.
     """
@@ -81,9 +81,9 @@ def argument_of(tasks: Sequence[Task]) -> Any:
 
 
 def is_conflict(error: BaseException | None) -> bool:
-    """Say whether a deadlock, a serialization failure or a lock timeout caused `error`.
+    """Return whether a deadlock, a serialization failure or a lock timeout caused `error`.
 
-    Not if the handler caught it and decides itself, by raising Retry, Snooze or Reject.
+    False if the handler caught it and raised Retry, Snooze or Reject instead.
     """
     for _ in range(10):
         if error is None or isinstance(error, Retry | Snooze | Reject):

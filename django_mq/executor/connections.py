@@ -25,7 +25,7 @@ from django_mq.store.session_state import DISCARD
 logger = logging.getLogger("django_mq")
 
 #: The errors of an unreachable or lost server, through Django and through the driver. A read-only
-#: one is a standby after a failover.
+#: server is a standby after a failover.
 LOST = (
     OperationalError,
     InterfaceError,
@@ -88,7 +88,8 @@ def plain_connection_as(alias: str, link: Link | None = None) -> Iterator[BaseDa
 def statement_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
     """Return a cursor for our own statements on an open connection.
 
-    Binary: Django's own loader of timestamps is Python and made a claimed row cost 16 us, not 1.
+    Rows come in binary: Django's own timestamp loader for text is written in Python, and with it a
+    claimed row took 16 us instead of 1.
     """
     cursor = psycopg.Cursor(driver)
     cursor.format = Format.BINARY
@@ -98,8 +99,8 @@ def statement_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
 def simple_query(driver: psycopg.Connection[Any], statements: str) -> list[list[bytes | None]]:
     """Run `statements`, which contain their values, in one round trip; return the rows as text.
 
-    Prepares nothing, and makes no cursor. Raises psycopg's errors. Does not take the driver's lock:
-    the handler's own cursor may have it when its first use calls this.
+    Prepares nothing, and makes no cursor. Raises psycopg's errors. Does not take the driver's lock,
+    because the cursor of a handler may hold it when its first use calls this.
     """
     driver.pgconn.send_query(statements.encode(driver.info.encoding))
     answers = results(driver)
@@ -114,7 +115,7 @@ def simple_query(driver: psycopg.Connection[Any], statements: str) -> list[list[
 
 
 def is_idle(driver: psycopg.Connection[Any]) -> bool:
-    """Say whether no transaction is open, nor begun by the next statement."""
+    """Return whether no transaction is open, and the next statement begins none."""
     return driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
 
 
@@ -138,8 +139,8 @@ def prepare_statements(wrapper: BaseDatabaseWrapper) -> bool:
 def reset_session(wrapper: BaseDatabaseWrapper) -> None:
     """Reset the session outside a transaction, in one round trip: settings, locks, cursors ...
 
-    Behind a transaction pooler only the settings, since the statements may reach a session in
-    which others left something. Raises the driver's errors.
+    Behind a transaction pooler it resets only the settings, since the statements may reach a
+    session that belongs to others too. Raises the driver's errors.
     """
     steps = [reset_statements(wrapper)]
     if may_prepare(wrapper):
@@ -162,7 +163,7 @@ def reset_statements(wrapper: BaseDatabaseWrapper) -> sql.Composed:
 
 
 def was_refused(error: BaseException) -> bool:
-    """Say whether a server that is there refused a statement: the database is not lost."""
+    """Return whether a reachable server refused a statement: the database is not lost."""
     states = (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
     return not _REFUSALS.isdisjoint(states)
 
@@ -180,8 +181,7 @@ class Outage:
     def wait(self, error: BaseException, *, logged: bool = False) -> None:
         """Log at most once per wait, then sleep until the next try is due or the worker stops.
 
-        A statement that the server refused waits in the same way, but is no outage. Its text is
-        logged only if it cannot quote a row. `logged`: the caller has logged the error.
+        After a refused statement the thread waits in the same way, but that is no outage.
         """
         lost = isinstance(error, LOST)
         refused = not lost or was_refused(error)
@@ -212,7 +212,7 @@ class Outage:
         return self._lost
 
     def stopped(self) -> bool:
-        """Say whether the worker stops: nothing waits any more."""
+        """Return whether the worker is stopping: nothing waits any longer."""
         return self._stop.is_set()
 
     def over(self) -> None:

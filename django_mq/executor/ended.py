@@ -106,7 +106,7 @@ def ends_or_lost(ended: Sequence[Ended], lost: Collection[int]) -> list[Ended]:
 
 
 def any_back(ended: Sequence[Ended]) -> bool:
-    """Say whether any of these is back in its queue, to run again."""
+    """Return whether any of these is back in its queue, to run again."""
     others = [each.settled for each in ended if each.settled is not ACKED]
     return any(settled not in NOT_BACK for settled in others)
 

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from django_mq.executor.ended import Ended
     from django_mq.messages import Delivery
 
-#: The number of handlers in a heartbeat: those that ended most messages.
+#: The number of handlers in a heartbeat: those that ended the most messages.
 MOST = 100
-#: Pairs of queue and handler counted apart; more of a handler's queues are counted together.
+#: Pairs of queue and handler that are counted separately. Beyond these, the queues of a handler are
+#: counted together.
 MOST_SOURCES = 500
 
 
 def queued_for(delivery: Delivery) -> float | None:
-    """Return the seconds, by the database's clock, from when a message was due to its claim.
+    """Return the seconds between a message's due time and its claim, by the database's clock.
 
-    None for a later attempt than the first: it has waited for the backoff of its policy.
+    None after the first attempt: a later one has waited for the backoff of its policy.
     """
     row = delivery._row
     return max(0.0, row.waited) if row.attempts == 1 else None
@@ -60,7 +61,7 @@ class Timings:
                     self._minutes.arrived(source, created)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the heartbeat's tallies: at most 100 handlers, those with most messages first."""
+        """Return the heartbeat's tallies: at most 100 handlers, most messages first."""
         return {name: tally.as_json() for name, tally in self.read().items()}
 
     def read(self) -> dict[str, Tally]:
@@ -106,9 +107,9 @@ class Timings:
         with self._lock:
             self._minutes.not_written()
 
-    def _source(self, queue: str, handler: str) -> FigureSource:
-        """Return what is counted for a handler by any of its names; unknown names share one."""
-        source = FigureSource(queue, handler)
+    def _source(self, queue: str, handler: str) -> Source:
+        """Return the source that all names of a handler share; unknown names share the name ''."""
+        source = Source(queue, handler)
         if source not in self._sources:
             known = handlers.get(handler)
             source = FigureSource(queue, known.name if known else "")
@@ -123,7 +124,7 @@ _names = itemgetter(*map(ClaimedRow._fields.index, ("queue", "handler")))
 
 
 def _count(tally: Tally, ended: Sequence[Ended]) -> list[float]:
-    """Count deliveries; return when those were created that ended their first attempt."""
+    """Count deliveries; return the creation times of those that ended their first attempt."""
     others = [each for each in ended if each.settled is not ACKED]
     tally.acked += len(ended) - len(others)
     last_at = ended[-1].delivery._row.claimed_at

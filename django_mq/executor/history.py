@@ -1,4 +1,4 @@
-"""Which handled messages are kept, and for how long: as the handler says, else its queue."""
+"""Which handled messages are kept, and for how long: the handler decides, else its queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _known: _Known | None = None
 
 
 def is_used() -> bool:
-    """Say whether any queue or handler keeps a history."""
+    """Return whether any queue or handler keeps a history."""
     return _now().used
 
 

@@ -26,13 +26,13 @@ Policy = Callable[["ClaimedRow"], "RetryPolicy"]
 
 
 class CallClock(Clock, Protocol):
-    """The clock of a call, which is also told of each message that was answered."""
+    """The clock of a call, which is also notified of each answered message."""
 
     def answered(self, id: int) -> None: ...
 
 
 class Answers(Protocol):
-    """Where the answers of a list go."""
+    """Receives the answers to the messages of a list."""
 
     def note_answer(self, delivery: BatchDelivery, error: BaseException) -> None:
         """End `delivery` with `error` when the call ends."""
@@ -56,7 +56,7 @@ class LeasedCall(Protocol):
 
 
 def leased_call(tasks: Sequence[Task], *, alias: str, lease: float, clock: CallClock) -> LeasedCall:
-    """Return the call of the handler of `tasks`, which are several only for a batch handler."""
+    """Return the call of the handler of `tasks`; only a batch handler has several."""
     if tasks[0].handler.batch:
         return _BatchCall(tasks, alias=alias, lease=lease, clock=clock)
     row = tasks[0].delivery._row
@@ -64,7 +64,7 @@ def leased_call(tasks: Sequence[Task], *, alias: str, lease: float, clock: CallC
 
 
 async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
-    """Return the result of a coroutine function, encoded if it was asked for."""
+    """Return the result of a coroutine function, encoded if it was requested."""
     if not call.argument:
         return None  # nothing of the list can be read
     with surrounded(call.argument) if surroundings else nullcontext():
@@ -105,7 +105,7 @@ class _BatchCall:
         self.argument = [each for each in self.deliveries if self._is_readable(each)]
 
     def _is_readable(self, delivery: BatchDelivery) -> bool:
-        """Say whether `delivery` can be decoded; if not, the others run without it."""
+        """Return whether `delivery` can be decoded; if not, the others run without it."""
         try:
             _ = delivery.payload, delivery.metadata
         except UnreadablePayload as error:
@@ -141,7 +141,7 @@ class _BatchCall:
 
 
 class BatchDelivery(LeasedDelivery):
-    """A delivery in the list of a batch handler outside transactions: answered by itself."""
+    """A delivery in the list of a batch handler outside transactions: answered individually."""
 
     __slots__ = ("_fences", "_to")
 

@@ -13,7 +13,7 @@ LINGER_SHARE = 4
 
 
 class Lingering:
-    """The tasks of each handler that wait until their list is full, or its first has waited long.
+    """The tasks of each handler that wait until their list is full or its first is overdue.
 
     A list has up to `batch` messages, or the handler's `max_batch`. `longest` bounds the wait, in
     seconds. Not thread-safe.
@@ -42,7 +42,7 @@ class Lingering:
         return min(self._batch, handler.max_batch or self._batch)
 
     def take_due(self, now: float) -> list[list[Task]]:
-        """Remove and return the lists whose time was over at `now`, by the monotonic clock."""
+        """Remove and return the lists that are due at `now`, by the monotonic clock."""
         return [self._take(handler) for handler, at in list(self._due.items()) if at <= now]
 
     def next_at(self) -> float:

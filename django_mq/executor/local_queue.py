@@ -1,6 +1,6 @@
 """The local queue: deliveries between claim and settle, from which executors take slices.
 
-Of one line (an order key or an ordered queue) only one slice, or one coroutine, is out at a time.
+Per line (an order key or an ordered queue) only one slice, or one coroutine, is out at a time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class LocalQueue:
     """Holds deliveries between claim and settle. Thread-safe.
 
     A slice has up to `most` messages, a batch handler gets up to `batch`. `on_room` is called when
-    few tasks wait to be taken, and when nothing is left at all. `longest_linger` is the most
-    seconds that tasks wait for their list to fill.
+    few tasks wait to be taken, and when nothing is left at all. `longest_linger` is the maximum
+    time, in seconds, that tasks wait for their list to fill.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LocalQueue:
         return slice_
 
     def stuck(self) -> bool:
-        """Say whether every executor has been busy with what it has for STUCK_AFTER seconds.
+        """Return whether all executors are busy, with no slice taken for STUCK_AFTER seconds.
 
         If so, `on_room` is called when one becomes free.
         """
@@ -124,19 +124,19 @@ class LocalQueue:
             return self._waiting.take_all()
 
     def take_given_back(self) -> list[Task]:
-        """Remove and return tasks that must not run here any more: the worker releases them."""
+        """Remove and return tasks that must no longer run here: the worker releases them."""
         with self._lock:
             given_back, self._waiting.given_back = self._waiting.given_back, []
             return given_back
 
     def break_line(self, line: Line) -> None:
-        """A delivery of `line` was not acked: give back the tasks that wait behind it here."""
+        """Give back the tasks that wait here behind a delivery of `line` that was not acked."""
         with self._lock:
             self._waiting.ordering.breaks(line)
             self._waiting.drop(lambda task: task.line == line)
 
     def is_unwanted(self, task: Task) -> bool:
-        """Say whether `task` must not start: its line is broken, or its queue is stopped."""
+        """Return whether `task` must not start: its line is broken, or its queue is stopped."""
         return self._waiting.is_unwanted(task)
 
     def stop_queue(self, queue: str, before: datetime | None = None) -> None:
@@ -158,7 +158,7 @@ class LocalQueue:
             )
 
     def admit(self, task: Task) -> bool:
-        """Say whether a coroutine may start now; if not, it waits for its line or is given back."""
+        """Return whether a coroutine may start now; else it waits for its line or is given back."""
         with self._lock:
             admitted = self._waiting.admit(task)
             if not admitted:  # it may be ready, behind a task that is no coroutine
@@ -171,7 +171,7 @@ class LocalQueue:
             return [] if self._alone else self._waiting.ordering.take_coroutines()
 
     def coroutines(self) -> int:
-        """How many coroutines wait for their line: each will need a slot."""
+        """The number of coroutines that wait for their line: each will need a slot."""
         with self._lock:
             return self._waiting.count_coroutines()
 
@@ -195,7 +195,7 @@ class LocalQueue:
             self._running += count
 
     def leave(self, *lines: Line | None) -> None:
-        """The counterpart of `enter()`: one handler of each of `lines` has ended."""
+        """Undo `enter()` for the handlers that ended, one for each of `lines`."""
         with self._lock:
             self._running -= len(lines)
             for line in lines:
@@ -216,7 +216,7 @@ class LocalQueue:
                 self._held.pop(id, None)
 
     def close(self) -> list[Task]:
-        """Start nothing any more; return the tasks that did not start."""
+        """Start nothing more; return the tasks that did not start."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
@@ -227,11 +227,11 @@ class LocalQueue:
         self._tell_below = count
 
     def waiting(self) -> int:
-        """How many tasks wait to be taken."""
+        """The number of tasks that wait to be taken."""
         return len(self._waiting)
 
     def calls(self) -> int:
-        """How many calls, or messages of slices, wait to be taken."""
+        """The number of calls, or messages of slices, that wait to be taken."""
         with self._lock:
             return self._waiting.calls()
 
@@ -241,7 +241,7 @@ class LocalQueue:
             return list(self._held.values())
 
     def holds(self, queue: str) -> bool:
-        """Say whether anything of `queue` is claimed here and not yet settled."""
+        """Return whether anything of `queue` is claimed here and not yet settled."""
         with self._lock:
             return any(delivery.queue == queue for delivery in self._held.values())
 
@@ -252,7 +252,7 @@ class LocalQueue:
             return not (self._held or self._running or waiting.ready or waiting.suspects)
 
     def exclusive(self) -> bool:
-        """Say whether a suspect runs, or waits for everything else to end."""
+        """Return whether a suspect runs, or waits for everything else to end."""
         return self._alone or bool(self._waiting.suspects)
 
     def pace(self, handler: Handler) -> Pace:

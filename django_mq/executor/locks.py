@@ -44,7 +44,7 @@ def begin(
 def wait_for(
     driver: psycopg.Connection[Any], fence: PlainFence, settings: Mapping[str, str]
 ) -> bool:
-    """Lock one row in the transaction of `begin()`; say whether it is locked.
+    """Lock one row in the transaction of `begin()`; return whether it is locked.
 
     Waits up to `row_locks.PATIENCE` seconds for another session's lock on the row. If the row is
     not locked then, the transaction is rolled back.

@@ -103,7 +103,7 @@ class Minutes:
         )
 
     def written(self) -> None:
-        """Forget what can change no more: what was taken last is stored."""
+        """Forget the rows that can no longer change: those taken last are stored."""
         self._taken = set()
         latest = self.minute()
         for key in [key for key in self._open if key.minute < latest and key not in self._changed]:

@@ -48,7 +48,7 @@ class NonAtomic:
     def run(self, tasks: Sequence[Task]) -> bool:
         """Run and settle one call; return False if it could not start and is still held here.
 
-        `tasks` is one, or the messages of one batch handler in order.
+        `tasks` has one task, or the tasks of one batch handler in order.
         """
         fences = [task.delivery.fence for task in tasks]
         lease = max(map(self._lease, {task.delivery.queue for task in tasks}))
@@ -140,7 +140,7 @@ class EntryClock:
 
 
 def run_call(function: Callable[[Any], Any], call: LeasedCall) -> tuple[Any, BaseException | None]:
-    """Return the result and the error of the call; an empty list is not handed to a handler."""
+    """Return the result and the error of the call; no handler is called with an empty list."""
     if isinstance(call.argument, list) and not call.argument:
         return None, None
     return run_handler(function, call.argument, call.deliveries[0])

@@ -25,7 +25,7 @@ class Ordering:
         self.waiting = 0
 
     def is_out(self, line: Line | None) -> bool:
-        """Say whether something of `line` runs."""
+        """Return whether something of `line` runs."""
         return line in self._out
 
     def occupy(self, line: Line | None) -> None:
@@ -49,9 +49,9 @@ class Ordering:
             self.broken.add(line)
 
     def free(self, line: Line) -> list[Task]:
-        """The running tasks of `line` have ended: return the tasks that may run now.
+        """Note that the running tasks of `line` have ended; return those that may run now.
 
-        If a coroutine is next, none: it joins `coroutines`, and the others wait behind it.
+        Returns none if a coroutine is next: it joins `coroutines`, and the others wait behind it.
         """
         self.broken.discard(line)
         tasks = self._out.pop(line, deque())
@@ -69,7 +69,7 @@ class Ordering:
         self.coroutines.append(task)
 
     def count_coroutines(self) -> int:
-        """How many coroutines wait for their line, or to be taken."""
+        """The number of coroutines that wait for their line, or to be taken."""
         if not self.waiting:
             return len(self.coroutines)
         waiting = sum(is_coroutine(task) for tasks in self._out.values() for task in tasks)

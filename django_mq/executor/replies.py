@@ -17,7 +17,7 @@ class Encoded(dict[int, str]):
 
 
 def encoded(result: Any, argument: Delivery | list[Delivery]) -> Any:
-    """Return `result` as `Encoded` if it was asked for, else unchanged.
+    """Return `result` as `Encoded` if it was requested, else unchanged.
 
     `argument` is the handler's argument. A list or tuple returned for a batch has one value per
     message; any other value is the result of all of them. Raises InvalidPayload for a result that

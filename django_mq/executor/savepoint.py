@@ -44,9 +44,9 @@ class LazySavepoint:
     """Stands between one handler at a time and the transaction of its slice.
 
     Call `start()` once per slice, `arm()` before each handler, then `keep()` or `undo()`. The first
-    use of the connection in a slice also begins the transaction. A handler that writes is mostly
-    followed by another one: the end of its savepoint opens the next in the same query, which saves
-    a third of the round trips.
+    use of the connection in a slice also begins the transaction. A handler that writes is usually
+    followed by another one, so the query that ends its savepoint also opens the next, which saves a
+    third of the round trips.
     """
 
     NAME = "django_mq_delivery"
@@ -58,7 +58,7 @@ class LazySavepoint:
         #: The error of the first use. Every later use of the connection raises it again.
         self.refused: BaseException | None = None
         self._watched = WatchedConnection(wrapper, self.open)
-        self._unused = False  # a savepoint is open behind which nothing was done
+        self._unused = False  # a savepoint is open, and nothing was done in it
         self._begin: Callable[[], object] | None = None
         self._cursor: Any = None  # a psycopg.ClientCursor once it has started
         self._initially_immediate: list[Any] | None = None
@@ -91,12 +91,12 @@ class LazySavepoint:
             self._initially_immediate = self._release_for = None
         self._depth = len(self.wrapper.savepoint_ids), len(self.wrapper.atomic_blocks)
         wanted = settings, own_session, self.wrapper.timezone_name
-        if wanted != self._release_for:  # writing it anew would cost 24 us a slice
+        if wanted != self._release_for:  # composing it again would cost 24 us per slice
             self._release_for = wanted
             self._compose(settings if own_session else None)
 
     def begun(self) -> None:
-        """The transaction was begun before a handler used it; no savepoint is open."""
+        """Note that the transaction began before a handler used it; no savepoint is open."""
         self._begin = None
 
     def arm(self) -> None:

@@ -27,7 +27,7 @@ _REST = struct.Struct("=iqd?d")
 _DEADLINE = struct.Struct("=d")
 _DEADLINE_AT = struct.calcsize("=qiq")
 _COUNT = struct.Struct("=q")
-# By the same clock: until when each part that must move counts as moving; 0: it has not begun.
+# By the same clock, the time until which a part that must move counts as moving; 0: not begun.
 _MOVING = struct.Struct("=d")
 # The identifier of the thread that runs an entry and those after it; 0: the one before.
 _THREAD = struct.Struct("=Q")
@@ -35,7 +35,7 @@ _NOTHING = _ID.pack(0)
 
 
 class MonitoredPart(IntEnum):
-    """A part of a worker process that must not stand still."""
+    """A part of a worker process that must not stall."""
 
     LOOP = 0
     RENEWAL = 1
@@ -104,7 +104,7 @@ class Scoreboard:
         self._memory[at : at + _ID.size] = _NOTHING
 
     def read(self, worker: str) -> Iterator[Entry]:
-        """Yield what runs, as fences of worker process `worker`."""
+        """Yield the running messages, with fences of worker process `worker`."""
         data = self._memory[: self._size]
         for index, entry in enumerate(_ENTRY.iter_unpack(data)):
             id, attempt, claim_number, deadline, atomic, began = entry
@@ -124,7 +124,7 @@ class Scoreboard:
         return [entry.fence.id for entry in self.read("")]
 
     def running_for(self) -> dict[int, float]:
-        """The ids of the messages that run, each with for how many seconds; 0 if unknown."""
+        """The seconds that each running message has run, by id; 0 if unknown."""
         now = monotonic()
         return {
             each.fence.id: round(now - each.began, 3) if each.began else 0.0
@@ -132,7 +132,7 @@ class Scoreboard:
         }
 
     def used(self) -> bool:
-        """Say whether any message has started since `wipe()`, even if it has ended."""
+        """Return whether any message has started since `wipe()`, even if it has ended."""
         return self._memory[: self._size] != bytes(self._size)
 
     def moved(self, part: MonitoredPart, seconds: float) -> None:
@@ -141,13 +141,13 @@ class Scoreboard:
         _MOVING.pack_into(self._memory, at, monotonic() + seconds)
 
     def still(self) -> list[MonitoredPart]:
-        """Return what began to move and has stood still for too long."""
+        """Return the parts that began to move and have stalled."""
         now = monotonic()
         return [part for part, until in self._marks() if 0 < until < now]
 
-    def moves(self, part: MonitoredPart) -> bool:
-        """Say whether `part` has begun to move, and does not stand still."""
-        return dict(self._marks())[part] >= monotonic()
+    def moves(self, mover: MonitoredPart) -> bool:
+        """Return whether `mover` has begun to move and is not stalled."""
+        return dict(self._marks())[mover] >= monotonic()
 
     def _marks(self) -> Iterator[tuple[MonitoredPart, float]]:
         marks = _MOVING.iter_unpack(self._memory[self._size + _COUNT.size : self._threads_at])
@@ -206,8 +206,9 @@ class ExecutorEntries:
 class CallEntries:
     """The entries of the messages of one call outside any transaction. Thread-safe.
 
-    If the process dies, those with an entry are charged. An answered message leaves, except the
-    last of them: the attempts of a call that always kills its process must also come to an end.
+    If the process dies, the messages with an entry are charged. The entry of an answered message is
+    cleared unless it is the last one: a call that always kills its process must also run out of
+    attempts.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class CallEntries:
         self.limit: asyncio.Timeout | None = None
 
     def has(self, id: int) -> bool:
-        """Say whether message `id` runs in the call."""
+        """Return whether message `id` runs in the call."""
         return id in self._entries
 
     def show(self, deadline: float) -> None:

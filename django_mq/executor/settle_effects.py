@@ -46,8 +46,8 @@ def write(cursor: Cursor, ended: Sequence[Ended]) -> None:
 def write_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Write the effects of dead messages, and skip those that the database refuses.
 
-    A trigger or a changed table may refuse the effects of one message, and would at every attempt:
-    they are logged and skipped. The chores find what waits behind that message or was put aside.
+    A trigger or a changed table may refuse the effects of one message, and would do so every time:
+    they are logged and skipped. The chores find messages that wait behind it or were put aside.
     Raises the errors of a lost database.
     """
     more = having_any(ended)
@@ -60,7 +60,8 @@ def write_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
         raise
     except psycopg.Error:
         logger.debug(
-            "the database refuses the effects of several dead messages: one by one", exc_info=True
+            "the database refused follow-up writes of several dead messages: trying one by one",
+            exc_info=True,
         )
     for each in more:
         try:
@@ -99,8 +100,8 @@ def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
 
 
 def _answer(cursor: Cursor, ended: Sequence[Ended]) -> None:
-    """Store the replies that were asked for: the value, or the error of the last attempt."""
-    answers: list[Reply] = []
+    """Store the requested replies: the value, or the error of the last attempt."""
+    replies: list[Reply] = []
     kept: list[KeptResult] = []
     for each in ended:
         row = each.delivery._row

@@ -4,7 +4,7 @@ The loop handles four failures:
 
 - connection lost: wait for the database;
 - transaction committed after all: count it;
-- conflict, or one bad row among several: settle each by itself;
+- conflict, or one bad row among several: settle each individually;
 - refused by the server: report it, and let the retry policy decide.
 """
 
@@ -49,7 +49,7 @@ class Connection(Protocol):
     def transaction(self) -> AbstractContextManager[Any]: ...
 
     def is_alive(self) -> bool:
-        """Say whether it survived the last error; if so, the server answered."""
+        """Return whether it survived the last error; if so, the server answered."""
 
     def close(self) -> None: ...
 
@@ -122,7 +122,7 @@ class Settlement:
         return ends_or_lost(ended, attempt.lost)
 
     def was_committed(self, xid: str | None, changed: Sequence[Ended] = ()) -> bool:
-        """Say whether transaction `xid`, which settled `changed`, was committed.
+        """Return whether transaction `xid`, which settled `changed`, was committed.
 
         Asks until the server knows. A server that crashed, or its successor after a failover, may
         have given a lost id to another transaction: if a row still has our claim, it did.
@@ -182,7 +182,7 @@ class Settlement:
             }
 
     def _refused(self, ended: Ended, error: Exception) -> list[Ended]:
-        """The server refuses this end: fail an acked delivery, else let the lease lapse."""
+        """Handle an end that the server refuses: fail an acked one, else let the lease lapse."""
         reports.refused([ended], error)
         if ended.settled is ACKED and not is_conflict(error):
             policy = self.policy(ended.delivery._row)
@@ -206,7 +206,7 @@ def settle_all(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
 
 
 def _ack(cursor: Cursor, acked: Sequence[Ended]) -> set[int]:
-    """Remove messages that were handled, to the history where they have one; return their ids."""
+    """Remove handled messages, into the history where it is kept; return their ids."""
     fences = [fence_of(each.delivery._row) for each in acked]
     kept = history.handled(acked)
     if not kept:

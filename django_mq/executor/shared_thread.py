@@ -1,6 +1,6 @@
 """The one thread in which `sync_to_async()` runs the blocking calls of async handlers.
 
-asgiref would use a thread of the whole process, and not tell whose call keeps it busy.
+asgiref would use one thread for the whole process, and could not tell whose call occupies it.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ MOST_SAVEPOINTS = 50
 class SliceBody:
     """Runs the deliveries of a slice in order, until its time is over.
 
-    A delivery starts without a lock for `sure_for` seconds after its claim or renewal was asked
-    for: until then no other worker can have taken its message. `nested`: the transaction is a
+    A delivery starts without a lock for `sure_for` seconds after its claim or renewal was
+    requested: until then no other worker can have taken its message. `nested`: the transaction is a
     test's, and each row is locked first.
     """
 
@@ -98,7 +98,7 @@ class SliceBody:
             self._attempts.run(free, state, locked=True)
 
     def _may_start(self, task: Task, state: SliceState) -> bool:
-        """Say whether nothing before it in its line failed, and its queue does not back off."""
+        """Return whether nothing before it in its line failed, and its queue does not back off."""
         if task.line is not None and task.line in state.broken_lines:
             return False
         if not (state.backing_off or state.stopped_queues):
@@ -107,7 +107,7 @@ class SliceBody:
         return not (delivery.queue in state.backing_off or (stopped and stopped.has(delivery)))
 
     def _is_barred(self, task: Task, state: SliceState) -> bool:
-        """Say whether no attempt may start: its row could not be locked, or it has expired."""
+        """Return whether no attempt may start: its row could not be locked, or it has expired."""
         delivery = task.delivery
         if delivery.id in state.missing:
             state.skipped.append(task)

@@ -21,8 +21,9 @@ def next_slice(
 ) -> Slice:
     """Take the next slice from the front of `ready`, and occupy its lines in `ordering`.
 
-    It has up to `most` messages, and of each handler as many as its pace allows; or one that runs
-    outside any transaction; or up to `batch` messages of one batch handler, or its `max_batch`.
+    It has up to `most` messages, with as many per handler as its pace allows; or one message that
+    runs outside any transaction; or the messages of one batch handler, up to `batch` or its
+    `max_batch`.
     """
     slice_ = Slice([ready.popleft()])
     _occupy(slice_, ordering, slice_.tasks[0])
@@ -49,7 +50,7 @@ def next_slice(
             limits[handler] = pace(handler).limit
         count = taken.get(handler, 0)
         if count >= limits[handler] or limits[handler] == 1:
-            break  # a handler that may take long, for all that is known, runs alone
+            break  # a handler that may take long, as far as is known, runs alone
         taken[handler] = count + 1
         slice_.tasks.append(ready.popleft())
         _occupy(slice_, ordering, task)

@@ -51,7 +51,7 @@ class SliceRecovery:
             self._statement_failed(state, error)
 
     def _leases_lost(self, state: SliceState) -> None:
-        """A lease was lost before its row was settled: each user runs again alone."""
+        """Run each user again alone: a lease was lost before its row was settled."""
         users = state.users
         if len(users.tasks) == 1 and not state.again:
             reports.lease_lost(users.tasks[0].delivery)

@@ -60,8 +60,8 @@ class SliceState:
 
     `aborted` says that the transaction ended under a handler: the `culprit`, unless a batch ran.
     `broken_lines` are the keys and ordered queues in which a delivery did not end well: nothing
-    behind it starts. Nothing starts of the queues in `backing_off`, which a failure slowed down in
-    this slice, nor anything that `stopped_queues` has.
+    behind it starts. Deliveries from the queues in `backing_off`, which a failure slowed down in
+    this slice, do not start, nor does any delivery that `stopped_queues` has.
     """
 
     tasks: Sequence[Task]
@@ -128,16 +128,16 @@ class Conflicts:
         self._losses: Counter[int] = Counter()
 
     def may_repeat(self, tasks: Sequence[Task], error: BaseException) -> bool:
-        """Say whether `error` is a conflict after which `tasks` run again uncharged; count it."""
+        """Count `error` if it is a conflict; return whether `tasks` run again uncharged."""
         return is_conflict(error) and self.count(tasks)
 
     def count(self, tasks: Sequence[Task]) -> bool:
-        """Count a conflict of `tasks`; say whether they run again uncharged."""
+        """Count a conflict of `tasks`; return whether they run again uncharged."""
         self._counts.update(task.delivery.id for task in tasks)
         return all(self._counts[task.delivery.id] <= MOST_CONFLICTS for task in tasks)
 
     def count_loss(self, task: Task) -> bool:
-        """Count a connection lost after `task` ran; say whether that was once too often."""
+        """Count a connection lost after `task` ran; return whether that was one loss too many."""
         self._losses[task.delivery.id] += 1
         return self._losses[task.delivery.id] > MOST_LOSSES
 

@@ -40,9 +40,9 @@ class Slices:
     """Runs slices on one connection, in the thread that owns it.
 
     `settled` is called with the deliveries that are no longer held here. After a failure in one of
-    `backoff_queues`, the rest of that queue in the slice does not start; nor does anything that
+    `backoff_queues`, the rest of that queue in the slice does not start; nor does any delivery that
     `stopped` has. A delivery starts without a lock for `lease` / 2 seconds after its claim or
-    renewal was asked for.
+    renewal was requested.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Slices:
         state.committing = state.begun
 
     def _finish(self, ran: Ran) -> None:
-        """Run the hooks of settled deliveries, and report these."""
+        """Run the hooks of settled deliveries, then report the deliveries."""
         if ran.ended:
             with self._session.reset_if_used():
                 for each in ran.ended if ran.hooks else ():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_sure(task: Task, since: float) -> bool:
-    """Say whether `task` may start unlocked: it was claimed or renewed after `since`.
+    """Return whether `task` may start unlocked: it was claimed or renewed after `since`.
 
     `since` is a time of the lease clock; no lease given later can have lapsed. Suspects and
     messages of a line are always locked first.
@@ -23,6 +23,9 @@ def is_sure(task: Task, since: float) -> bool:
 
 
 def has_expired(delivery: Delivery) -> bool:
-    """Say whether `delivery` has expired, by its claim: early by a round trip, never late."""
+    """Return whether `delivery` has expired, judged by its claim.
+
+    The answer may be true a round trip early, but is never late.
+    """
     asked_at, expires_in = delivery._asked_at, delivery._row.expires_in
     return expires_in is not None and LONG_AGO < asked_at <= lease_clock() - expires_in

@@ -81,7 +81,7 @@ class Statements:
     def allow(self, seconds: float) -> None:
         """Let each later statement on this connection take `seconds`.
 
-        Behind a transaction pooler, what runs outside a transaction has the limits of the role.
+        Behind a transaction pooler, statements outside a transaction have the role's limits.
         """
         self.link.seconds = seconds + MARGIN
         if self._direct:
@@ -96,7 +96,7 @@ class Statements:
         return transaction(self._wrapper.connection, own)  # type: ignore[union-attr]
 
     def is_alive(self) -> bool:
-        """Say whether the connection survived the last error; if so, the server answered."""
+        """Return whether the connection survived the last error; if so, the server answered."""
         wrapper = self._wrapper
         return (
             wrapper is not None
@@ -105,7 +105,7 @@ class Statements:
         )
 
     def is_idle(self) -> bool:
-        """Say whether the connection is there, and no transaction is open."""
+        """Return whether the connection is there, and no transaction is open."""
         return self.is_alive() and is_idle(self._wrapper.connection)  # type: ignore[union-attr]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Queues from which nothing may start here, because a message of them failed."""
+"""Queues from which nothing may start here, because one of their messages failed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class StoppedQueues:
         self._before[name] = before
 
     def whole(self, name: str) -> bool:
-        """Say whether nothing at all of queue `name` may start."""
+        """Return whether nothing at all of queue `name` may start."""
         return name in self._before and self._before[name] is None
 
     def has(self, delivery: Delivery) -> bool:
-        """Say whether `delivery` must not start."""
+        """Return whether `delivery` must not start."""
         if delivery.queue not in self._before:
             return False
         before = self._before[delivery.queue]

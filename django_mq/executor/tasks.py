@@ -35,12 +35,12 @@ class Slice:
 
 
 def is_coroutine(task: Task) -> bool:
-    """Say whether `task` runs on the event loop: a suspect runs alone, in a thread."""
+    """Return whether `task` runs on the event loop: a suspect runs alone, in a thread."""
     return task.handler.is_async and not task.delivery._row.suspect
 
 
 def is_listed(task: Task) -> bool:
-    """Say whether an executor runs `task` with others, in a list outside any transaction."""
+    """Return whether an executor runs `task` with others, in a list outside any transaction."""
     handler = task.handler
     if not handler.batch or handler.atomic or handler.is_async:
         return False

@@ -15,9 +15,9 @@ from django_mq.executor.tasks import Line, Task, is_coroutine, is_listed
 class WaitingTasks:
     """`ready` tasks; those whose list or line they wait for; suspects, each of which runs alone.
 
-    `suspects` has a suspect with the time since when it waits. `given_back` has tasks that must not
-    start here, until the worker releases them. `on_room` is called when some are given back or a
-    coroutine may start. Not thread-safe: LocalQueue holds its lock.
+    `suspects` pairs each suspect with the time at which it began to wait. `given_back` has tasks
+    that must not start here, until the worker releases them. `on_room` is called when some are
+    given back or a coroutine may start. Not thread-safe: LocalQueue holds its lock.
     """
 
     def __init__(self, on_room: Callable[[], None], lingering: Lingering) -> None:
@@ -34,7 +34,7 @@ class WaitingTasks:
         return startable + self.ordering.waiting + len(self.lingering)
 
     def calls(self) -> int:
-        """How many calls the tasks make that do not linger: several of one list make one."""
+        """The number of calls that the tasks make, lingering ones excluded; a list is one call."""
         listed = Counter(task.handler for task in self.ready if is_listed(task))
         lists = sum(number // self.lingering.size(handler) for handler, number in listed.items())
         return len(self) - len(self.lingering) - listed.total() + lists
@@ -53,7 +53,7 @@ class WaitingTasks:
                 self.ready.append(task)
 
     def _may_linger(self, task: Task) -> bool:
-        """Say whether `task` may wait for its list to fill: all tasks of its line do so."""
+        """Return whether `task` may wait for its list to fill: all tasks of its line do so."""
         row = task.delivery._row
         return not (task.handler.is_async or row.ordered or (row.attempts > 1 and row.key is None))
 
@@ -77,7 +77,7 @@ class WaitingTasks:
             self._on_room()
 
     def is_unwanted(self, task: Task) -> bool:
-        """Say whether `task` must not start: its line is broken, or its queue is stopped."""
+        """Return whether `task` must not start: its line is broken, or its queue is stopped."""
         stopped = self.stopped_queues
         return task.line in self.ordering.broken or (bool(stopped) and stopped.has(task.delivery))
 
@@ -112,7 +112,7 @@ class WaitingTasks:
             self._on_room()
 
     def admit(self, task: Task) -> bool:
-        """Say whether a coroutine may start now; if not, it waits for its line or is given back."""
+        """Return whether a coroutine may start now; else it waits for its line or is given back."""
         if self.is_unwanted(task):
             self.given_back.append(task)
             return False
@@ -128,12 +128,12 @@ class WaitingTasks:
         return False
 
     def count_coroutines(self) -> int:
-        """How many coroutines wait for their line."""
+        """The number of coroutines that wait for their line."""
         ready = sum(task.line is not None and is_coroutine(task) for task in self.ready)
         return ready + self.ordering.count_coroutines()
 
     def free_line(self, line: Line | None) -> None:
-        """The running tasks of `line` have ended: the tasks that waited for it come first."""
+        """Note that the running tasks of `line` have ended: tasks that waited for it come first."""
         if line is None:
             return
         for task in reversed(self.ordering.free(line)):

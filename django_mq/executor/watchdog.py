@@ -1,4 +1,4 @@
-"""Notice what stands still: a link to the server, or a thread that must not stop.
+"""Notice stalls: of a link to the server, or of a thread that must not stop.
 
 A frozen server, or a firewall that drops packets, leaves a connection open that never answers.
 Keepalives and server timeouts do not end such a wait; shutting down the socket from another thread
@@ -20,7 +20,7 @@ from django_mq.store.limits import STATEMENT_SECONDS
 
 #: Seconds between two looks at the links.
 TICK = 0.5
-#: Seconds beyond the server's own limit of a statement until its link counts as standing still.
+#: Seconds beyond the server's own limit of a statement until its link counts as stalled.
 MARGIN = 2.0
 
 
@@ -68,7 +68,7 @@ class Link:
         driver.wait = wait  # type: ignore[method-assign]
 
     def progress(self) -> tuple[int, int]:
-        """Return what changes while statements run, or one waits for as long as it may."""
+        """Return a value that changes while statements run, or while one waits within its limit."""
         return self.waits, self._ticks if self._waiting else 0
 
     def tick(self) -> None:
@@ -107,7 +107,7 @@ class Watchdog(threading.Thread):
         self._ending = threading.Event()
 
     def add(self, link: Link, *, drains: bool = True) -> Link:
-        """Watch `link` from now on, and return it; `hurry()` is for those that are to `drain`."""
+        """Watch `link` from now on, and return it; `hurry()` affects links with `drains`."""
         self._links.append(link)
         if drains:
             self._draining.append(link)

@@ -35,7 +35,7 @@ class WatchedConnection:
         del self._wrapper.__dict__["mq_watched"]
 
     def take_driver(self) -> bool:
-        """Watch the driver connection that the wrapper has now; say whether it is a new one.
+        """Watch the driver connection that the wrapper has now; return whether it is a new one.
 
         Everything that a psycopg connection sends passes its `wait()`, also from a cursor that was
         made before `armed` was set.
@@ -55,12 +55,12 @@ class WatchedConnection:
         return True
 
     def was_replaced(self) -> bool:
-        """Say whether the wrapper has another driver connection since `take_driver()`."""
+        """Return whether the wrapper has another driver connection since `take_driver()`."""
         return self._wrapper.__dict__["connection"] is not self.driver
 
 
 def is_watched(wrapper: BaseDatabaseWrapper) -> bool:
-    """Say whether messages run on this connection."""
+    """Return whether messages run on this connection."""
     return "mq_watched" in wrapper.__dict__
 
 

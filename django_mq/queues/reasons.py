@@ -19,7 +19,7 @@ from django_mq.store.waiting_behind import LinePosition
 
 #: The state of an id without a stored message.
 GONE = "gone"
-#: Dead-letter reasons of this library, up to a colon; any other is a handler's own words.
+#: Dead-letter reasons of this library, up to a colon; any other is a handler's own text.
 OWN_REASONS = {
     "exhausted": "its last attempt failed",
     "expired": "it expired before an attempt could start",
@@ -152,7 +152,7 @@ def _behind(case: _Case) -> str:
     first = _read(standing.waits_for, case.alias)
     whose = "its ordered queue" if case.ordered else f"its key {case.message.key}"
     if first is None:  # acked in the meantime
-        return f"waited behind message {standing.waits_for} of {whose}, which is gone by now"
+        return f"waited behind message {standing.waits_for} of {whose}, which is now gone"
     if first.state == MessageState.DEAD:
         reason = f"{_died(first)}. Requeue or discard that message so that the others proceed"
     else:
@@ -182,7 +182,7 @@ def _expired(case: _Case) -> Reason:
 def _paused(case: _Case) -> Reason:
     queue = QueueState.objects.using(case.alias).filter(pk=case.message.queue).first()
     if queue is None:
-        return "was in a paused queue a moment ago: ask again", ""
+        return "was in a paused queue a moment ago: try again", ""
     if queue.paused_at is not None and (
         queue.paused_until is None or queue.paused_until > case.now
     ):

@@ -17,7 +17,7 @@ NAME = "django_mq_guard"
 LEFT_OPEN = "the handler left an atomic() block open: leave each with the with statement"
 SWALLOWED = """\
 the handler swallowed a database error. A worker runs it outside any transaction, where that \
-does no harm; in a TestCase it spoils the transaction of the test: use TransactionTestCase, \
+is harmless; in a TestCase it breaks the transaction of the test: use TransactionTestCase, \
 or wrap the statement in transaction.atomic()"""
 ENDED = """\
 the handler closed the connection, or ended the transaction of the test: use TransactionTestCase \
@@ -27,7 +27,8 @@ for a handler that does"""
 class TransactionGuard:
     """Keeps a test's transaction usable after any handler that is not atomic.
 
-    In a worker each statement of such a handler commits by itself, and a failed one does no harm.
+    In a worker each statement of such a handler is its own transaction, and a failed one does no
+    harm.
     In a TestCase all of them belong to the transaction of the test, so they run behind a savepoint.
     It is not one of Django's: that would be an `atomic()` block, in which the durable block of
     `finish()` could not begin.

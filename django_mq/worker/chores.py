@@ -161,7 +161,7 @@ def _ring(cursor: Cursor, settings: Settings) -> None:
 
 
 def _bring_forward(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    """Store the messages that were put aside for unique ids that are free by now."""
+    """Store the messages that were put aside for unique ids that are now free."""
     with within_transaction(cursor):
         found = aside.left_aside(cursor, limit=PIECE, after=at and UniqueId(*at))
     for start in range(0, len(found.left), FORWARD):

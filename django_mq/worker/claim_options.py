@@ -19,8 +19,8 @@ class ClaimOptions(NamedTuple):
     """The options with which messages of a queue are claimed.
 
     `kind` is the kind of executor that they need, since room is counted per kind. `limit` is the
-    most messages in flight over the fleet, unless an operator decided otherwise meanwhile.
-    `list_size` is the most messages that one call of a handler takes outside a transaction.
+    maximum number of messages in flight over the fleet, unless an operator has set another one.
+    `list_size` is the maximum number of messages per call of a handler outside a transaction.
     """
 
     kind: str

@@ -96,7 +96,7 @@ class ClaimRouter:
         return new
 
     def way(self, queue: str, options: ClaimOptions) -> str:
-        """Return a text that is the same for queues that one claim can serve, given equal options.
+        """Return a text that is equal for queues that one claim can serve, given equal options.
 
         Empty for the plain claim.
         """
@@ -109,7 +109,7 @@ class ClaimRouter:
         return f"alone {queue}" if self._is_gated(queue, options) else ""
 
     def most(self, queue: str, options: ClaimOptions) -> int:
-        """Return the most messages of `queue` to claim with one statement."""
+        """Return the maximum number of messages of `queue` to claim with one statement."""
         if self.way(queue, options) not in ("", "keyed"):
             return options.batch_size
         # The statement reads all rows before `batch_bytes` cuts them, so claim no more than

@@ -30,7 +30,7 @@ CANNOT = (
     "This worker cannot stop it: Worker.run() has no supervisor that could end its process. Run"
     " mq_worker, or end the process yourself."
 )
-NOWHERE = "Its handler is between two calls: ask again."
+NOWHERE = "Its handler is between two calls: try again."
 
 
 class Commands:

@@ -27,7 +27,7 @@ RELEASE_TRIES = 4
 class Dispatch:
     """Turns claimed rows into tasks for the local queue, and coroutines for the runner.
 
-    Used by the thread that claims. `on_freed` is called when rows went back to their queues.
+    Used by the thread that claims. `on_freed` is called when rows have gone back to their queues.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 
-#: After this many deliveries a drain gives up: handlers broadcast to each other for ever.
+#: After this many deliveries a drain gives up: handlers may broadcast to each other for ever.
 MOST_DELIVERIES = 100_000
 #: The worker that messages are claimed for.
 NAME = "drain"
@@ -254,7 +254,7 @@ def _interrupts(error: BaseException) -> bool:
 
 
 def was_asked_for(ended: Ended) -> bool:
-    """Say whether a delivery ended as its handler asked: by Snooze, Reject or Retry.
+    """Return whether the handler chose this end: by Snooze, Reject or Retry.
 
     A Retry without an attempt left is a failure, since the handler expected another attempt.
 

@@ -79,18 +79,18 @@ class Fetcher:
         self.due_queues: set[str] = set()
 
     def on_ring(self) -> None:
-        """A message was committed somewhere: claim now, and once more a little later."""
+        """Claim now and again a little later, since a message was committed somewhere."""
         self.on_freed()
         self._rung = True
         self._again_at = monotonic() + LOOK_AGAIN
 
     def on_freed(self) -> None:
-        """This process released rows, or rows became due: they may lie before the watermarks."""
+        """Look before the watermarks: this process released rows, or rows became due."""
         self.on_next_in_line()
         self._must_look = True
 
     def on_next_in_line(self) -> None:
-        """A message of a key, an ordered or a limited queue ended: the next may be claimed."""
+        """Claim the next message: one of its key, its ordered or its limited queue has ended."""
         self.empty = False
         self._watermarks.want_full()
         self._keyed_marks.want_full()
@@ -100,7 +100,7 @@ class Fetcher:
     def urgent(self) -> bool:
         """Whether the next `fetch()` only claims, because a producer rang.
 
-        Never twice in a row: under many producers the rings do not end.
+        Never true twice in a row: with many producers the rings never stop.
         """
         return self._rung and not self._postponed
 
@@ -237,7 +237,7 @@ class Fetcher:
             self._lapsed_at = min(self._lapsed_at, monotonic() + self._lapsed_marks.full_in())
 
     def _look(self, cursor: Cursor) -> bool:
-        """Learn which lanes there are and what is due next; say whether anything new is due."""
+        """Learn the current lanes and the next due time; return whether anything new is due."""
         began = monotonic()
         seen = look.look(cursor)
         new_keys = self._claims.learn(seen)

@@ -10,7 +10,7 @@ MINUTES_KEPT, HOURS_KEPT = 2 * 86400.0, 90 * 86400.0
 
 
 def tend(cursor: Cursor, limit: int) -> bool:
-    """Add up one hour or, when none is left, forget `limit` rows; return whether more is to do."""
+    """Add up one hour or, if none is left, forget `limit` rows; return whether work is left."""
     with within_transaction(cursor):
         if figures.roll_up(cursor):
             return True

@@ -1,4 +1,4 @@
-"""Between claims: start what may start by now, and release what will not run here soon."""
+"""Between claims, start messages that may start now, and release those that will not soon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_mq.worker.parts import Parts
 
 
 class HeldMessages:
-    """What this process has claimed and not started: in its local queue, or unknown to it.
+    """The messages that this process claimed and has not started: in its local queue or unknown.
 
     `in_doubt`: a claim whose answer was lost may have been committed.
     """
@@ -21,7 +21,7 @@ class HeldMessages:
         self.in_doubt = False
 
     def tend(self, cursor: Cursor) -> None:
-        """Before a claim: start what may start by now, release what must not or cannot soon."""
+        """Start messages that may start now; release those that must not, or cannot soon."""
         parts = self._parts
         if self.in_doubt:
             self.release_unanswered(cursor)
@@ -41,7 +41,7 @@ class HeldMessages:
         parts.dispatch.start_coroutines()
 
     def _give_back(self, cursor: Cursor, ordered: Collection[str]) -> None:
-        """Release what waits here, and ordered queues, so that siblings can have them.
+        """Release waiting messages and ordered queues, so that siblings can have them.
 
         The `ordered` queues go too, unless a message of theirs is held.
         """

@@ -15,7 +15,7 @@ from django_mq.worker.quota import Quota
 
 
 class Intake:
-    """What the fetcher sees of the parts that run messages; used by the thread that claims."""
+    """The fetcher's view of the parts that run messages; used by the thread that claims."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Intake:
             self._local_queue.drop(backing_off, keeping=probes)
 
     def waiting(self) -> int:
-        """How many calls wait for an executor; in a slice, each message is one."""
+        """The number of calls that wait for an executor; each message of a slice is one."""
         return self._local_queue.calls() if self._any_lists else self._local_queue.waiting()
 
     def _local_room(self, list_size: int) -> int:

@@ -39,7 +39,7 @@ class Lanes:
         self.known = sorted({*self._fixed, *self._seen_at})
 
     def in_order(self) -> list[LaneName]:
-        """Return the lanes by preference, then priority; equal lanes take turns to be first."""
+        """Return the lanes by preference, then priority; equal lanes take turns in being first."""
         if len(self.known) < 2:
             return self.known
         self._turn += 1

@@ -32,7 +32,7 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds between two heartbeats.
 BEAT = 10.0
-#: The least seconds between two heartbeats, however often one is asked for.
+#: The minimum of seconds between two heartbeats, however often one is requested.
 HURRY = 0.5
 #: The longest wait, in seconds, before a failed step is tried again. It is short, so that after an
 #: outage the leases are renewed before other workers look for lapsed ones.
@@ -50,10 +50,10 @@ LOCK_SECONDS = 0.2
 class LeaseKeeper(threading.Thread):
     """Renews the leases of what this process holds, and writes its heartbeat and figures.
 
-    `heartbeat()` returns the columns to write. `on_heartbeat(seconds)` is called after each with
-    the seconds since the fleet last did its chores (None: never), and `on_commands` with the
-    commands for this worker; neither must block. `probes()` returns queue and claimer of the probes
-    that run here.
+    `heartbeat()` returns the columns to write. After each heartbeat, `on_heartbeat(seconds)` is
+    called with the seconds since the fleet last did its chores (None: never), and `on_commands`
+    with the commands for this worker; neither may block. `probes()` returns queue and claimer of
+    the probes that run here.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LeaseKeeper(threading.Thread):
         self._lease = lease
         #: Seconds between two renewals.
         self.every = shortest_lease / 3
-        #: How many steps ended, well or not: the thread moves.
+        #: How many steps ended, successfully or not: a sign that the thread moves.
         self.steps = 0
         self._longest_wait = min(LONGEST_WAIT, shortest_lease / 6)
         self._heartbeat = heartbeat
@@ -141,7 +141,7 @@ class LeaseKeeper(threading.Thread):
             self._statements.close()
 
     def _succeeds(self, step: Callable[[], None]) -> bool:
-        """Run `step`, and say whether it succeeded; its error is kept for `report()`."""
+        """Run `step`; return whether it succeeded. Its error is kept for `report()`."""
         self.steps += 1
         try:
             step()

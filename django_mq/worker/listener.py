@@ -16,7 +16,7 @@ from django_mq.executor.watchdog import Link
 from django_mq.store.limits import Limits, set_for_session
 from django_mq.worker.wakeup import Wakeup
 
-#: Seconds between two rings at least, since every role that can log in may NOTIFY.
+#: The minimum of seconds between two rings, since every role that can log in may NOTIFY.
 REST = 0.005
 #: The channel of `store/commands`.
 COMMANDS = "django_mq_commands"
@@ -52,11 +52,11 @@ class Listener(threading.Thread):
         self.turns = 0
 
     def healthy(self) -> bool:
-        """Say whether the link has answered recently."""
+        """Return whether the link has answered recently."""
         return monotonic() - self._heard_at < 3 * PING
 
     def degraded(self) -> bool:
-        """Say whether the link is dead; not before the first attempt to connect has ended."""
+        """Return whether the link is dead; not before the first attempt to connect has ended."""
         return self._tried and not self.healthy()
 
     def run(self) -> None:

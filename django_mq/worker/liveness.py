@@ -24,7 +24,7 @@ def patience(interval: float) -> float:
 
 
 class Liveness:
-    """Follows the parts; `poll` is the seconds between two looks of the loop."""
+    """Follows the parts; the loop looks for work every `poll` seconds."""
 
     def __init__(
         self, scoreboard: Scoreboard, watchdog: Watchdog, outage: Outage, *, poll: float

@@ -1,4 +1,4 @@
-"""Carry out operations: the loop looks whether there is one, a thread takes its steps.
+"""Carry out operations: the loop checks for one, and a thread takes its steps.
 
 Any worker does this, whatever its queues. The row's own lock decides which one takes a step, so
 workers may take turns. The thread's connection is open only while it works.
@@ -60,7 +60,7 @@ class OperationRunner(WakeableThread):
         return max(0.0, self._look_at - now) or self._poll
 
     def work(self) -> None:
-        """Take steps until no operation is open, or other workers are at them."""
+        """Take steps until no operation is open, or other workers hold those that are."""
         with self.connected():
             while not self._ended.is_set() and (step := self._step()):
                 if step.may_run and step.changed:
@@ -72,7 +72,7 @@ class OperationRunner(WakeableThread):
             self._look_at = monotonic() + AFTER_FAILURE
 
     def _step(self) -> OperationStep | None:
-        """Take a step; an operation whose step the database refuses for good has failed."""
+        """Take a step; if the database refuses it permanently, the operation has failed."""
         try:
             with self.block() as cursor:
                 return take_step(cursor)

@@ -80,7 +80,7 @@ class OrderedQueues:
     def any_moves(
         self, cursor: Cursor, due: Collection[str], skipping: Callable[[str], bool]
     ) -> bool:
-        """Say whether one of the queues `due` is making progress, here or at its owner."""
+        """Return whether one of the queues `due` is making progress, here or at its owner."""
         queues = [queue for queue in self._queues if queue in due]
         return bool(queues) and look.any_line_moves(
             cursor, queues=queues, skipping=list(filter(skipping, queues)), soon=LEASE
@@ -99,7 +99,7 @@ class OrderedQueues:
             )
 
     def disown(self, cursor: Cursor, queues: Collection[str] | None = None) -> None:
-        """Give up `queues`, or all, after their last handler: siblings may have time for them."""
+        """Give up `queues`, or all, after their last handler, for siblings that have time."""
         if self.owned:
             ordered_queues.disown(
                 cursor, worker=self._worker, queues=None if queues is None else sorted(queues)
@@ -129,9 +129,9 @@ class OrderedQueues:
     def _end_frozen(self, cursor: Cursor, queue: str, before: str) -> None:
         """End the transactions that the previous owner left open.
 
-        It let its lease lapse, so none of its threads runs, but an open transaction would hold
-        up the line until the server ends it. The line does wait that long if another role owns the
-        session, and behind a transaction pooler, where sessions are shared.
+        The owner let its lease lapse, so none of its threads runs, but an open transaction would
+        hold up the line until the server ends it. The line does wait that long if another role owns
+        the session, and behind a transaction pooler, where sessions are shared.
         """
         extra = {"event": "owner_frozen", "queue": queue}
         try:

@@ -1,4 +1,4 @@
-"""How many messages to hold: enough that executors never wait, and siblings still get theirs."""
+"""How many messages to hold: enough to keep executors busy, without starving siblings."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Prefetch:
         self._claimed_at = self._clock() if count >= min(self._asked, self._batch) else None
 
     def holds_too_much(self, waiting: int) -> bool:
-        """Say whether the `waiting` messages have lasted so long that siblings should have them.
+        """Return whether the `waiting` messages have lasted so long that siblings should get them.
 
-        Ask regularly: fast messages may have raised the target to hundreds before slow ones came.
+        Call it regularly: fast messages may have raised the target to hundreds before slow ones.
         """
         if waiting < self.claim_below:
             self._full_since = None

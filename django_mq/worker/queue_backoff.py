@@ -33,7 +33,7 @@ class QueueBackoffs:
     Any thread notes. The loop writes, each level in a short transaction of its own: the row of a
     queue must not stay locked while a slice runs. Queues whose settings have no `backoff`, or a
     maximum of zero, are ignored, except one that still backs off under earlier settings: its first
-    probe ends that, however the probe ends.
+    probe ends the backoff, whatever the probe's result.
 
     `stopped(queue, before)` is called when messages of `queue` that were claimed before then must
     not start here. From the note to the write, that means all of them (None); then, those claimed
@@ -72,13 +72,13 @@ class QueueBackoffs:
         return frozenset(self._options)
 
     def noted(self) -> bool:
-        """Say whether there is something to `write()`."""
+        """Return whether there is something to `write()`."""
         return bool(self._failed or self._probed)
 
     def note(self, ended: Sequence[Ended]) -> bool:
         """Note deliveries whose end is committed; return whether to `write()` soon.
 
-        Of a queue at full rate this notes only failures; of one that backs off, its probe.
+        For a queue at full rate this notes only failures; for one that backs off, its probe.
         """
         if not self.active:
             return False
@@ -171,7 +171,7 @@ class QueueBackoffs:
         )
 
     def _learn(self, stands: dict[str, store.BackoffState]) -> None:
-        """Remember each last change: failures of messages claimed before it need no statement."""
+        """Remember the last changes: failures of messages claimed before them need no statement."""
         with self._lock:
             for queue, stand in stands.items():
                 if stand.changed_at is not None:
@@ -199,7 +199,7 @@ def _is_newer(claimed_at: datetime, changed_at: datetime | None) -> bool:
 
 
 def _is_open(stand: store.BackoffState, claimed_at: datetime) -> bool:
-    """Say whether a failure still has to be written, because the row of its queue was locked."""
+    """Return whether a failure still has to be written, because the row of its queue was locked."""
     return stand.level == 0 and _is_newer(claimed_at, stand.changed_at)
 
 
@@ -208,7 +208,7 @@ def _announce(queue: str, moved: store.LevelChange | None) -> None:
         return
     before, level, until = moved
     if level == 0:
-        signal, text = signals.backoff_ended, "does not back off any more"
+        signal, text = signals.backoff_ended, "no longer backs off"
     elif before == 0:
         signal, text = signals.backoff_started, f"backs off until {until}, level {level}"
     else:

@@ -1,4 +1,4 @@
-"""Settle what a dead sibling held, on a thread and a connection that end with that work."""
+"""Settle the messages of a dead sibling, on a thread and a connection that end with that work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from django_mq.store.limits import Limits
 PAUSE = 0.25
 #: Seconds after the death of a process in which a claim that it had sent may still commit.
 LATE_CLAIM = 1.0
-#: The limits of its statements: what waits for a lock is left to the next try.
+#: The limits of its statements: one that waits longer for a lock is left to the next try.
 LIMITS = Limits(lock=1.0)
 
 
@@ -36,8 +36,8 @@ class DeadWorker:
     """A worker process that died, and the messages that lose an attempt by its death.
 
     `timed_out` ran past their timeout; `lost` were running when the process died, at `died_at` of
-    the system-wide monotonic clock. By message id, `stopped` has who stopped it, `ran` how many
-    seconds it ran, and `stacks` where its handler was.
+    the system-wide monotonic clock. By message id, `stopped` names the operator who stopped it,
+    `ran` has the seconds that it ran, and `stacks` the frames of its handler's stack.
     """
 
     worker: str
@@ -81,7 +81,7 @@ class Recovery:
                 threading.Thread(target=self._run, name="mq-recovery", daemon=True).start()
 
     def recovering(self) -> bool:
-        """Say whether a message of a dead process is not settled yet."""
+        """Return whether a message of a dead process is not settled yet."""
         return bool(self._dead)
 
     def finish(self, seconds: float) -> None:
@@ -109,7 +109,7 @@ class Recovery:
                 self._changed.wait(PAUSE)
 
     def _is_settled(self, statements: Statements, dead: DeadWorker) -> bool:
-        """Call `settle()`; say whether there is nothing more to try."""
+        """Call `settle()`; return whether there is nothing left to try."""
         try:
             return self.settle(statements, dead)
         except psycopg.errors.LockNotAvailable:
@@ -125,7 +125,7 @@ class Recovery:
             return True
 
     def settle(self, statements: Statements, dead: DeadWorker) -> bool:
-        """Settle what can be settled now of `dead`; say whether nothing of it is left."""
+        """Settle the messages of `dead` that can be settled now; return whether none is left."""
         cursor = statements.cursor()
         charged = [*dead.timed_out, *dead.lost]
         freed = recover.release_all_but(

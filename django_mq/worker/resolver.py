@@ -1,4 +1,4 @@
-"""Find the handlers of each claimed row: one; several, which split the row; none, which hold it."""
+"""Find the handlers of each claimed row: several split the row, and a row without one is held."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django_mq.policy.stored_json import excess
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
 
-#: Bytes of metadata that workers add to what a handler broadcasts, at most.
+#: The maximum of bytes that workers add to the metadata of a handler's broadcasts.
 ADDED_METADATA = 1024
 
 
@@ -90,7 +90,7 @@ class Resolver:
         return handler
 
     def _excess(self, row: ClaimedRow) -> str:
-        """Return which limit of a broadcast the stored row exceeds; empty for none."""
+        """Return how the stored row exceeds a limit of a broadcast; empty if it does not."""
         settings, found = self._settings, ""
         if len(row.payload) > self._short:
             most = settings.max_payload_bytes

@@ -1,9 +1,9 @@
 """One run of a worker: the loop, and the drain that ends it.
 
-The loop fetches, then sleeps on the wakeup. Executors and the async runner take from the local
-queue what the fetcher put there. The lease keeper renews the leases of what this process holds,
-maintenance does the chores, the scheduler broadcasts by the clock, and the operation runner acts
-for operators: each on a thread and a connection of its own.
+The loop fetches, then sleeps on the wakeup. Executors and the async runner take the messages that
+the fetcher put into the local queue. The lease keeper renews the leases of the held messages,
+maintenance does the chores, the scheduler broadcasts schedules, and the operation runner carries
+out operations: each on a thread and a connection of its own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 WRITE_AGAIN = 0.25
 #: Seconds until a worker with `until_empty` rechecks an ordered queue that is not empty.
 LINE_AGAIN = 0.25
-#: Seconds, in a drain, between two renewals of the ordered queues of what still runs.
+#: Seconds, in a drain, between two renewals of the ordered queues whose messages still run.
 KEEP_EVERY = 0.5
 #: Seconds that the end of a drain waits for the recovery of dead siblings.
 LAST_RECOVERY = 5.0
 #: Seconds that the server has to answer a statement once the worker drains, and once the drain is
-#: over. What is released too late runs again when its lease lapses.
+#: over. A message that is released too late runs again when its lease lapses.
 HURRY, LAST_HURRY = 5.0, 1.0
 
 
@@ -107,7 +107,7 @@ class Run:
             parts.wakeup.sleep(sleep if left is None else min(sleep, left))
 
     def _line_moves(self) -> bool:
-        """Say whether a message is due in an ordered queue that may still be ours to run."""
+        """Return whether a message is due in an ordered queue that may still be ours to run."""
         parts = self.parts
         try:
             return parts.ordered_queues.any_moves(
@@ -180,7 +180,7 @@ class Run:
         )
 
     def take_recoveries(self) -> None:
-        """Begin to settle what dead siblings held, once this run has started; from any thread."""
+        """Begin to settle messages of dead siblings, once this run has started; from any thread."""
         if not self.parts.liveness.usable:
             return
         with contextlib.suppress(IndexError):
@@ -188,7 +188,7 @@ class Run:
                 self.parts.recovery.recover(*self.worker._to_recover.pop())
 
     def _drain(self) -> bool:
-        """Finish what runs, release what did not start, and leave the fleet."""
+        """Finish running messages, release those that did not start, and leave the fleet."""
         parts = self.parts
         deadline = Deadline(self.worker.drain_seconds)
         parts.draining = True
@@ -238,9 +238,9 @@ class Run:
             thread.join(KEEP_EVERY if left is None else min(left, KEEP_EVERY))
 
     def _keep_ordered_queues(self) -> None:
-        """Renew the ordered queues of what still runs, and disown the others.
+        """Renew the ordered queues whose messages still run, and disown the others.
 
-        A new owner would end the transactions of what still runs.
+        A new owner would end the transactions of running messages.
         """
         parts = self.parts
         if not parts.ordered_queues.owned:
@@ -268,7 +268,7 @@ class Run:
             parts.statements.close()
 
     def _ring(self) -> None:
-        """Wake the other workers: what was released here, or freed by what ended, is for them."""
+        """Wake the other workers: messages that were released or freed here are for them."""
         statements = self.parts.statements
         if not statements.is_alive():
             return  # a new connection might not come

@@ -1,7 +1,7 @@
-"""Broadcast by the clock: the loop looks when a schedule is due, a thread broadcasts it.
+"""Broadcast schedules: the loop finds out when one is due, and a thread broadcasts it.
 
-Any worker does this, whatever its queues. The row's own lock decides which one
-broadcasts, so they need no agreement. The thread's connection is open only while it works.
+Any worker does this, whatever its queues. The row's own lock decides which one broadcasts, so they
+need no coordination. The thread's connection is open only while it works.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from django_mq.worker.wakeable_thread import WakeableThread
 
 logger = logging.getLogger("django_mq")
 
-#: The workers of a fleet look up to this many seconds apart when a schedule is due: the first one
+#: When a schedule is due, the workers of a fleet look up to this many seconds apart: the first one
 #: broadcasts it, and the others see that it has moved on.
 JITTER = 0.2
 #: Seconds until the next turn while something stays due, and after a turn that failed.
@@ -50,7 +50,7 @@ class Scheduler(WakeableThread):
         self._settings = settings
         self._poll = settings.poll_interval
         self._on_fired = on_fired
-        # By `monotonic()`. The thread sets the second to 0 to make the loop look anew.
+        # By `monotonic()`. The thread sets the second to 0 to make the loop look again.
         self._looked_at = float("-inf")
         self._due_at = float("inf")
         self._rests_until = float("-inf")
@@ -97,9 +97,9 @@ class Scheduler(WakeableThread):
             self._rests_until = again_at
 
     def _declare(self) -> None:
-        """Store what this code declares, and retire what no code declares.
+        """Store the schedules that this code declares, and retire those that no code declares.
 
-        The next time is in an hour, or soon if a row was locked.
+        The next declaration is in an hour, or soon if a row was locked.
         """
         try:
             if self._stored:

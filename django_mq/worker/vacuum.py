@@ -17,7 +17,7 @@ logger = logging.getLogger("django_mq")
 
 #: Dead row versions, two per message, below which autovacuum is early enough.
 MANY = 100_000
-#: The least share of dead to live rows: a vacuum walks over the indexes of all live ones.
+#: The minimum ratio of dead to live rows: a vacuum walks over the indexes of all live ones.
 SHARE = 0.1
 
 
@@ -56,7 +56,7 @@ def _number(stored: object) -> int:
 
 
 def is_due(found: Versions, *, kept: int) -> bool:
-    """Say whether enough rows are dead, and at least twice the `kept` of the last vacuum.
+    """Return whether enough rows are dead, and at least twice the `kept` of the last vacuum.
 
     >>> is_due(Versions(99_999, 0), kept=0), is_due(Versions(100_000, 1_000_000), kept=0)
     (False, True)

@@ -1,4 +1,4 @@
-"""What ends the sleep of the loop: a ring, room in the local queue, a due time, the poll."""
+"""The sleep of the loop, which ends on a ring, room in the local queue, a due time or the poll."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Wakeup:
         self._quiet.acquire(timeout=max(0.0, seconds))
 
     def take_ring(self) -> bool:
-        """Say whether it rang since the last call."""
+        """Return whether it rang since the last call."""
         rung, self._rung = self._rung, False
         return rung
 

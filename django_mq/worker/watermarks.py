@@ -39,7 +39,7 @@ class Watermarks(Generic[Name]):
         self._wanted = True
 
     def full_is_due(self) -> bool:
-        """Say whether the next scans start from the front."""
+        """Return whether the next scans start from the front."""
         now = monotonic()
         wanted = self._wanted or now - self._last_full >= self._full_every
         return now < self._few_until or (wanted and now >= self._allowed_at)

@@ -107,4 +107,4 @@ def test_a_probe_whose_process_is_killed_is_not_kept(
     assert set(queue.done().values()) == {1}
     assert len(queue.done()) == 64
     assert QueueState.objects.get(queue="service").backoff_level == 0
-    assert worker.said().count("does not back off any more") == 1
+    assert worker.said().count("no longer backs off") == 1
