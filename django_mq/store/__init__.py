@@ -98,5 +98,8 @@ def literal(value: object) -> str:
 
 
 def literals(params: Mapping[str, object]) -> dict[str, str]:
-    """Return parameters as literals: the driver would need as long to write them as the server."""
+    """Return parameters as literals.
+
+    The driver would need as much time to write them as the server needs for the statement.
+    """
     return {name: literal(value) for name, value in params.items()}

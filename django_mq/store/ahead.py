@@ -9,7 +9,7 @@ from django_mq.store.readers import prepare_to_read
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# Lane by lane, in each the first that are due: a million messages of a higher priority may be
+# Walks lane by lane over the first due messages: a million messages of a higher priority may be
 # delayed, and a million of its own may be due at the same moment.
 AHEAD = """
 with recursive message as materialized (

@@ -8,7 +8,7 @@ from django_mq.store import Cursor
 from django_mq.store.kept_results import IDS, is_kept, keep_removed
 from django_mq.store.operators import Removed
 
-#: Messages of any type that one statement looks at where only a type is given.
+#: The number of messages, of any type, that one statement looks at if only a type is given.
 WINDOW = 10_000
 
 
@@ -95,7 +95,7 @@ def _run(
     return gone, rows[0][0] - len(gone)
 
 
-# Up to the last message of when it began: broadcasts may follow faster than it walks.
+# The walk ends at the message that was last when it began: broadcasts may be faster than the walk.
 LAST = "select max(m.id) from django_mq_queuedmessage m"
 WALK = """
 select coalesce(array_agg(m.id) filter (where m.type = %(type)s and m.dead_at is null), '{}'),

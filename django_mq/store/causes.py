@@ -1,6 +1,6 @@
-"""The messages of one chain: those that handlers broadcast, from the same first message on.
+"""The messages of one chain: a first message, and all that handlers broadcast because of it.
 
-Stored messages have no index by their chain: it would cost each broadcast and each claim. A
+Stored messages have no index by chain: it would slow down each broadcast and each claim. A
 message has a higher id than its cause, so the search begins at the chain's first message, by id,
 and passes over a bounded number.
 """
@@ -77,7 +77,7 @@ def stored(
 ) -> tuple[list[ChainRow], bool]:
     """Return the stored messages of `chain` among the `window` from id `first` on, and `id`.
 
-    Also returns whether these were all there are.
+    Also returns whether the window reached the end of the table.
     """
     prepare_to_read(cursor)
     params = {"chain": chain, "id": id, "first": first, "window": window, "limit": limit}

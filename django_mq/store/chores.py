@@ -177,7 +177,7 @@ returning message_id
 
 
 def forget_results(cursor: Cursor, *, older_than: float, limit: int) -> int:
-    """Delete results older than `older_than` seconds, without a time of their own; count them."""
+    """Delete results older than `older_than` seconds, without own retention; return how many."""
     cursor.execute(FORGET_RESULTS, {"older_than": older_than, "limit": limit})
     return len(cursor.fetchall())
 

@@ -75,7 +75,7 @@ PLACES = 8
 # Simultaneous claims would scan the same rows, try each lock and wait for the same pages, which
 # cost two processes a twentieth of their rate. So each claim takes a free place and starts that
 # many batches further on, if the lane fills a batch from there: no preferred message waits while
-# another is taken. Nobody waits for a place, and a worker frozen in its claim keeps one, so a scan
+# another is taken. No claim waits for a place. A worker frozen in its claim keeps one, so a scan
 # from the front must follow; it does within a second. No other lock of the package is a hash with
 # a seed from 7392 to 8999.
 APART = f"""
@@ -162,10 +162,10 @@ def claim(
     Within a lane the order is due time, then id. Locked rows are skipped. `admitted`: the caller
     holds the gate of the queue.
 
-    `further` claimers share the rows taken, several claims in one statement: a transaction costs
-    the same for a few hundred messages as for one. `apart`: where other sessions claim from a lane
-    at this moment, start behind the rows that they may take, if enough follow; rows that they leave
-    lie before the marks.
+    `further` claimers share the taken rows: one statement makes several claims, since a transaction
+    costs the same for a few hundred messages as for one. `apart`: where other sessions claim from a
+    lane at this moment, start behind the rows that they may take, if enough follow; rows that they
+    leave lie before the marks.
     """
     claimers = (claimer, *further)
     cursor.execute(

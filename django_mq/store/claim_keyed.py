@@ -56,8 +56,8 @@ _HEAD = """
              limit 1
 """
 
-# Ordered for the same reason: else the planner may scan mq_lease, over all that was leased since
-# somebody took the snapshot that is held: 300 pages per line among 2,000 dead leases.
+# Ordered for the same reason: otherwise the planner may scan mq_lease, over all rows leased since
+# the oldest held snapshot was taken: 300 pages per line among 2,000 dead leases.
 _CAN_BE_TAKEN = """
             head.dead_at is null and head.leased_until is null
        and head.at <= statement_timestamp()
@@ -260,8 +260,9 @@ def claim(
     From each key it takes the first messages, without a gap. A head that is dead (unless
     `skip_dead`), delayed, retrying or claimed blocks those behind it; they are parked, with
     `blocked_by` set to the head. The caller opens a transaction and commits it at once. The marks
-    pass only messages that were taken or parked; those that are freed later lie before them. They
-    are returned if `marks`, for a seventh of the server's time. `further` claimers share the rows.
+    pass only messages that were taken or parked; those that are freed later lie before them. With
+    `marks` they are returned, which takes a seventh of the server's time. `further` claimers share
+    the rows.
     """
     given = {
         **lane_columns(lanes),

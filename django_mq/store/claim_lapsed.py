@@ -19,13 +19,13 @@ Mark = tuple[float, int]
 
 # The claim that takes over a lapsed row records the attempt that vanished with its worker, and
 # dead-letters the message if that was its last. `suspect` is returned as it was before: a message
-# that lapses a second time runs alone. Of a line (an order key, an ordered queue) only the first
-# message can have run; the others are released, refunded, also when the first failed or died and
-# its worker vanished before it released them. The head of a key is looked up once per claim: while
-# a session holds a snapshot, the lookup walks over all that the key had. The lookups are written
-# so that the planner does not scan the primary key up to the row. The scan goes queue by queue from
-# its mark on, and the limit stops it: no more rows are scanned and locked than are changed, unless
-# their payloads are too large.
+# that lapses a second time runs alone. Only the first message of a line (an order key, an ordered
+# queue) can have run; the others are released and refunded, even if the first failed or died and
+# the worker vanished before it released them. The head of a key is looked up once per claim: while
+# a session holds a snapshot, the lookup walks over all rows that the key had. The lookups are
+# written so that the planner does not scan the primary key up to the row. The scan goes queue by
+# queue from its mark on, and the limit stops it: no more rows are scanned and locked than are
+# changed, unless their payloads are too large.
 CLAIM_LAPSED = f"""
 with found as materialized (
     select found.*, row_number() over () as n
@@ -119,7 +119,7 @@ select settled.*, kept.queue, date_part('epoch', kept.leased_until), kept.id,
 
 
 class Lapsed(NamedTuple):
-    """Lapsed rows: taken over, dead since their last attempt vanished, and how many released.
+    """Lapsed rows: taken over, dead after their last attempt, and the number of released ones.
 
     `marks` says, for each queue, where the scan stopped: `leased_until` and id of its last row.
     """
@@ -147,12 +147,12 @@ def claim_lapsed(
 ) -> Lapsed:
     """Take over up to `limit` messages of `queues` whose lease lapsed.
 
-    Of each queue it takes the longest lapsed first, until the limit is reached. `max_bytes` is
-    that of `claim()`. The scan of a queue begins behind its mark, if it has one; rows whose lock
-    was held then lie before it.
+    From each queue it takes the longest lapsed first, until the limit is reached. `max_bytes` is
+    that of `claim()`. The scan of a queue begins behind its mark, if it has one; rows that were
+    locked at an earlier scan lie before it.
 
     A row that its worker still has locked is running, however old its lease, and is skipped.
-    Nothing is taken from a queue that is paused or backs off: its messages may be what kills the
+    Nothing is taken from a queue that is paused or backs off: its messages may be killing the
     workers. `admitted`: the caller holds the gate of the queue, which may then back off or be
     limited. Only the first message of a line is taken (with `skip_dead`, the first that is not
     dead); the others are released.

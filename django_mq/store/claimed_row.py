@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_mq.messages import ClaimedRow
 
-#: The attempt that a claim begins. Other clients may have written the most that CHECK allows.
+#: The attempt that a claim begins. Other clients may have written the maximum that CHECK allows.
 NEXT_ATTEMPT = "least(m.attempts, 2147483645) + 1"
 #: The attempts without the one that did not start. Other clients may have written zero.
 REFUNDED = "greatest(m.attempts - 1, 0)"

@@ -1,4 +1,4 @@
-"""What workers are asked to do with a running message: to stop it, or to tell where it is."""
+"""Commands to workers about a running message: stop it, or report where its handler is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# Workers look on each heartbeat, and at once when they hear of it. Old rows are removed here, so
-# that nothing grows where nobody asks.
+# Workers read commands on each heartbeat, and at once when they are notified. Each new command also
+# removes old ones, so the table needs no chore.
 ASK = """
 with old as (
     delete from django_mq_workercommand
@@ -28,7 +28,7 @@ select message_id from asked
 
 
 def ask(cursor: Cursor, *, ids: Sequence[int], action: str, by: str) -> list[int]:
-    """Ask the live workers that have `ids` for `action`; return the ids of which one was asked."""
+    """Ask the live workers that have `ids` for `action`; return the ids that such a worker has."""
     cursor.execute(ASK, {"ids": list(ids), "action": action, "by": by})
     return [row[0] for row in cursor.fetchall()]
 
@@ -37,7 +37,7 @@ RING = "select pg_notify('django_mq_commands', '')"
 
 
 def ring(cursor: Cursor) -> None:
-    """Make the workers that listen look at once, when the transaction commits."""
+    """Make listening workers read their commands as soon as the transaction commits."""
     cursor.execute(RING)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class EditableRow(NamedTuple):
-    """What decides whether a message may be changed; `digest` is that of its payload."""
+    """The facts that decide whether a message may be changed; `digest` is that of its payload."""
 
     type: str
     schema_version: int
@@ -29,7 +29,7 @@ select m.type, m.schema_version, m.leased_until is null and m.dead_at is null, m
 
 
 def lock(cursor: Cursor, id: int) -> EditableRow | None:
-    """Lock a message and return what decides about it; None if it is gone."""
+    """Lock a message and return the facts that decide; None if it is gone."""
     cursor.execute(LOCK, {"id": id})
     row = cursor.fetchone()
     return None if row is None else EditableRow._make(row)

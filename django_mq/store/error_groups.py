@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 MOST_PAIRS = 10_000
 #: Attempts of a pair that are counted.
 MOST_COUNTED = 100_000
-#: Newest attempts whose messages are looked up: of one pair, and of all pairs of a call, about. A
-#: message takes 15 us.
+#: The number of newest attempts whose messages are looked up: per pair, and (roughly) over all
+#: pairs of a call. A message takes 15 us.
 MOST_LOOKED_UP, LOOKED_UP = 1_000, 10_000
 
 
@@ -168,8 +168,8 @@ def left(
 ) -> dict[str, tuple[int, int]]:
     """Return how many messages of each fingerprint are dead and how many wait.
 
-    A message is of the fingerprint of its last failed attempt. The newest `looked_up()` attempts of
-    each pair are looked at.
+    A message has the fingerprint of its last failed attempt. Only the newest `looked_up()` attempts
+    of each pair are examined.
     """
     prepare_to_read(cursor)
     cursor.execute(

@@ -51,7 +51,7 @@ select to_timestamp(r.minute), %(worker)s, r.queue, r.handler,
 
 
 def write(cursor: Cursor, *, worker: str, rows: Sequence[MinuteRow]) -> None:
-    """Store what `worker` counted, in place of what it stored for the same minutes."""
+    """Store the counts of `worker`, replacing those that it stored for the same minutes."""
     text = json.dumps([row._asdict() for row in rows])
     cursor.execute(WRITE, {"worker": worker, "rows": text})
 
@@ -67,7 +67,7 @@ select to_timestamp(r.minute), %(worker)s, r.queue, r.handler, r.messages
 
 
 def write_arrived(cursor: Cursor, *, worker: str, rows: Sequence[Arrived]) -> None:
-    """Store how many messages arrived by minute, in place of what `worker` stored before."""
+    """Store how many messages arrived by minute, replacing what `worker` stored before."""
     text = json.dumps([row._asdict() for row in rows])
     cursor.execute(WRITE_ARRIVED, {"worker": worker, "rows": text})
 
@@ -128,7 +128,7 @@ select exists (select from next)
 
 
 def roll_up(cursor: Cursor) -> bool:
-    """Add up the next hour that nobody writes any more; return whether there was one.
+    """Add up the next hour that workers no longer write; return whether there was one.
 
     Its minutes stay: they are more precise. An hour is added up once.
     """

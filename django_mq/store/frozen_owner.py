@@ -1,7 +1,7 @@
 """The sessions of a worker, and the end of those that froze with a message of an ordered queue.
 
-A session is named by its process id and the time at which it began, since the server gives the
-process id of a session that ended to another one.
+A session is named by its process id and its start time, since the server reuses the process ids of
+sessions that have ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _NAME = "(a.pid || ' ' || extract(epoch from a.backend_start))"
 
-# Sessions that ended are dropped. The heartbeat's row is not waited for.
+# Sessions that ended are dropped. The statement does not wait for a lock on the heartbeat's row.
 RECORD = f"""
 {begin(Limits(lock=0.2))};
 update django_mq_workerheartbeat w

@@ -27,8 +27,8 @@ class Handled(NamedTuple):
     whole: bool
 
 
-# As `settle.ACK`, which removes what has no history. An id of a message is a number; another
-# program may have written anything else.
+# Like `settle.ACK`, which removes messages that have no history. A causation id should be the
+# number of a message, but other programs may have written anything.
 ACK = """
 with handled as materialized (
     select *

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from django_mq.store import Cursor
 
 PREFIX = "django_mq_handledmessage_"
-#: A row is deleted by itself once it was to go this long ago: a day whose rows all have the same
-#: retention is dropped as a whole before that.
+#: A row is deleted individually only this long after its retention has ended: a day whose rows all
+#: have the same retention is dropped as a whole before that.
 GRACE = timedelta(hours=26)
 
 
@@ -104,7 +104,7 @@ DROP_DAY = SQL("drop table {day}")
 def drop_day(cursor: Cursor, day: date) -> bool:
     """Drop the partition of `day` if nothing in it is to be kept; return whether it was dropped.
 
-    A settle that began before midnight may still write to it for a while: so not for an hour.
+    It stays for an hour after its end: a settle that began before midnight may still write to it.
     """
     name, (_, end) = _partition(day), _bounds(day)
     _run(cursor, IS_KEPT.format(day=name, end=Literal(end)))
@@ -127,7 +127,7 @@ returning h.id
 
 
 def forget(cursor: Cursor, *, limit: int) -> int:
-    """Delete up to `limit` rows that no dropped day took along; return how many."""
+    """Delete up to `limit` rows that were not dropped with their day; return how many."""
     cursor.execute(FORGET, {"grace": GRACE, "limit": limit})
     return len(cursor.fetchall())
 

@@ -17,7 +17,7 @@ from django_mq.store.rows import Kind, NewRow, Rows
 
 #: Up to this many rows, one statement is faster than COPY, which needs ids first, and a savepoint.
 FEW = 50
-#: How many lines COPY gets at once, unless they total more than `LONG` characters.
+#: The number of lines passed to COPY at once, unless they total more than `LONG` characters.
 TOGETHER, LONG = 200, 1024 * 1024
 
 
@@ -199,7 +199,7 @@ def _parts(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
 
 
 def _one_of_each(rows: Sequence[NewRow]) -> Iterable[NewRow]:
-    """Return rows of every kind."""
+    """Return at least one row of every kind."""
     if not isinstance(rows, Rows):
         return rows
     return [kind.row("") for kind in {id(kind): kind for kind in rows.kinds}.values()]

@@ -1,4 +1,4 @@
-"""The results of Django tasks: kept with all that a task's result shows, for as long as asked for.
+"""The results of Django tasks: kept with all that a task's result shows, for the requested time.
 
 A request's reply is its value or its error. The result of a task also shows its arguments, times,
 workers and errors, when its message is long gone.
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 #: The metadata in which a task carries its options.
 OPTIONS = "mq.task"
-#: The most failed attempts that are kept with a result: the last ones.
+#: The maximum number of failed attempts that are kept with a result: the last ones.
 MOST_ATTEMPTS = 100
-#: The most seconds for which a result is kept, a hundred years: other clients may write any number.
+#: The longest retention of a result: a hundred years, in seconds. Clients may write any number.
 MOST_SECONDS = 3155760000
 
 
@@ -242,7 +242,7 @@ class StoredTask(NamedTuple):
 
 
 def look(cursor: Cursor, id: int) -> StoredTask | None:
-    """Return task `id`, as its message has it, else as its result does; None if neither exists."""
+    """Return task `id` from its message, else from its result; None if neither exists."""
     cursor.execute(LOOK, {"id": id})
     row = cursor.fetchone()
     return None if row is None else StoredTask(row[0] == 0, *row[1:])
@@ -270,6 +270,6 @@ returning message_id
 
 
 def forget_kept(cursor: Cursor, *, limit: int) -> int:
-    """Delete results that were kept for a time of their own, which is over; return how many."""
+    """Delete results whose own retention has ended; return how many."""
     cursor.execute(FORGET_KEPT, {"limit": limit})
     return len(cursor.fetchall())

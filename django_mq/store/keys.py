@@ -23,7 +23,7 @@ class KeyLine(NamedTuple):
 
 
 # Freeing a row that is still behind another is harmless: the next claim parks it again. The heads
-# come first, or the planner begins with the parked rows where it thinks that they are few.
+# come first; otherwise the planner begins with the parked rows if it expects few of them.
 FREE_NEXT = """
 with head as materialized (
     select head.id
@@ -62,8 +62,8 @@ def free_next(cursor: Cursor, lines: Iterable[KeyLine]) -> None:
 
 # For rows parked while their head was being settled, or whose head somebody deleted by hand. Any
 # row of the line will do: the claim that meets it looks at the head. The head is looked up here
-# only so that nothing is freed where the line goes on anyway; the lookup gives up after 20 rows,
-# for a line of many dead letters that are skipped.
+# only so that nothing is freed in a line that moves on anyway; the lookup gives up after 20 rows,
+# since a line may have many dead letters that are skipped.
 FREE_STRANDED = """
 with recursive blocker (id, n) as (
     (select m.blocked_by, 1

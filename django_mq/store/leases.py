@@ -66,7 +66,7 @@ def started(rows: Sequence[Sequence[bytes | None]]) -> dict[int, bool]:
 
 
 class Command(NamedTuple):
-    """What a worker is asked to do with a message: `action` is `stop` or `stack`."""
+    """A command to a worker about a message: `action` is `stop` or `stack`."""
 
     id: int
     message_id: int
@@ -76,7 +76,7 @@ class Command(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """What the server answers to a heartbeat.
+    """The server's answer to a heartbeat.
 
     `since_chores`: seconds since the fleet last did its chores, None if it never did. `now`: the
     time in seconds since 1970.
@@ -135,7 +135,7 @@ def beat(
 ) -> Beat:
     """Record that worker process `worker` is alive, and its timings.
 
-    `running` has the ids of the messages that it runs, each with for how many seconds.
+    `running` maps the ids of the messages that it runs to the seconds that they have run.
     """
     cursor.execute(
         BEAT,

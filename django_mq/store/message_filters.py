@@ -26,8 +26,8 @@ APPLIES = {
     "run_now": f"{_WAITS} and m.blocked_by is null"
     " and (m.expires_at is null or m.expires_at > statement_timestamp())",
 }
-# As `states.state_expression()`, which a test compares. Which worker has a message is left out: no
-# action applies to one in flight.
+# Like `states.state_expression()`; a test compares the two. This one ignores which worker has a
+# message: no action applies to one in flight.
 _STATE = """case
     when m.dead_at is not null then 'dead'
     when m.leased_until is not null then 'in_flight'
@@ -136,7 +136,7 @@ def page(
     limit: int,
     window: int = WINDOW,
 ) -> Page:
-    """Return up to `limit` matching ids behind `after`, up to `last`, of the next `window` ones."""
+    """Return up to `limit` matching ids among the next `window` behind `after`, up to `last`."""
     condition, params = where(wanted, action)
     cursor.execute(
         PAGE.format(where=condition),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # While a snapshot is held, vacuum cannot remove the dead rows of a busy queue, and every claim
 # scans past them. A session's statement is not returned, since it may contain data. A login without
-# pg_read_all_stats sees no times of other logins' sessions, so those are missing.
+# pg_read_all_stats cannot see when other logins' sessions began, so those are missing.
 HORIZON = """
 select held.kind, held.name, held.login, held.application, held.state, held.since
   from (

@@ -55,8 +55,8 @@ COMMITTED = "select pg_xact_status(%(xid)s::xid8)"
 def transaction_status(cursor: Cursor, xid: str) -> str | None:
     """Return committed, aborted or in progress; None if the server does not know.
 
-    It does not know a transaction that is too old, nor one whose id it lost in a crash and has not
-    given out again.
+    It does not know a transaction that is too old, or one whose id it lost in a crash and has not
+    assigned again.
     """
     try:
         cursor.execute(COMMITTED, {"xid": xid})

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _OPEN = "o.state in ('waiting', 'running')"
 
-# One that a worker has locked is being worked on.
+# An operation that a worker has locked is in progress.
 ANY_OPEN = f"""
 select o.id
   from django_mq_operation o
@@ -25,7 +25,7 @@ select o.id
 
 
 def any_open(cursor: Cursor) -> bool:
-    """Return whether an operation is to be carried out and no worker is at it."""
+    """Return whether there is an open operation that no worker is carrying out."""
     cursor.execute(ANY_OPEN)
     return cursor.fetchone() is not None
 
@@ -67,7 +67,7 @@ select m.id
 
 
 def dead_before(cursor: Cursor, id: int, ids: Sequence[int]) -> list[int]:
-    """Return those of `ids` that were dead when the operation `id` was asked for."""
+    """Return those of `ids` that were dead when the operation `id` was requested."""
     cursor.execute(DEAD_BEFORE, {"id": id, "ids": list(ids)})
     return [row[0] for row in cursor.fetchall()]
 
@@ -102,7 +102,7 @@ def advance(
     state: str = "running",
     error: str = "",
 ) -> Progress:
-    """Write what a step of a locked operation did, and end it unless `state` is running."""
+    """Write the progress of a step of a locked operation; end it unless `state` is running."""
     cursor.execute(
         ADVANCE,
         {
@@ -126,7 +126,7 @@ returning o.state, o.done, o.skipped
 
 
 def cancel(cursor: Cursor, id: int) -> Progress | None:
-    """End an open operation where it is; None if it is over. Waits for the step of a worker."""
+    """End an open operation after its current step, for which it waits; None if it is over."""
     cursor.execute(CANCEL, {"id": id})
     row = cursor.fetchone()
     return None if row is None else Progress._make(row)
@@ -153,8 +153,8 @@ select max(id) from walked having count(*) >= %(limit)s
 def forget(cursor: Cursor, *, older_than: float, after: int = 0, limit: int = 1000) -> int | None:
     """Delete operations that ended `older_than` seconds ago, among the next `limit` after `after`.
 
-    Returns the last id it looked at, None if there are no more. An ended one changes no more, so
-    its row needs no lock before.
+    Returns the last id it looked at, None if there are no more. An ended operation does not change
+    any more, so its row need not be locked first.
     """
     cursor.execute(FORGET, {"older_than": older_than, "after": after, "limit": limit})
     row = cursor.fetchone()

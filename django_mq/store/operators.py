@@ -1,4 +1,4 @@
-"""What operators do to messages, without touching a lease or waiting for a row's lock.
+"""Operators' changes to messages, which touch no lease and wait for no row's lock.
 
 A message in flight has a lease, lapsed or not: its worker, or the one that takes it over, settles
 it.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: The isolation level can be set only before the first statement of a transaction.
 READ_COMMITTED = "set transaction isolation level read committed"
 
-# Locked rows are skipped; this is how long to wait for a lock on a whole table.
+# Locked rows are skipped; the limit is for locks on a whole table.
 LIMIT_WAITS = """
 select s.setting,
        set_config('lock_timeout', least(%(most)s, nullif(s.setting::int, 0))::text, true)

@@ -12,8 +12,8 @@ from django_mq.store.queue_limits import is_open
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# SKIP LOCKED: another session may hold the row's lock for long, frozen in a claim of the line or
-# deciding something in a long transaction, and the worker's other queues would wait as well.
+# SKIP LOCKED: another session may hold the row's lock for long (a worker frozen in a claim of the
+# line, an operator's long transaction), and the worker's other queues would wait as well.
 OWN = """
 with before as materialized (
     select owner, owned_until from django_mq_queuestate where queue = %(queue)s
@@ -58,7 +58,7 @@ class Owned(NamedTuple):
 def own(cursor: Cursor, *, queue: str, worker: str, lease: float) -> Owned | None:
     """Own `queue` for `lease` seconds from now; return None if another worker owns it.
 
-    If the queue is ours but its row is locked, it stays ours until the time set before.
+    If the queue is ours but its row is locked, it stays ours until the time that was set earlier.
     """
     cursor.execute(OWN, {"queue": queue, "worker": worker, "lease": lease})
     row = cursor.fetchone()
@@ -153,7 +153,7 @@ select (select count(*) from adopted), last.*, last_keyed.*
 class AdoptResume(NamedTuple):
     """Where the two scans of a queue resume: that of waiting rows, and that of keyed rows.
 
-    Without a priority, or without a handler, that scan is over and waits for the other to end.
+    A scan without a priority, or without a handler, is over and waits for the other to end.
     """
 
     priority: int | None = 2**15 - 1
@@ -186,7 +186,7 @@ def adopt(cursor: Cursor, *, queue: str, limit: int, after: AdoptResume | None =
     return Adopted(rows, AdoptResume(*waiting, *keyed))
 
 
-# The queue's row is locked first, so that no worker takes the line over before this commits.
+# Locks the queue's row first, so that no worker takes the line over before this commits.
 HOLD_LINE = """
 select queue
   from django_mq_queuestate

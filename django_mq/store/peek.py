@@ -1,9 +1,9 @@
 """The first messages of queues, in the order of their ids.
 
-No index has the ids of a queue in order, nor those of living messages. So each queue gives its
-first `limit` messages of each kind in the order of an index, and the lowest ids of all these are
-returned: exactly the first messages of a queue with up to `limit` of each kind. Of all queues
-together, the first messages are those at the beginning of the table.
+No index has the ids of a queue, or of living messages, in order. So the first `limit` messages of
+each kind are read per queue in the order of an index, and the lowest ids of all these are returned.
+The result is exact for a queue with up to `limit` messages of each kind. Over all queues together,
+the first messages are those at the beginning of the table.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def peek(
 ) -> list[int]:
     """Return the lowest `limit` ids of the first living messages of `queues`, together.
 
-    With None for `queues`, those of all. `free` leaves out messages that are leased or locked by
-    another session, and locks the others until the transaction ends: roll back to a savepoint. A
-    login that may not update messages locks none and sees no locks.
+    `queues` is None for all queues. `free` leaves out messages that are leased or locked by another
+    session, and locks the others until the transaction ends: roll back to a savepoint. A login that
+    may not update messages locks none and sees no locks.
     """
     may_lock = prepare_to_read(cursor)
     kind = (1 if may_lock else 2) if free else 0
@@ -172,7 +172,7 @@ select m.id
 def peek_dead(cursor: Cursor, *, queues: Iterable[str] | None, limit: int) -> list[int]:
     """Return the lowest `limit` ids of the longest dead messages of `queues`, together.
 
-    With None for `queues`, those of all.
+    `queues` is None for all queues.
     """
     prepare_to_read(cursor)
     asked = None if queues is None else list(queues)

@@ -152,7 +152,7 @@ update django_mq_queuestate s
 
 
 def cancel_probe(cursor: Cursor, *, queue: str, claimer: str) -> None:
-    """Give back the probe of `queue`, if `claimer` has it: it claimed nothing, or ran nothing."""
+    """Give back the probe of `queue` if `claimer` has it, and claimed nothing or ran nothing."""
     cursor.execute(CANCEL_PROBE, {"queue": queue, "claimer": claimer})
 
 

@@ -23,9 +23,10 @@ def is_open(queue: str) -> str:
                         and (s.backoff_level > 0 or s.max_in_flight is not null)))"""
 
 
-# The whole fleet makes one claim at a time of such a queue, so the count that follows is still true
-# when the claim commits. A statement of its own, so that the next one's snapshot follows the lock.
-# It does not wait: a worker frozen in its claim would stop all others, and their other queues.
+# The whole fleet makes one claim at a time from such a queue, so the count that follows is still
+# true when the claim commits. The lock is a statement of its own, so that the snapshot of the next
+# one follows it. It does not wait: a worker frozen in its claim would stop all others, and their
+# other queues.
 ENTER = "select pg_try_advisory_xact_lock(hashtextextended(%(queue)s, 2))"
 
 READ = """
@@ -46,7 +47,7 @@ select coalesce(s.backoff_level, 0), allowed.most,
 
 
 class Gate(NamedTuple):
-    """The queue's backoff level, the most messages in flight (None: any), and how many are."""
+    """The queue's backoff level, its limit of messages in flight (None: none), and their number."""
 
     level: int
     most: int | None
@@ -54,7 +55,7 @@ class Gate(NamedTuple):
 
     @property
     def room(self) -> int | None:
-        """How many more messages may be claimed, None for any number."""
+        """The number of messages that may still be claimed, None for any number."""
         return None if self.most is None else max(0, self.most - (self.in_flight or 0))
 
 

@@ -10,7 +10,7 @@ from django_mq.store.readers import prepare_to_read
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-#: Due messages examined per priority: about 5 ms where all of them are behind others of their keys.
+#: Due messages examined per priority: about 5 ms if all of them are behind others of their keys.
 WINDOW = 1000
 
 # One probe per priority, so that neither a million due nor a million delayed rows are scanned.
@@ -138,8 +138,8 @@ class QueueSnapshot(NamedTuple):
     """The state of a queue at `now`, by the database's clock.
 
     `due`: a message can be claimed. `next_at`: the earliest due or lapse time in the future.
-    Unless `due`, `taken`: a message is due or lapsed, though another session may have it locked;
-    `more`: of some priority, due messages follow those that were examined.
+    Two more, unless `due`. `taken`: a message is due or lapsed, though another session may have it
+    locked. `more`: in some priority, due messages follow those that were examined.
     """
 
     due: bool

@@ -1,4 +1,4 @@
-"""Read figures: sums per step and per handler, and what came in and went out lately."""
+"""Read figures: sums per step and per handler, and recent arrivals and departures."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Part(NamedTuple):
 _COLUMNS = """f.queue, f.handler, f.acked, f.failed, f.retried, f.dead, f.broadcast,
        f.waited::text, f.ran::text"""
 
-# Hours that are added up are read as such, later ones by minute. The server would take ten times
-# as long as Python to add up histograms.
+# Hours that are already added up are read as one row, later ones by minute. The server would take
+# ten times as long as Python to add up histograms.
 PARTS = f"""
 with rolled (until) as (
     select coalesce(max(h.hour) + interval '1 hour', '-infinity')
@@ -55,7 +55,7 @@ def parts(cursor: Cursor, *, since: int, queues: Sequence[str] | None) -> list[P
 
 
 class Flow(NamedTuple):
-    """What a queue did since the window began: messages that left it, and that came in."""
+    """The flow of a queue since the window began: messages that left it, and that came in."""
 
     queue: str
     gone: int
@@ -72,7 +72,7 @@ select f.queue, (sum(f.acked) + sum(f.dead))::bigint, sum(f.broadcast)::bigint
 
 
 def flows(cursor: Cursor, *, since: float, queues: Sequence[str] | None) -> list[Flow]:
-    """Return what each queue did since a moment, in seconds since 1970."""
+    """Return the flow of each queue since a moment, in seconds since 1970."""
     cursor.execute(FLOWS, {"since": since, "queues": queues})
     return [Flow._make(row) for row in cursor.fetchall()]
 
@@ -98,8 +98,8 @@ class New(NamedTuple):
     found: list[Newcomers]
 
 
-# Those whose first attempt has not ended. An id that is drawn and not used is no message, so the
-# range of ids is only a bound. Without a right to the sequence, the largest id serves.
+# Newcomers are messages whose first attempt has not ended. A drawn id may stay unused, so the range
+# of ids is only an upper bound. Without a right to the sequence, the largest id serves.
 NEWCOMERS = """
 with newest as materialized (
     select m.queue, m.created_at, m.attempts, m.leased_until, m.dead_at

@@ -1,4 +1,4 @@
-"""What a transaction that only reads begins with."""
+"""The settings with which a transaction that only reads begins."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# The estimate of a bounded statement is high, since every subquery might reach its limit: JIT would
-# compile for a second what runs for a hundredth of one.
+# The estimated cost of a bounded statement is high, since every subquery might reach its limit: JIT
+# would spend a second compiling a statement that runs for a hundredth of one.
 NO_JIT = "select set_config('jit', 'off', true)"
 # A queue of a million messages among a thousand short ones is estimated as a short one: the planner
 # would read and sort all its rows where a statement asks for the first few in index order.
@@ -23,7 +23,7 @@ select set_config('jit', 'off', true), set_config('enable_bitmapscan', 'off', tr
 def prepare_to_read(cursor: Cursor) -> bool:
     """Make this transaction read in index order, without JIT; return whether it may lock messages.
 
-    Locks need a right to update, and a server that is no standby.
+    Locking needs the UPDATE privilege, and a server that is not a standby.
     """
     cursor.execute(PREPARE_TO_READ)
     return bool(cursor.fetchone()[3])

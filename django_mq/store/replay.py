@@ -1,4 +1,4 @@
-"""Read handled messages as they are to be broadcast again."""
+"""Read handled messages in order to broadcast them again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Past(NamedTuple):
     """A handled message; `payload` and `metadata` are JSON text, None where none was kept.
 
-    `metadata` names the message as the one that is repeated.
+    `metadata` names the message as the repeated one.
     """
 
     id: int
@@ -30,7 +30,7 @@ class Past(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which handled messages are meant; None: any. The times are those of the end."""
+    """The wanted handled messages; None: any. The times are those of their end."""
 
     ids: Sequence[int] | None = None
     queue: str | None = None

@@ -23,7 +23,7 @@ class Reply(NamedTuple):
 
 
 # A dead message has its answer, but may be requeued: the latest answer replaces it. The channel is
-# not that of the workers, which have nothing to do then; it has no payload either.
+# not that of the workers, for which an answer means no work; it has no payload either.
 STORE = """
 with stored as (
     insert into django_mq_result (message_id, handler, value, error_class, error_text)
@@ -58,7 +58,7 @@ def store(cursor: Cursor, answers: Sequence[Reply], *, ring: bool) -> None:
 
 # One statement, so one snapshot: the transaction that removes a message stores its result. A dead
 # letter without a result is itself the answer: its worker vanished. A requeued message will answer
-# again, so the result that is stored of its death does not count.
+# again, so the result that was stored at its death does not count.
 LOOK = """
 select wanted.id,
        m.dead_at is not null or (m.id is null and r.message_id is not null),

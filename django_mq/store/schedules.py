@@ -1,7 +1,7 @@
 """Schedules: declare them, take those that are due, move them to their next time.
 
-A schedule is off while its `next_at` is null, and only then is it missing in the index that the
-workers look at. Times of the caller are computed from `now()` here: the database's clock.
+A schedule is off while its `next_at` is null, and only then is it missing from the index that the
+workers read. Callers compute times from `now()` here, which is the database's clock.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ScheduleRow(NamedTuple):
         return self.next_at or self.now
 
 
-# Numbers instead of times and intervals: what Django makes of those depends on USE_TZ.
+# Numbers instead of times and intervals, which Django converts depending on USE_TZ.
 _COLUMNS = """s.name, s.type, s.payload::text, s.metadata::text, s.cron,
        extract(epoch from s.every)::float8, s.tz, s.queue, s.catch_up, s.overlap,
        extract(epoch from s.expires)::float8, s.enabled,
@@ -101,8 +101,8 @@ def take_due(
 ) -> list[ScheduleRow]:
     """Lock the next schedules that are due, in order, without those that others have locked.
 
-    They follow the position `after`. `cron=False` leaves out cron expressions, for
-    a process that cannot read them. With `until`, that is the time instead of now.
+    They follow the position `after`. `cron=False` leaves out cron expressions, for a process that
+    cannot read them. With `until`, those due by that time instead of now.
     """
     at, name = after
     cursor.execute(
@@ -132,7 +132,7 @@ def take(cursor: Cursor, name: str) -> ScheduleRow | None:
     return None if row is None else _row(row)
 
 
-# Nothing is written for a schedule that stays as it is: one that is due, say, whose queue is full.
+# Nothing is written for a schedule that does not change, such as a due one whose queue is full.
 MOVE = """
 update django_mq_schedule
    set next_at = %(next_at)s::timestamptz,
@@ -155,7 +155,7 @@ def move(
     last_message: int | None = None,
     last_error: str = "",
 ) -> None:
-    """Set the next time of a schedule, and what became of the last; None keeps those two."""
+    """Set the next time of a schedule, and the facts about the last one (None keeps them)."""
     cursor.execute(
         MOVE,
         {
@@ -249,12 +249,13 @@ returning name
 
 
 def retire(cursor: Cursor, *, forgotten: float) -> list[str]:
-    """Disable the schedules of code that no process has declared for so many seconds."""
+    """Disable schedules of code that no process has declared for `forgotten` seconds."""
     cursor.execute(RETIRE, {"forgotten": forgotten})
     return [name for (name,) in cursor.fetchall()]
 
 
-# Whoever enables what the code has dropped gets the time in which a process may declare it again.
+# An operator who enables a schedule that the code dropped gets the time in which a process may
+# declare it again.
 DECIDE = """
 update django_mq_schedule
    set decision = %(enabled)s, enabled = %(enabled)s, next_at = %(next_at)s::timestamptz,
@@ -265,7 +266,7 @@ update django_mq_schedule
 
 
 def decide(cursor: Cursor, name: str, *, enabled: bool, next_at: datetime | None) -> None:
-    """Store an operator's decision, with the next time of what is enabled."""
+    """Store an operator's decision, with the next time if the schedule is enabled."""
     cursor.execute(DECIDE, {"name": name, "enabled": enabled, "next_at": next_at})
 
 

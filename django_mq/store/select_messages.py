@@ -99,7 +99,7 @@ def find(
     """Return the ids of dead letters, longest dead first; with `waiting`, of living messages too.
 
     `older_than` is in seconds since the message died, or since the broadcast if it is alive. Reads
-    nothing of other queues, and without `waiting` nothing of living messages.
+    no rows of other queues and, without `waiting`, none of living messages.
     """
     prepare_to_read(cursor)
     cursor.execute(

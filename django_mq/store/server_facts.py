@@ -73,7 +73,7 @@ select current_setting('autovacuum')::bool and current_setting('track_counts')::
 
 
 def autovacuum(cursor: Cursor, *, tables: Sequence[str]) -> tuple[bool, list[str]]:
-    """Return whether the server vacuums by itself, and for which of `tables` that is off."""
+    """Return whether autovacuum is on, and the `tables` for which it is off."""
     cursor.execute(AUTOVACUUM, {"tables": list(tables)})
     on, off = cursor.fetchone()
     return on, off
@@ -82,7 +82,7 @@ def autovacuum(cursor: Cursor, *, tables: Sequence[str]) -> tuple[bool, list[str
 class DeadRows(NamedTuple):
     """The row versions of a table, by the server's statistics, and seconds since its last vacuum.
 
-    `since` is None if there was none since the statistics began.
+    `since` is None if there was no vacuum since the statistics began.
     """
 
     table: str

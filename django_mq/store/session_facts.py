@@ -15,7 +15,7 @@ NOW = "select extract(epoch from clock_timestamp())::float8"
 
 
 class Clocks(NamedTuple):
-    """By how many seconds the server's clock is ahead, give or take `margin`."""
+    """The seconds by which the server's clock is ahead, give or take `margin`."""
 
     ahead: float
     margin: float
@@ -33,13 +33,13 @@ SERVER_PROCESS = "select pg_backend_pid()"
 
 
 def is_pooled(driver: psycopg.Connection[Any]) -> bool:
-    """Say whether a pooler stands between: it names a process id other than the server's own."""
+    """Return whether there is a pooler: it reports a process id other than the server's own."""
     row = driver.execute(SERVER_PROCESS).fetchone()
     return row is not None and row[0] != driver.info.backend_pid
 
 
 class LoginLimits(NamedTuple):
-    """What the server allows this login: milliseconds a statement, connections (None: no limit)."""
+    """The limits of this login: milliseconds per statement, and connections (None: no limit)."""
 
     statement: int
     connections: int | None
@@ -63,7 +63,7 @@ def limits(driver: psycopg.Connection[Any]) -> LoginLimits:
 def hears(
     listening: psycopg.Connection[Any], notifying: psycopg.Connection[Any], *, seconds: float
 ) -> bool:
-    """Say whether a NOTIFY of one session reaches the LISTEN of the other within `seconds`."""
+    """Return whether a NOTIFY of one session reaches the LISTEN of the other within `seconds`."""
     channel = f"django_mq_{secrets.token_hex(8)}"
     listening.execute(f"listen {channel}")
     notifying.execute(f"notify {channel}")

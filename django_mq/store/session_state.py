@@ -1,4 +1,4 @@
-"""What a handler may leave in its session besides settings."""
+"""The session state, besides settings, that a handler may leave behind."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ returning m.id
 def snooze(cursor: Cursor, fence: Fence, *, at: datetime | None, delay: float) -> set[int]:
     """Postpone the message until `at`, else by `delay` seconds; refund its attempt.
 
-    The least delay is 0.1 s: nothing else slows down a handler that always snoozes.
+    The minimum delay is 0.1 s: nothing else slows down a handler that always snoozes.
     """
     cursor.execute(SNOOZE, {**fence_values(fence), "at": at, "delay": delay})
     return _ids(cursor)

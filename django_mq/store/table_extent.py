@@ -1,4 +1,4 @@
-"""How large a table is, and where in it a moment lies: without a scan."""
+"""The size of a table, and the position of a moment in it, without a scan."""
 
 from __future__ import annotations
 

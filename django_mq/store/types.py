@@ -1,4 +1,4 @@
-"""The types of the newest messages: no index has them, so a bounded number is looked at."""
+"""The types of the newest messages: no index has them, so a bounded number is examined."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ select newest.type, count(*)
 
 
 def newest(cursor: Cursor, *, limit: int, queues: Collection[str] | None) -> dict[str, int]:
-    """Count the types of the `limit` newest stored and handled messages each, in `queues`."""
+    """Count the types among the `limit` newest stored and the `limit` newest handled messages.
+
+    Only messages of `queues` count; None: of all.
+    """
     prepare_to_read(cursor)
     only = None if queues is None else list(queues)
     cursor.execute(NEWEST, {"limit": limit, "queues": only})

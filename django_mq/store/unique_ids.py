@@ -2,7 +2,7 @@
 
 An id is taken by its row in `django_mq_uniquekey`; the message that holds it may end at any time.
 No statement here waits for a message's row: the session that has it locked may wait for an id.
-All lock ids in the order of the columns, which is by bytes; parameters must say so themselves.
+All lock ids in the order of the columns, which is by bytes; parameters need an explicit collation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def columns(ids: Iterable[UniqueId]) -> dict[str, object]:
 
 
 def holder_of(id: str) -> str:
-    """Return the FROM item `u`: the last holder of the unique id in the row named `id`."""
+    """Return the FROM item `u`: the last holder of the unique id of the row `id`."""
     return f"""lateral (
     select u.message_id, u.quiet_until
       from django_mq_uniquekey u
@@ -114,8 +114,8 @@ class Unique(NamedTuple):
         )
 
 
-# An id is taken only if its row is as it was seen. The row is locked and compared as it is now; of
-# the message that it names, the statement would know only the state when it began.
+# An id is taken only if its row is as it was seen. The row is locked, then compared in its current
+# version; the message that it names would be seen only as it was when the statement began.
 ADD = """
 with new as materialized (
     select row.*
@@ -241,7 +241,7 @@ def replace(cursor: Cursor, rows: Sequence[tuple[Unique, bool]]) -> list[Replace
     return [Replaced._make(row) for row in cursor.fetchall()]
 
 
-# The same rows as in REPLACE, and nothing of them but the due time.
+# Changes the same rows as REPLACE, but only their due times.
 MOVE = """
 with new as materialized (
     select row.*
@@ -292,7 +292,7 @@ select row->>'queue', row->>'handler', row->>'type', row->>'unique_id',
 
 
 def put_aside(cursor: Cursor, rows: Sequence[Unique]) -> None:
-    """Keep the rows until their unique ids are free; wait for sessions that put aside the same."""
+    """Keep the rows until their unique ids are free; wait for sessions that put the same aside."""
     cursor.execute(PUT_ASIDE, {"rows": _documents(rows)})
 
 

@@ -16,7 +16,7 @@ VACUUM = {
 }
 
 # Other logins would get a warning each time. The owners of the table and of the database may vacuum
-# it, from PostgreSQL 17 on also a login with MAINTAIN, a privilege unknown to older servers.
+# it; from PostgreSQL 17 on, so may a login with MAINTAIN, a privilege unknown to older servers.
 VERSIONS = """
 select c.relname, pg_stat_get_dead_tuples(c.oid), pg_stat_get_live_tuples(c.oid)
   from unnest(%(tables)s::text[]) as asked (name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# One probe per message that others are parked behind, the oldest first, up to `looked`: 0.1 s for
+# One probe per message with others parked behind it, the oldest first, up to `looked`: 0.1 s for
 # 10,000. Rows of one line may be parked behind different messages, some of them gone. With
 # key = line.key, the planner may scan the primary key (see claim_keyed).
 BLOCKED = """
@@ -123,10 +123,10 @@ def blocked(
     most: int,
     looked: int,
 ) -> list[Blocking]:
-    """Return the lines with parked messages, and the `ordered` queues that stand still.
+    """Return the lines with parked messages, and the `ordered` queues that do not move.
 
     Returns at most `limit` lines, the lowest head first, among those of the `looked` oldest
-    messages that others are parked behind. Counts stop at `most`.
+    messages with others parked behind them. Counts stop at `most`.
     """
     cursor.execute(
         BLOCKED,
@@ -187,7 +187,7 @@ def _positions(line: str, *, by: str, excluding: str) -> str:
     """Return the statement for rows m of the same `line` as a row of `asked`.
 
     The line is ordered by `by` and id. A claimed row that satisfies `excluding` keeps all others of
-    the line from being claimed, also earlier ones that became visible later.
+    the line from being claimed, including earlier ones that became visible later.
     """
     # Not by id alone: the planner might scan the primary key instead of the line.
     before, after = (
