@@ -1,8 +1,8 @@
 """The admin pages: overview, messages and their history, attempts, queues, workers and so on.
 
-Everything is read-only except for actions, for messages broadcast or edited from a form, and for
-schedules made here; all need permissions. To change the pages, set `DJANGO_MQ["ADMIN"] = False` and
-register subclasses, for example to show a user some queues only:
+Everything is read-only except actions, the forms that broadcast and edit messages, and schedules
+created here; all need permissions. To change the pages, set `DJANGO_MQ["ADMIN"] = False` and
+register subclasses, for example to show a user only some queues:
 
     class Scoped:
         def get_queues(self, request):

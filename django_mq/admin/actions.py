@@ -37,7 +37,7 @@ from django_mq.queues.stalled import standings
 from django_mq.queues.transactions import writing
 from django_mq.states import MessageState
 
-#: Most messages in one action.
+#: The maximum number of messages in one action.
 MOST = 1000
 #: The stock admin's parameter for the filters of the list that a page was opened from.
 FILTERS = "_changelist_filters"
@@ -85,7 +85,7 @@ class MessageActionsAdmin(EverythingAdmin):
         return self.may(request, DISCARD)
 
     def check_posted_actions(self, request: HttpRequest) -> None:
-        """Refuse a posted action without permission: hiding the action is not enough."""
+        """Refuse a posted action if permission is missing: hiding the action is not enough."""
         if request.method != "POST":
             return
         for name in request.POST.getlist("action"):

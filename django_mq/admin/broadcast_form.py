@@ -1,4 +1,4 @@
-"""The form of a message that an operator broadcasts; each error stands at its field."""
+"""The form with which an operator broadcasts a message; each error is shown at its field."""
 
 from __future__ import annotations
 

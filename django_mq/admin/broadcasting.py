@@ -44,7 +44,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
         return reverse(f"{self.admin_site.name}:django_mq_queuedmessage_broadcast")
 
     def broadcast_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the form; then whom the message reaches; then broadcast it, if that is the same."""
+        """Show the form, then the recipients; then broadcast, if the recipients are the same."""
         if not self.may_broadcast(request):
             raise PermissionDenied
         posted = request.POST if request.method == "POST" else None
@@ -75,15 +75,15 @@ class BroadcastingAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, "admin/django_mq/broadcast.html", context)
 
     def _send(self, request: HttpRequest, form: BroadcastForm) -> tuple[Receipt, bool]:
-        """Broadcast what the form says; roll back unless the user has seen whom it reaches."""
-        # The inner block is a savepoint: what is rolled back leaves the outer one usable.
+        """Broadcast the form's message; roll back unless the user has seen its recipients."""
+        # The inner block is a savepoint: a rollback leaves the outer one usable.
         with writing(self.alias), transaction.atomic(using=self.alias):
             receipt = outbox.broadcast(**form.options(), using=self.alias)
             for copy in receipt.copies:
                 if not self.may_see(request, copy.queue):
                     raise RoutingError(
-                        "The message would also reach a queue that you may not see. Name a queue"
-                        " of yours."
+                        "The message would also reach a queue that you may not see. Choose one of"
+                        " your queues."
                     )
             is_seen = "confirmed" in request.POST and request.POST.get("reach") == _reach(
                 receipt.copies
@@ -121,5 +121,5 @@ class BroadcastingAdmin(ReadOnlyAdmin):
 
 
 def _reach(copies: Copies) -> str:
-    """Return whom a message reaches as text, to be compared with what the user has seen."""
+    """Return the recipients of a message as text, to compare with those that the user has seen."""
     return "\n".join(sorted(f"{each.handler} {each.queue} {each.outcome}" for each in copies))

@@ -14,7 +14,7 @@ from django_mq.models import HandledMessage
 from django_mq.queues.causes import WINDOW
 from django_mq.states import MessageState
 
-#: Levels that are indented; a chain may have a hundred.
+#: The maximum number of levels that are indented; a chain may have a hundred.
 DEEPEST = 12
 LABELS = {"handled": "handled", "gone": "gone"}
 

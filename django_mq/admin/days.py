@@ -1,6 +1,6 @@
-"""The years, months and days that a list of messages leads through, without reading the messages.
+"""The years, months and days by which a list of messages is browsed, without reading the messages.
 
-A period is offered if it lies between the oldest and the newest message: it may be empty.
+A period is offered if it lies between the oldest and the newest message, even if it is empty.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import date, timedelta
 from itertools import islice
 
 FROM, TO = "created_at_from", "created_at_to"
-#: Most periods that are offered.
+#: The maximum number of periods that are offered.
 MOST = 40
 #: The longest spans, in days, that are offered as days and as months; longer ones are years.
 DAYS, MONTHS = 31, 366
@@ -26,7 +26,7 @@ class Period:
 
     @property
     def label(self) -> str:
-        """The period as ISO 8601 has it: `2026`, `2026-12`, `2026-12-24`."""
+        """The period in ISO 8601: `2026`, `2026-12`, `2026-12-24`."""
         parts = 10 if self.is_day else 7 if (self.end - self.start).days <= DAYS else 4
         return self.start.isoformat()[:parts]
 
@@ -36,7 +36,7 @@ class Period:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The parameters of the filter by creation."""
+        """The parameters of the filter by creation time."""
         return {FROM: self.start.isoformat(), TO: self.end.isoformat()}
 
 

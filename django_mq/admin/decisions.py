@@ -29,7 +29,8 @@ PAUSES = {
     "86400": "1 day",
 }
 
-#: Makes a change and returns its log entry, empty if nothing changed; and what to tell the user.
+#: A function that makes a change and returns its log entry (empty if nothing changed), and the
+#: notice for the user.
 Decision = tuple[Callable[[], str], str]
 
 

@@ -32,7 +32,7 @@ FIELDS = ((InvalidPayload, "payload"), (InvalidOption, "due"))
 
 
 class EditForm(forms.Form):
-    """What may be changed of a waiting message. `digest` is that of the payload shown."""
+    """The editable fields of a waiting message. `digest` is that of the payload shown."""
 
     payload = JSONTextField(rows=14, help_text="JSON. It replaces the whole payload.")
     due = forms.DateTimeField(
@@ -53,7 +53,7 @@ class EditForm(forms.Form):
         return found
 
     def changes(self) -> dict[str, Any]:
-        """Return the arguments of `queues.edit()`: what the user has changed."""
+        """Return the arguments of `queues.edit()`: the values that the user has changed."""
         found = {name: self.cleaned_data[name] for name in self.changed_data if name != "digest"}
         if "payload" in found:
             found["digest"] = self.cleaned_data["digest"]
@@ -98,7 +98,7 @@ class EditingAdmin(ReadOnlyAdmin):
             return HttpResponseRedirect(self.message_url(request, id))
         form, hint = self._form(request, row)
         if form.is_valid() and self._save(request, row, form):
-            done = "is changed" if form.changes() else "is as it was"
+            done = "has been changed" if form.changes() else "is unchanged"
             self.message_user(request, f"Message {id} {done}.", notices.SUCCESS)
             return HttpResponseRedirect(self.message_url(request, id))
         context = self.page_context(
@@ -112,7 +112,7 @@ class EditingAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, "admin/django_mq/edit.html", context)
 
     def _form(self, request: HttpRequest, row: QueuedMessage) -> tuple[EditForm, str]:
-        """Return the form, and why it has no payload if it has none."""
+        """Return the form, and the reason if it has no payload."""
         text, digest, hint = "{}", "", ""
         if not self.may_see_payloads(request):
             hint = "The payload needs the permission “Can see payloads and error texts”."

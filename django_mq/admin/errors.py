@@ -19,7 +19,7 @@ from django_mq.admin.message_actions import DISCARD, MESSAGE_ACTIONS, REQUEUE, R
 from django_mq.admin.texts import excerpt, plain, when
 from django_mq.models import FailedAttempt, QueuedMessage
 
-#: Groups on a page, and pages.
+#: The maximum number of groups on a page, and of pages.
 MOST, PAGES = 50, 1000
 #: The offered periods, in seconds.
 PERIODS = (

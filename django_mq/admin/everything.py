@@ -1,4 +1,4 @@
-"""Ask for an action on everything that matches the filters of the list of messages."""
+"""Request an action on all messages that match the filters of the list."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNTED, PAGES = MOST + 1, 20
 
 
 class EverythingAdmin(HeadsAdmin):
-    """The page that asks, with the number of messages, and stores the operation."""
+    """The page that asks for confirmation with the number of messages, and stores the operation."""
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.everything_view)
@@ -39,7 +39,7 @@ class EverythingAdmin(HeadsAdmin):
     def everything_url(
         self, action: MessageAction, query: QueryDict, *, heads: bool = False
     ) -> str:
-        """Return the URL of the page that asks for `action` on what the query shows.
+        """Return the URL of the page that requests `action` on the messages that the query shows.
 
         With `heads`, on the first messages of their lines.
         """
@@ -50,7 +50,7 @@ class EverythingAdmin(HeadsAdmin):
         return f"{reverse(name, args=[action.name])}?{query.urlencode()}"
 
     def offered_for_all(self, request: HttpRequest) -> list[tuple[str, str]]:
-        """Return the actions on everything that the list shows, if it shows one state: text, URL.
+        """Return the actions on all listed messages, if the list shows one state: text, URL.
 
         Blocked messages are freed by an action on the heads that they wait behind.
         """
@@ -112,7 +112,7 @@ class EverythingAdmin(HeadsAdmin):
             wanted,
             by=request.user.get_username(),
             user_id=request.user.pk,
-            # How many lines the messages that match are of is not known.
+            # The number of lines of the matching messages is not known.
             matched=None if wanted.heads else id_of(request.POST.get("matched", "")),
             using=self.alias,
         )

@@ -52,11 +52,11 @@ PUBLIC = (
 #: For users who may see payloads.
 PRIVATE = ("dead_reason", "last_error", "payload", "metadata")
 DOCUMENTS = ("payload", "metadata")
-#: Ids that one statement compares with the filters, and messages that one reads in full: a payload
-#: may have a megabyte.
+#: The number of ids that one statement compares with the filters, and of messages that one reads in
+#: full: a payload may have a megabyte.
 SCANNED, READ = 20_000, 50
 
-# A spreadsheet runs what begins with these as a formula, also after spaces.
+# A spreadsheet runs a cell that begins with one of these as a formula, even after spaces.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
@@ -104,7 +104,7 @@ def as_csv(rows: Iterator[Mapping[str, Any]], columns: Sequence[str]) -> Iterato
 
 
 def as_json(rows: Iterator[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[str]:
-    """Return a JSON array, one object a line."""
+    """Return a JSON array, one object per line."""
     joint = "[\n"
     for row in rows:
         found = {name: row[name] for name in columns}
@@ -114,7 +114,7 @@ def as_json(rows: Iterator[Mapping[str, Any]], columns: Sequence[str]) -> Iterat
 
 
 class ExportAdmin(TableAdmin):
-    """Adds the view that exports what the list shows, beyond its window."""
+    """Adds the view that exports all messages that match, beyond the window of the list."""
 
     def may_export(self, request: HttpRequest) -> bool:
         """Return whether the user may export messages."""
@@ -171,7 +171,7 @@ class ExportAdmin(TableAdmin):
         )
 
     def _matching(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return all messages that match, not those of one window only."""
+        """Return all messages that match, not only those of one window."""
         changelist = self.get_changelist_instance(request)
         return changelist.every_match(request)  # type: ignore[attr-defined,no-any-return]
 
@@ -179,7 +179,7 @@ class ExportAdmin(TableAdmin):
 def exported(
     rows: QuerySet[Any], columns: Sequence[str], alias: str
 ) -> Iterator[Mapping[str, Any]]:
-    """Return the columns of `rows`, the newest first, in statements and memory that are bounded.
+    """Return the columns of `rows`, the newest first, with bounded statements and memory.
 
     Between two statements no transaction is open: a slow reader holds no snapshot.
     """

@@ -72,7 +72,7 @@ class MessageFieldsAdmin(HeadsAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the fields that are set; errors only for users who may see payloads."""
-        if obj is None:  # the page to add one, which does not exist
+        if obj is None:  # the page that adds one does not exist
             return []
         empty = {name for name, column in COLUMNS.items() if not getattr(obj, column)}
         standing = getattr(obj, "standing", None)

@@ -21,7 +21,7 @@ from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.policy.routing import MAX_NAME
 from django_mq.store import find_messages
 
-#: Choices that a filter lists as links; the text box suggests up to `SUGGESTED` more.
+#: The number of choices that a filter lists as links; the text box suggests up to `SUGGESTED` more.
 FEW, SUGGESTED = 8, 200
 #: Newest failed attempts whose error classes are offered.
 RECENT = 1000
@@ -46,7 +46,7 @@ def of_queues(condition: Q, rows: QuerySet[Any]) -> QuerySet[Any]:
 
 
 class BoxFilter(ExactFilter):
-    """By the text in a box; a few choices are links."""
+    """By the text in a box; if there are few choices, they are links."""
 
     template = "admin/django_mq/filter_box.html"
     hint: Any = ""
@@ -79,7 +79,7 @@ class BoxFilter(ExactFilter):
 
 
 class QueueFilter(BoxFilter):
-    """By queue, out of the known queues that the user may see."""
+    """By queue, among the known queues that the user may see."""
 
     title = "queue"
     parameter_name = "queue"
@@ -103,7 +103,7 @@ class MessageQueueFilter(QueueFilter):
 
 
 class HandlerFilter(BoxFilter):
-    """By handler, out of those registered here for a queue that the user may see."""
+    """By handler, among those registered here for a queue that the user may see."""
 
     title = "handler"
     parameter_name = "handler"
@@ -199,7 +199,7 @@ class FingerprintFilter(BoxFilter):
     is_indexed = True
 
     def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the messages with an attempt that failed so, found by index."""
+        """Return the messages with such a failed attempt, found by index."""
         failed = FailedAttempt.objects.using(rows.db).filter(fingerprint=self.value())
         return rows.filter(pk__in=failed.values("message_id"))
 
@@ -216,7 +216,7 @@ class FingerprintFilter(BoxFilter):
 
 
 class LastErrorFilter(BoxFilter):
-    """By the class of the last error, out of those of the newest failed attempts.
+    """By the class of the last error, among those of the newest failed attempts.
 
     Only a whole class name is compared: a prefix would reveal the text letter by letter to users
     who may not see it.

@@ -19,7 +19,7 @@ from django_mq.store import table_extent
 
 _AGO = re.compile(r"(\d{1,6})(m|h|d)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
-#: Rows may be created in another order than their ids: by transactions that take this long.
+#: Transactions of up to this length may create rows in another order than that of their ids.
 DISORDER = timedelta(hours=1)
 
 Preset = tuple[Any, dict[str, str]]
@@ -32,7 +32,7 @@ PAST: tuple[Preset, ...] = (
 
 
 def read_moment(text: str, now: datetime) -> datetime:
-    """Return an ISO 8601 date or time, or one so long before `now`: `30m`, `24h`, `7d`.
+    """Return an ISO 8601 date or time, or a moment relative to `now`: `30m`, `24h`, `7d` ago.
 
     A time without an offset is in the current time zone. Raises ValueError for anything else.
     """
@@ -125,12 +125,12 @@ class MomentFilter(admin.ListFilter):
 
 
 def _local(at: datetime | None) -> str:
-    """Return a moment as the browser's own field for times has it."""
+    """Return a moment in the format of the browser's own date field."""
     return "" if at is None else f"{timezone.localtime(at):%Y-%m-%dT%H:%M}"
 
 
 class CreatedFilter(MomentFilter):
-    """By the time of creation. In a large table ids tell which part of it to look at."""
+    """By the time of creation. In a large table, ids narrow down the part to look at."""
 
     title = "created"
     column = "created_at"

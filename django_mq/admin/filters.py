@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django_mq.models import MessageQuerySet, QueueState
 from django_mq.states import MessageState
 
-#: Newest attempts among which the most frequent errors are counted.
+#: The number of newest attempts among which the most frequent errors are counted.
 RECENT = 1000
 
 # Conditions implied by a state, which let an index find its few messages in a large table. The
@@ -100,7 +100,7 @@ class ExactFilter(admin.SimpleListFilter):
 
 
 class ErrorFilter(ExactFilter):
-    """By error class, out of those of the newest failed attempts, the most frequent first."""
+    """By error class, among those of the newest failed attempts, the most frequent first."""
 
     title = "recent errors"
     parameter_name = "error_class"

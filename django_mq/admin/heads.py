@@ -36,7 +36,7 @@ class HeadRow:
 
     @property
     def names(self) -> dict[str, Any]:
-        """Return the head's names, with places where a browser may break them."""
+        """Return the head's names, marked where a browser may break them."""
         names = ("type", "handler", "key")
         return {name: breakable(getattr(self.head, name) or "") for name in names}
 

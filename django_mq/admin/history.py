@@ -40,7 +40,7 @@ class HandledMessageAdmin(ReplayingAdmin):
         return super().get_queryset(request).defer(*CONTENT)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the last to end: a sequence that was reset gives an id to a second message."""
+        """Return the last one to end: after a reset of the sequence, two messages share an id."""
         try:
             id = int(object_id) if len(object_id) <= 20 else 0
         except ValueError:

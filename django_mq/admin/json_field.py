@@ -1,4 +1,4 @@
-"""A form field for a JSON document that anybody may have typed."""
+"""A form field for a JSON document, which may be malformed in any way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class JSONTextField(forms.CharField):
             raise ValidationError("This JSON is nested too deeply.") from error
 
     def has_changed(self, initial: Any, data: Any) -> bool:
-        """Return whether the documents differ, however they are written."""
+        """Return whether the documents differ, regardless of formatting."""
         try:
             texts = (
                 json.dumps(json.loads(each or "{}"), sort_keys=True) for each in (initial, data)

@@ -14,7 +14,7 @@ from django.db.models.lookups import Exact
 from django_mq.policy.routing import MAX_NAME
 from django_mq.queues.redaction import COVER, redacted
 
-#: Paths that are offered, and keys of one.
+#: The maximum number of offered paths, and of keys in one.
 OFFERED, DEEPEST = 50, 5
 _KEY = re.compile(r"[^.:\x00-\x1f\x7f-\x9f]{1,64}")
 _FORM = re.compile(r"(payload|metadata)\.([^:]{1,512}):(.{0,512})", re.DOTALL)
@@ -46,7 +46,7 @@ class JSONPath:
 
 
 def read_path(term: str) -> JSONPath | None:
-    """Return the path and the value in a search term, None if it is of another form.
+    """Return the path and the value in a search term, None if it has another form.
 
     >>> read_path("payload.user.id:7")
     JSONPath(column='payload', path=('user', 'id'), value='7')

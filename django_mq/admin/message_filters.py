@@ -15,7 +15,7 @@ from django_mq.admin.json_paths import read_path
 from django_mq.admin.texts import moment
 from django_mq.policy.message_filter import MessageFilter
 
-#: Parameters of the URL, and the conditions that they are.
+#: Parameters of the URL, and the conditions that they set.
 TEXTS = {
     "state": "state",
     "handler": "handler",
@@ -35,14 +35,14 @@ MOMENTS = {
     "dead_at_from": "dead_since",
     "dead_at_to": "dead_until",
 }
-#: The parameter of an action on the heads of what the list shows.
+#: The parameter of an action on the heads of the listed messages.
 HEADS = "heads"
-#: Parameters that choose a page or an order, and no messages.
+#: Parameters that choose a page or an order, not messages.
 NEUTRAL = frozenset(("p", "o", "all", "e", "_popup", "_to_field", "_facets", "after", "before"))
 
 
 def filter_of(query: QueryDict, allowed: Collection[str] | None, *, private: bool) -> MessageFilter:
-    """Return what the list shows for a URL; only messages of the `allowed` queues, None for all.
+    """Return the filter of a list's URL; only messages of the `allowed` queues, None for all.
 
     `private` allows conditions on payload and metadata. Raises ValueError for a parameter that it
     does not know, since the operation would act on more than the list shows.

@@ -20,7 +20,7 @@ from django_mq.admin.texts import badge, excerpt, full, plain, pretty, took
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues.stalled import standings
 
-#: Failed attempts on the page; the list of attempts has all.
+#: The number of failed attempts on the page; the list of attempts has all.
 RECENT = 25
 
 

@@ -121,7 +121,7 @@ class QueuedMessageAdmin(ExportAdmin, BroadcastingAdmin, SuggestingAdmin, Messag
         return ("id",)
 
     def days(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the links to years, months and days of creation; none for a part of the queues."""
+        """Return the links to periods of creation; none for a user who may see only some queues."""
         if self.get_queues(request) is not None:
             return {}
         every = QueuedMessage.objects.using(self.alias)
@@ -172,7 +172,7 @@ class QueuedMessageAdmin(ExportAdmin, BroadcastingAdmin, SuggestingAdmin, Messag
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> HttpResponseRedirect:
-        """Report what became of a message whose row is gone."""
+        """Report the fate of a message whose row is gone."""
         text = f"Message {excerpt(object_id)} is not stored."
         wanted = id_of(object_id)
         if wanted is not None and self.get_queues(request) is None:

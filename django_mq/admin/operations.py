@@ -1,4 +1,4 @@
-"""Operations: what was asked for, by whom, how far it is; and the button that cancels."""
+"""Operations: the request, the user and the progress; and the button that cancels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OperationAdmin(ReadOnlyAdmin):
     search_fields = ()
 
     def scoped(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the operations on the user's queues alone."""
+        """Keep only operations that are limited to the user's queues."""
         allowed = self.get_queues(request)
         if allowed is None:
             return queryset
@@ -59,7 +59,7 @@ class OperationAdmin(ReadOnlyAdmin):
         return [(None, {"fields": fields})]
 
     def _may_cancel(self, request: HttpRequest) -> set[str]:
-        """Return the actions that the user may perform, and so cancel."""
+        """Return the actions that the user may perform, and may therefore cancel."""
         return {
             name
             for name, action in MESSAGE_ACTIONS.items()
@@ -89,7 +89,7 @@ class OperationAdmin(ReadOnlyAdmin):
         except OperationalError as error:
             if not ran_out(error):
                 raise
-            text = "A worker is at operation %(id)d. Try again in a moment."
+            text = "A worker is carrying out operation %(id)d. Try again in a moment."
             self.message_user(request, text % {"id": row.pk}, notices.ERROR)
             return back
         text = "Operation %(id)d is cancelled." if cancelled else "Operation %(id)d was over."
@@ -105,7 +105,7 @@ class OperationAdmin(ReadOnlyAdmin):
 
     @admin.display(description="progress")
     def progress(self, row: Operation) -> Any:
-        """Show a bar where the number of messages is known, the counts, and the button."""
+        """Show a bar if the number of messages is known, the counts, and the button."""
         seen = row.done + row.skipped
         bar: Any = ""
         if row.state in OPEN and row.matched:

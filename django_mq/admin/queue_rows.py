@@ -26,7 +26,7 @@ COLUMNS: tuple[tuple[str, Any], ...] = (
     ("expired", "expired"),
     ("dead", "dead"),
 )
-#: Messages in these states show as paused themselves while their queue is paused or backs off.
+#: Messages in these states are shown as paused while their queue is paused or backs off.
 _PAUSED_INSTEAD = ("processable", "delayed", "retrying")
 
 
@@ -44,7 +44,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One queue as both pages show it."""
+    """One queue, as the list of queues and the queue's own page show it."""
 
     counts: queues.QueueCounts
     url: str
@@ -52,7 +52,7 @@ class QueueRow:
     workers: Sequence[queues.WorkerProcess]
     #: The page of the message that the oldest blocked one waits behind.
     head_url: str = ""
-    #: The blocking message that an operator should know of, and its page.
+    #: The blocking message that an operator should know about, and its page.
     first: int | None = None
     first_url: str = ""
 
@@ -69,7 +69,7 @@ class QueueRow:
 
     @property
     def badge(self) -> Any:
-        """Return the queue's state, or what keeps its messages from running."""
+        """Return the queue's state, or the reason why its messages do not run."""
         if self.counts.paused:
             return badge(MessageState.PAUSED)
         if self.counts.backoff_level:

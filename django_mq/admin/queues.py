@@ -24,7 +24,7 @@ from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.totals import read_many_counts
 from django_mq.queues.transactions import reading
 
-#: Most heads on the page of a queue.
+#: The maximum number of heads on the page of a queue.
 MOST_HEADS = 50
 #: Queues on a page of their list.
 PER_PAGE = 100
@@ -117,7 +117,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
         return TemplateResponse(request, "admin/django_mq/queue.html", context)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the queue for its history page, also if it has no row."""
+        """Return the queue for its history page, even if it has no row."""
         if found := super().get_object(request, object_id, from_field):
             return found
         return QueueState(queue=object_id) if self.knows(request, object_id) else None

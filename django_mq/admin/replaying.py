@@ -26,7 +26,7 @@ from django_mq.exceptions import MQError
 from django_mq.models import HandledMessage
 from django_mq.queues.transactions import writing
 
-#: Most messages in one action.
+#: The maximum number of messages in one action.
 MOST = 1000
 
 
@@ -102,7 +102,7 @@ class ReplayingAdmin(ChainsAdmin):
         return HttpResponseRedirect(self._list_url(request.POST.get("filters", "")))
 
     def _recipients(self, request: HttpRequest) -> list[str]:
-        """Return the handlers that the user may choose: those whose queue the user sees."""
+        """Return the handlers that the user may choose: those whose queue the user may see."""
         settings = get_settings()
         return sorted(
             each.name

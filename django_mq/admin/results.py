@@ -62,7 +62,7 @@ class ResultAdmin(TableAdmin):
     @admin.display(description="kept until")
     def kept(self, result: Result) -> Any:
         if result.keep_until is None:
-            return "RESULT_RETENTION is over"
+            return "RESULT_RETENTION has passed"
         return full(result.keep_until, result.now)  # type: ignore[attr-defined]
 
     @admin.display(description="arguments")

@@ -1,4 +1,4 @@
-"""A message whose handler runs now: where, for how long; stop it, or see where it is."""
+"""A running message: its worker and duration; stop it, or see where its handler is."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RunningAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, "admin/django_mq/stopping.html", context)
 
     def running_context(self, request: HttpRequest, message: QueuedMessage) -> dict[str, Any]:
-        """Return where `message` runs, what may be asked of its worker, and what that answered."""
+        """Return where `message` runs, the commands allowed to its worker, and its answers."""
         if message.leased_until is None:
             return {}
         now = message.now  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The form of a schedule that is made in the admin; it refuses what could not be broadcast."""
+"""The form of a schedule created in the admin; it refuses schedules that could not be broadcast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ else:
     StockForm = forms.ModelForm
 
 CONTENT = ("payload", "metadata")
-#: A change of one of these computes the next time anew.
+#: A change of one of these recomputes the next time.
 TIMING = ("cron", "every", "tz", "enabled")
 EDITABLE = (
     "name",
@@ -42,7 +42,7 @@ EDITABLE = (
 class ScheduleForm(StockForm):
     """Checks as `periodic()` does, and that the user may see the queue."""
 
-    #: The queues that the user may choose; None: any, and also none.
+    #: The queues that the user may choose; None: any queue, or no queue.
     allowed_queues: ClassVar[Collection[str] | None] = None
 
     class Meta:

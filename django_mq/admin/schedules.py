@@ -1,4 +1,4 @@
-"""Schedules: when each runs next, what became of its last time; run, enable, disable, add."""
+"""Schedules: the next time of each, the outcome of its last; run, enable, disable, add."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from django_mq.models.json_column import Unreadable
 from django_mq.queues.scheduling import restart_schedule
 from django_mq.queues.transactions import writing
 
-#: The fields of every schedule's page, and those of one that the user cannot edit.
+#: The fields of every schedule's page, and those of a page that the user cannot edit.
 SHOWN = ("condition_full", "last_full", "next_full", "source")
 FIXED = ("what_full", "timing", "queue", "catch_up", "overlap", "lifetime")
 
@@ -32,7 +32,7 @@ LOCKED = "Another session is changing this schedule. Try again in a moment."
 
 
 class ScheduleAdmin(ScheduleRowsAdmin):
-    """Schedules by name. Those of the code can be run, enabled and disabled; others edited, too."""
+    """Schedules by name. Those of the code can be run, enabled and disabled; others also edited."""
 
     actions = None
     change_form_template = "admin/django_mq/schedule.html"
@@ -93,12 +93,12 @@ class ScheduleAdmin(ScheduleRowsAdmin):
     def get_form(
         self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
     ) -> Any:
-        """Return a form that knows which queues the user may choose."""
+        """Return a form that knows the queues that the user may choose."""
         form = super().get_form(request, obj, change, **kwargs)
         return type(form.__name__, (form,), {"allowed_queues": self.get_queues(request)})
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Write what was edited, and nothing that a worker may have written meanwhile."""
+        """Write the edited columns, and none that a worker may have written meanwhile."""
         with writing(self.alias):
             self._write(obj, form, change)
 

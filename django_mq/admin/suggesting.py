@@ -20,12 +20,13 @@ from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.json_paths import most_seen, paths_in
 from django_mq.models import QueuedMessage
 
-#: The newest messages that are looked at, and the characters from which on a document is too large.
+#: The number of newest messages that are examined, and the characters from which a document is too
+#: large.
 NEWEST, LARGEST = 200, 8192
 
 
 class SuggestingAdmin(ReadOnlyAdmin):
-    """Adds the address that the search box asks once somebody goes to it."""
+    """Adds the address that the search box queries once it has the focus."""
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.paths_view)

@@ -29,7 +29,7 @@ class TableAdmin(ReadOnlyAdmin):
         return WindowChangeList
 
     def indexed_rows(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the rows that the user may see, as far as an index finds them; else all."""
+        """Return the rows that the user may see, if an index finds them; else all."""
         if self.queue_is_indexed:
             return self.get_queryset(request)
         rows: QuerySet[Any] = self.model._default_manager.using(self.alias)

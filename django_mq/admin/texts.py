@@ -16,12 +16,12 @@ from django_mq.policy.error_text import one_line
 from django_mq.queues import redacted
 from django_mq.states import MessageState
 
-#: Characters of a text that a page shows, and of a JSON text that it decodes.
+#: The maximum length of a text that a page shows, and of a JSON text that it decodes.
 LONGEST, LONGEST_JSON = 50_000, 4 * 1024 * 1024
-#: Bytes of an error in a list.
+#: The maximum number of bytes of an error in a list.
 EXCERPT = 120
 
-# Invisible characters and those that reverse the direction of text: escaping keeps them, and they
+# Invisible characters, and those that reverse the direction of text: escaping keeps them, and they
 # can make one text look like another.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
@@ -101,7 +101,7 @@ def span(duration: timedelta) -> str:
 
 
 def took(start: datetime | None, end: datetime) -> str:
-    """Return how long something took, empty if its start is not known."""
+    """Return a duration as text, empty if its start is not known."""
     if start is None:
         return ""
     duration = end - start
@@ -111,7 +111,7 @@ def took(start: datetime | None, end: datetime) -> str:
 
 
 def moment(at: datetime) -> str:
-    """Return a moment to the second, in the current time zone, as the commands write it."""
+    """Return a moment to the second, in the current time zone, in the format of the commands."""
     return f"{_local(at):%Y-%m-%d %H:%M:%S}"
 
 

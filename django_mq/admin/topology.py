@@ -1,4 +1,4 @@
-"""The page of types and handlers: who hears what."""
+"""The page of types and handlers: which handlers get which messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.texts import breakable
 from django_mq.models import QueuedMessage
 
-#: Types and handlers in the table; `mq_routes` lists all.
+#: The maximum numbers of types and handlers in the table; `mq_routes` lists all.
 MOST_TYPES, MOST_HANDLERS = 200, 40
 
 

@@ -1,4 +1,4 @@
-"""Lists of tables with millions of rows: each page looks at a bounded part, and says which.
+"""Lists of tables with millions of rows: each page looks at a bounded part, and names that part.
 
 A page shows at most `MOST` rows of a window, and links to the next one. Where no index serves a
 filter or a search, the window ends after `LOOK` rows, whether they match or not.
@@ -20,8 +20,8 @@ from django.http import HttpRequest
 from django_mq.admin.base import id_of
 from django_mq.admin.bounds import MOST, BoundedChangeList, Estimate
 
-#: Rows that a condition without an index is compared with. A hundred thousand messages take about
-#: 0.1 s, with payloads 0.3 s.
+#: The number of rows to which a condition without an index is applied. A hundred thousand messages
+#: take about 0.1 s, with payloads 0.3 s.
 LOOK = 100_000
 #: The parameter of the URL with the id that a window begins after.
 AFTER = "after"
@@ -29,11 +29,11 @@ AFTER = "after"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The rows that a list looks at, by primary key."""
+    """The rows that a list examines, by primary key."""
 
     #: The row before the window's first one; None for the beginning of the list.
     after: int | None = None
-    #: The last row that is looked at, matching or not; None for all rows.
+    #: The last row that is examined, matching or not; None for all rows.
     last: int | None = None
     #: A part of the table that holds every match.
     bounds: Q = field(default_factory=Q)
@@ -72,7 +72,7 @@ def window_of(request: HttpRequest) -> Window:
 
 
 class WindowChangeList(BoundedChangeList):
-    """A list that continues where a window of it ends."""
+    """A list that is shown window by window."""
 
     #: A TableAdmin.
     model_admin: Any
@@ -81,7 +81,7 @@ class WindowChangeList(BoundedChangeList):
     has_windows = True
 
     def get_filters(self, request: HttpRequest) -> Any:
-        """Return the filters; decide which rows are looked at, before any condition is applied."""
+        """Return the filters; decide which rows to examine, before any condition is applied."""
         # An action asks for the rows a second time.
         if AFTER in self.params:
             self.after = id_of(self.params.pop(AFTER))
@@ -122,14 +122,14 @@ class WindowChangeList(BoundedChangeList):
         self.depth = self._depth(request)
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
-        """Keep the window in links to its pages; other links begin at the beginning."""
+        """Keep the window in links to its pages; other links start at the beginning of the list."""
         if self.after is not None and PAGE_VAR in (new_params or {}):
             new_params = {AFTER: self.after, **new_params}
         return str(super().get_query_string(new_params, remove))
 
     @property
     def searched_text(self) -> str:
-        """How many rows were looked at."""
+        """The number of examined rows, as text."""
         return f"{self.searched:,}"
 
     @property
@@ -143,7 +143,7 @@ class WindowChangeList(BoundedChangeList):
         return "" if self.window.after is None else self.get_query_string()
 
     def _depth(self, request: HttpRequest) -> int:
-        """Return how many rows there are: of a whole large table, the planner's estimate."""
+        """Return the number of rows; for a whole large table, the planner's estimate."""
         count: int = self.result_count
         if count <= MOST or not self.is_whole or self.model_admin.get_queues(request) is not None:
             return count

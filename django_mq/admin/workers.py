@@ -21,13 +21,13 @@ from django_mq.admin.texts import badge, full, link, moment, span
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.states import MessageState
 
-#: Most running messages listed for one worker.
+#: The maximum number of running messages listed for one worker.
 LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A running message; `type` is empty if it has ended since."""
+    """A running message; `type` is empty if the message has ended since."""
 
     id: int
     type: str
@@ -59,7 +59,7 @@ class WorkerRow:
 
     @property
     def serves(self) -> str:
-        """The names of its queues, as far as they are readable."""
+        """The readable names of its queues."""
         names = ", ".join(self.queues)
         if "queues" in self.worker.unreadable:
             return f"{names} {'(the rest is unreadable)'}".strip()

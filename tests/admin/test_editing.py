@@ -47,7 +47,7 @@ def test_payload_due_time_and_priority_are_changed(boss):
         boss, row, payload='{"order": 8}', due=due.strftime("%Y-%m-%dT%H:%M:%S"), priority="9"
     )
     assert done["Location"] == url("queuedmessage", "change", row.pk)
-    assert told(done) == [f"Message {row.pk} is changed."]
+    assert told(done) == [f"Message {row.pk} has been changed."]
     stored(row)
     assert (row.payload, row.processable_after, row.priority) == ({"order": 8}, due, 9)
     entry = LogEntry.objects.get(object_id=str(row.pk))
@@ -58,7 +58,7 @@ def test_what_was_not_touched_stays_to_the_microsecond(boss):
     row = add(after=600, payload={"order": 7, "lines": ["a\nb"]})
     before = row.processable_after
     done = change(boss, row)
-    assert told(done) == [f"Message {row.pk} is as it was."]
+    assert told(done) == [f"Message {row.pk} is unchanged."]
     assert not LogEntry.objects.exists()
     change(boss, row, priority="3")
     assert (stored(row).processable_after, row.payload["lines"]) == (before, ["a\nb"])

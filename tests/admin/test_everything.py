@@ -149,7 +149,7 @@ def test_the_heads_of_all_that_wait_become_an_operation(boss, login, monkeypatch
     assert f'href="{address}"'.replace("&", "&amp;") in boss.get(f"{LIST}?{query}").content.decode()
     page = boss.get(address)
     assert "5 messages match" in text(page)
-    assert "on the first message of the line of each" in text(page)
+    assert "applies to the first message in the line of each" in text(page)
     assert page.context["back"] == f"{LIST}?{query}"
     boss.post(address, {"matched": 5})
     made = Operation.objects.get()

@@ -41,7 +41,7 @@ def test_a_message_is_broadcast_and_edited(visit, width):  # noqa: F811
     page.get_by_label("Payload").fill('{"order": 8}')
     page.get_by_label("Priority").fill("5")
     page.get_by_role("button", name="Save").click()
-    says(page, ".messagelist", "is changed.")
+    says(page, ".messagelist", "has been changed.")
     row = QueuedMessage.objects.get()
     assert (row.payload, row.priority, row.state) == ({"order": 8}, 5, "delayed")
 

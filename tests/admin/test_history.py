@@ -146,7 +146,7 @@ def test_what_was_not_kept_is_not_replayed(boss):
     keep(2)
     page = boss.post(url("handledmessage", "replay"), {"ids": "1,2,3"})
     assert "payload of 1 selected message was not kept" in text(page)
-    assert "1 selected message is not in the history" in text(page)
+    assert "1 selected message is no longer in the history" in text(page)
     (notice,) = told(replay(boss, [1, 2]))
     assert "without keeping its payload" in notice
     assert not QueuedMessage.objects.exists()

@@ -28,7 +28,7 @@ def test_it_shows_who_hears_what(viewer):
     add(type="shop.placed")
     assert PAGE in viewer.get(url("queuestate")).content.decode()
     page = text(viewer.get(PAGE))
-    assert "No handler registered here hears: nobody.hears" in page
+    assert "No handler registered here subscribes to: nobody.hears" in page
     assert "No worker is alive" in page
     assert "shop.placed 1 ● yes ● yes" in page
     beat()

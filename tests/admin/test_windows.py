@@ -57,7 +57,7 @@ def test_the_oldest_come_first_if_asked_for(boss, small):
 def test_a_condition_without_index_reads_so_many_rows_and_the_page_says_so(boss, small):
     wanted = add(type="rare")
     others = add_all({} for _ in range(22))
-    pages = walk(boss, LIST + "?type=rare", "Search the next ones")
+    pages = walk(boss, LIST + "?type=rare", "Search the next rows")
     assert [listed(page) for page in pages] == [[], [], [wanted.pk]]
     assert f"Only 10 rows were searched, down to #{others[12].pk}" in text(pages[0])
     assert "were searched" not in text(pages[-1])
@@ -75,7 +75,7 @@ def test_a_state_without_an_index_is_looked_for_in_as_many_rows(boss, small, sta
     }
     wanted = add(**signs[state])
     others = add_all({} for _ in range(22))
-    pages = walk(boss, LIST + f"?state={state}", "Search the next ones")
+    pages = walk(boss, LIST + f"?state={state}", "Search the next rows")
     assert [listed(page) for page in pages] == [[], [], [wanted.pk]]
     assert f"Only 10 rows were searched, down to #{others[12].pk}" in text(pages[0])
 

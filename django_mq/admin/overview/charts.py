@@ -202,7 +202,7 @@ def _bar_path(values: Values, below: Sequence[float], top: float) -> str:
     parts = []
     for n, value in enumerate(values):
         if value:
-            # A single failure among many messages is still to be seen.
+            # A single failure among many messages must stay visible.
             height = max(HEIGHT * value / top, 1.5)
             y = HEIGHT * (1 - below[n] / top)
             x, width = n * step + step * (1 - FILLED) / 2, step * FILLED
@@ -247,7 +247,7 @@ def times(figures: Figures) -> list[str]:
 
 
 def clock(at: datetime, figures: Figures) -> str:
-    """Return the start of a step, in the current time zone: the time, in a week with the day."""
+    """Return the start of a step, in the current time zone: the time, with the day in a week."""
     local = timezone.localtime(at)
     day = f"{date_format(local, 'D')} " if figures.span != "hour" else ""
     return f"{day}{local:%H:%M}"

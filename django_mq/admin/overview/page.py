@@ -44,15 +44,16 @@ from django_mq.store import read_figures
 from django_mq.store.estimates import estimates
 from django_mq.store.readers import prepare_to_read
 
-#: Most queues that are counted, queues and handlers that are listed, error classes, schedules.
+#: The maximum numbers of queues that are counted, and of queues, handlers, error classes and
+#: schedules that are listed.
 COUNTED, LISTED, HANDLERS, ERRORS, SCHEDULES = 200, 50, 25, 5, 5
-#: Newest failed attempts, and newest dead letters, that are counted.
+#: The number of newest failed attempts, and of newest dead letters, that are counted.
 NEWEST = 5000
 SPAN_NAMES = {"hour": "Hour", "day": "Day", "week": "Week"}
 
 
 class OverviewAdmin(QueueRowsAdmin):
-    """The overview; whoever may see the queues may see it."""
+    """The overview, for users who may see the queues."""
 
     def get_urls(self) -> list[Any]:
         """Return the address of the page: its model has no rows to show."""
@@ -65,7 +66,7 @@ class OverviewAdmin(QueueRowsAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Show the page or, with `?part=live`, what changes of it."""
+        """Show the page or, with `?part=live`, its changing part."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         request.current_app = self.admin_site.name
@@ -89,7 +90,7 @@ class OverviewAdmin(QueueRowsAdmin):
         return render_to_string("admin/django_mq/includes/overview.html", context, request)
 
     def _pages(self, request: HttpRequest) -> list[tuple[str, str]]:
-        """Return the pages that no model lists, where the user may see them."""
+        """Return the pages that no model lists, if the user may see them."""
         pages = (
             ("Errors in groups", FailedAttempt, "errors", "view_failedattempt"),
             ("Types and handlers", QueueState, "topology", "view_queuestate"),
@@ -102,7 +103,7 @@ class OverviewAdmin(QueueRowsAdmin):
         ]
 
     def live(self, request: HttpRequest) -> SafeString:
-        """Return what changes, as HTML."""
+        """Return the changing part of the page as HTML."""
         try:
             context = self._read(request)
         except OperationalError as error:
@@ -144,7 +145,7 @@ class OverviewAdmin(QueueRowsAdmin):
         }
 
     def _state_urls(self, request: HttpRequest) -> dict[str, str]:
-        """Return the list of messages in each state, where the user may see it."""
+        """Return the URL of the list of messages per state, if the user may see it."""
         if not self.may_see_messages(request):
             return {}
         return {name: self.url(QueuedMessage, "changelist", state=name) for name, label in COLUMNS}

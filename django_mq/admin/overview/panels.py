@@ -27,17 +27,17 @@ class StateTile:
 
 
 @dataclass(frozen=True, slots=True)
-class OverviewRow:
-    """A queue among the others: its row, and how fast it fills and empties."""
+class QueueLine:
+    """A queue in the list: its row, and how fast it fills and empties."""
 
     row: QueueRow
     rate: queues.Rate
-    #: How many messages it has by the server's statistics, None if they do not say.
+    #: The number of its messages by the server's statistics, None if they lack it.
     estimate: int | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is empty, nobody stopped it, and nothing went through it lately."""
+        """Whether it is empty, not paused, backing off or limited to 0, and had no recent flow."""
         counts, rate = self.row.counts, self.rate
         stopped = counts.paused or counts.backoff_level or counts.max_in_flight == 0
         return not (counts.depth or counts.dead or rate.incoming or rate.outgoing or stopped)
@@ -71,7 +71,7 @@ class OverviewRow:
 
     @property
     def empty_in(self) -> str:
-        """When it will be empty at these rates, as exact as the depth is."""
+        """When it will be empty at these rates, as exactly as the depth is known."""
         counts, (count, sign) = self.row.counts, self._depth
         if not count:
             return ""
@@ -151,8 +151,8 @@ STEP_LABELS = ("in", "acked", "retried", "dead")
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow:
-    """One step of the charts, as a row of the table that says the same."""
+class StepLine:
+    """One step of the charts, as a row of the equivalent table."""
 
     at: str
     counts: Sequence[str]
@@ -188,7 +188,7 @@ class WorkersPanel:
 
 
 def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> WorkersPanel:
-    """Return how many workers live, and the names of those that went without a word."""
+    """Return how many workers live, and the names of those that vanished."""
     workers = list(found)
     alive = [each for each in workers if each.alive]
     return WorkersPanel(
@@ -203,7 +203,7 @@ def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> WorkersPan
 
 
 def rough(count: int) -> int:
-    """Return an estimate with the digits that it deserves.
+    """Return an estimate rounded to its significant digits.
 
     >>> rough(1_234_567), rough(98_765), rough(7), rough(-3)
     (1200000, 99000, 7, 0)
@@ -217,7 +217,7 @@ def _percentiles(found: Latency | None) -> list[str]:
 
 
 def per(rate: float) -> str:
-    """Return messages per second as text: per minute or hour where they are few.
+    """Return messages per second as text, or per minute or hour if they are few.
 
     >>> per(1234.5), per(12.34), per(0.5), per(0.001), per(0.0)
     ('1,234/s', '12.3/s', '30/min', '3.6/h', '')
