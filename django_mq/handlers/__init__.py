@@ -109,18 +109,18 @@ def handler(
     - `where`: JSON values that the metadata must have, `match="all"` of them or `"any"`.
     - `name`: stored in rows; default `module.qualname`. `aliases`: the handler's former names.
     - `schema_version`: the newest version that the handler understands; newer messages are held. A
-      message class as annotation brings its own, and the handler gets an instance.
+      message class as annotation has its own version, and the handler gets an instance.
     - `retry`: default the queue's. `timeout`: seconds or a timedelta; default the TIMEOUT setting.
     - `batch`: the function gets a list of deliveries. In an atomic handler they succeed or fail
       together. Otherwise each is acked when the function returns, unless it called
       `delivery.fail(error)`, `.retry()`, `.snooze(after)` or `.reject(reason)`; an exception, a
       timeout or a crash fails those without an answer. Later attempts come in lists of one.
-    - `max_batch`: the most deliveries in a list; default the worker's batch size. `linger`: seconds
-      or a timedelta that a list which is not full waits for more, at most a quarter of the lease;
-      not for atomic handlers.
+    - `max_batch`: the maximum number of deliveries in a list; default the worker's batch size.
+      `linger`: how long a list that is not full waits for more deliveries, in seconds or as a
+      timedelta, at most a quarter of the lease; not for atomic handlers.
     - `history`: seconds or a timedelta for which its handled messages are kept, 0 for none;
       `history_payload`: with payload and metadata. Default: as the queue says.
-    - `cron` or `every`, `tz`: also broadcast the first plain type of `patterns` by the clock, to
+    - `cron` or `every`, `tz`: also broadcast the first plain type of `patterns` on a schedule, to
       all its subscribers: short for `periodic()` with the handler's name.
 
     Raises InvalidHandler if the decorated object, or an option, cannot make a handler.

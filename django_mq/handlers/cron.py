@@ -40,7 +40,7 @@ def times_of(cron: str, every: timedelta | None, tz: str, *, start: datetime) ->
 
 
 def zone_of(tz: str) -> tzinfo:
-    """Return the time zone of this name; raises InvalidOption."""
+    """Return the time zone of this name; raises InvalidOption if it is unknown."""
     if tz == "UTC":
         return UTC
     try:
@@ -53,10 +53,10 @@ def zone_of(tz: str) -> tzinfo:
 
 
 class Cron:
-    """The times of a cron expression in a time zone, as Debian's cron has them.
+    """The times of a cron expression in a time zone, computed as by Debian's cron.
 
     A fixed hour and minute runs once in a repeated hour, and after a skipped one; wildcards run in
-    both. Raises InvalidOption for a bad expression, and for one without a time in 50 years.
+    both repetitions. Raises InvalidOption for a bad expression, or one without a time in 50 years.
     """
 
     def __init__(self, expression: str, zone: tzinfo) -> None:

@@ -126,7 +126,7 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
 
 
 def check_history(history: float | timedelta | None, payload: object) -> float | None:
-    """Return `history` in seconds; raises InvalidHandler if nothing can be kept for so long."""
+    """Return `history` in seconds; raises InvalidHandler if it is not a possible retention."""
     seconds = None if history is None else as_seconds(history)
     if history is not None and (seconds is None or seconds > LONGEST_HISTORY):
         raise InvalidHandler(

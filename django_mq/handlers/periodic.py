@@ -1,4 +1,4 @@
-"""`periodic()` declares a schedule: a message that workers broadcast by the clock."""
+"""`periodic()` declares a schedule: a message that workers broadcast at given times."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def periodic(
     expires: Seconds | None = None,
     enabled: bool = True,
 ) -> None:
-    """Declare a schedule: workers broadcast `type` by the clock. Call it in `handlers.py`.
+    """Declare a schedule on which workers broadcast `type`. Call it in `handlers.py`.
 
         periodic("daily-report", "shop.reports.daily", cron="0 6 * * mon-fri", tz="Europe/Berlin")
 
@@ -47,11 +47,11 @@ def periodic(
     moves the schedule to its next time, at most POLL_INTERVAL + 1 s late while a worker lives.
 
     - `payload`, `metadata`, `queue`, `expires`: as in `broadcast()`; `expires` is a duration.
-    - `catch_up`: of the times that no worker was there for, broadcast the latest (`"once"`), the
-      newest 1,000 (`"all"`), or none that is more than a minute late (`"none"`).
+    - `catch_up`: of the times that were missed because no worker ran, broadcast the latest
+      (`"once"`), the newest 1,000 (`"all"`), or none that is more than a minute late (`"none"`).
     - `overlap="skip"`: a handler gets no message while the schedule's last one for it still waits
       or runs.
-    - `enabled`: until an operator enables or disables the schedule; their decision wins.
+    - `enabled`: applies until an operator enables or disables the schedule; their decision wins.
 
     Raises InvalidName and InvalidOption. `manage.py check` reports bad expressions, unknown time
     zones and names that are declared twice (django_mq.E010).

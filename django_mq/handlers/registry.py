@@ -1,4 +1,4 @@
-"""The process-wide registry of handlers and schedules, and the settings' values they leave out.
+"""The process-wide registry of handlers and schedules, and the settings that complete handlers.
 
 A row names a registered handler, never code.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Match = Literal["all", "any"]
 #: In the metadata of a replay: the id of the message that it repeats. It may go to any handler.
 REPLAY = "mq.replay_of"
-#: How many patterns a text names.
+#: How many patterns an error text names.
 NAMED = 5
 
 
@@ -32,12 +32,12 @@ NAMED = 5
 class Handler:
     """One subscription. If `queue`, `retry` or `timeout` (seconds) is None, the settings apply.
 
-    `call` is `function`, or what converts its argument as the annotation says. Without patterns it
-    gets only the messages whose rows name it. `any_queue`: its messages may be in every queue.
-    The list of a batch handler has at most `max_batch` messages; while it is not full, it waits
-    `linger` seconds for more. What it handled is kept `history` seconds (0: not at all), with its
-    content if `history_payload`; None: as the queue says. `of_row` returns the handler of one row,
-    where rows carry options of their own.
+    `call` is `function`, or a wrapper that converts its argument as the annotation says. Without
+    patterns it gets only the messages whose rows name it. `any_queue`: its messages may be in every
+    queue. The list of a batch handler has at most `max_batch` messages; while it is not full, it
+    waits `linger` seconds for more. Handled messages are kept `history` seconds (0: not at all),
+    with their content if `history_payload`; None: as the queue says. `of_row` returns the handler
+    of one row, if rows carry options of their own.
     """
 
     function: Callable[..., Any]
@@ -64,7 +64,7 @@ class Handler:
 
 
 class AnyQueue(tuple[str, ...]):
-    """The queues of a handler that takes messages from all; iterating gives those it names."""
+    """The queues of a handler that takes messages from any queue; iterating yields named ones."""
 
     __slots__ = ()
 
@@ -171,7 +171,7 @@ def unsubscribed(handler: Handler, type: str) -> str:
 
 
 def add_schedule(new: Declaration) -> None:
-    """Add a declared schedule; a second one of its name is for the system checks to report."""
+    """Add a declared schedule; the system checks report a second one of the same name."""
     _registry.schedules.append(new)
 
 
@@ -182,7 +182,7 @@ def all_schedules() -> tuple[Declaration, ...]:
 
 @contextmanager
 def isolated(handlers: Iterable[Handler] = ()) -> Iterator[Registry]:
-    """For tests: in the block only `handlers`, and what is registered in the block, exist.
+    """For tests: in the block only `handlers` exist, and handlers registered in the block.
 
     `isolated(all_handlers())` starts with the current handlers. The registry is restored at the
     end. Not thread-safe: a process has one registry.

@@ -1,4 +1,4 @@
-"""Give a handler what the annotation of its argument says: deliveries, or message classes."""
+"""Call a handler with the argument that its annotation names: deliveries, or message classes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PLAIN = re.compile(r"(list\[)?([\w.]+\.)?(Delivery|Any|object)(\[Any\])?\]?")
 
 
 class Unresolved(Exception):
-    """The annotation of a handler's argument says something that no handler can get."""
+    """The annotation of a handler's argument names something that no handler can get."""
 
 
 class Takes(NamedTuple):
-    """How the argument of a handler is made.
+    """How the argument of a handler is built.
 
     `classes`: its message classes by type; without any, it takes deliveries as they are.
     `wrapped`: it takes a `Delivery[...]`, whose payload is the instance.
@@ -42,7 +42,7 @@ class Takes(NamedTuple):
 class TypedCall:
     """Calls a handler with instances of the message classes that its annotation names.
 
-    With `singly`, a delivery whose content is wrong fails alone, and leaves the list.
+    With `singly`, a delivery with wrong content fails alone, and is removed from the list.
     """
 
     def __init__(self, function: Callable[..., Any], *, batch: bool, singly: bool = False) -> None:
@@ -60,7 +60,7 @@ class TypedCall:
             return self._function(converted) if self._is_called(argument) else None
 
     def _is_called(self, argument: Any) -> bool:
-        """Say whether there is anything to call the handler with, once wrong content has left."""
+        """Return whether any message is left to call the handler with, without wrong content."""
         return not self._singly or bool(argument)
 
     @contextmanager
@@ -94,7 +94,7 @@ class AsyncTypedCall(TypedCall):
 def typed(
     function: Callable[..., Any], *, batch: bool, is_async: bool, atomic: bool
 ) -> Callable[..., Any]:
-    """Return `function`, or what calls it with instances if its annotation may name a class."""
+    """Return `function`, or a wrapper that passes instances if its annotation may name a class."""
     annotation = _annotation(function)
     if annotation in (None, Any, object, Delivery) or (
         isinstance(annotation, str) and _PLAIN.fullmatch(annotation)
@@ -165,7 +165,7 @@ def _instance(delivery: Delivery[Any], classes: dict[str, MessageClass]) -> Any:
 
 
 def _accepted(deliveries: list[Delivery[Any]], classes: dict[str, MessageClass]) -> list[Any]:
-    """Return the instances of the deliveries with right content; fail and remove the others."""
+    """Return the instances of the deliveries with valid content; fail and remove the others."""
     instances = []
     for delivery in list(deliveries):
         try:

@@ -51,9 +51,9 @@ def broadcast(
     - `after`, `expires`: no attempt starts before `after`, or at `expires` or later. Give seconds,
       a timedelta or an aware datetime. Seconds count from now, by the database's clock.
     - `priority`: -100..100, higher first.
-    - `key`: the order key: 1 to 128 characters, none of them a control character. Per queue and
-      handler, messages with the same key run one at a time, in order.
-    - `unique_id`: a text like a key. While a message with this id waits or runs, no second one is
+    - `key`: the order key: 1 to 128 characters without control characters. Per queue and handler,
+      messages with the same key run one at a time, in order.
+    - `unique_id`: text, as for a key. While a message with this id waits or runs, no second one is
       stored for the same queue, handler and type. `on_duplicate` says what happens instead: "skip"
       (nothing; the default), "raise" (DuplicateMessage), "update" (the waiting message gets this
       content and these options), "debounce" (it gets this due time), "replace" (it gets both),
@@ -111,8 +111,8 @@ def broadcast_many(
 async def abroadcast(*args: Any, using: str | None = None, **options: Any) -> Receipt:
     """Store a message in a transaction of its own; the options are those of `broadcast()`.
 
-    Django has no async `atomic()`: the message is committed when this returns, whatever becomes
-    of your other writes. To commit both together, write a plain function and call it with
+    Django has no async `atomic()`: the message is committed when this returns, regardless of your
+    other writes. To commit both together, write a plain function and call it with
     `await sync_to_async(place_order)()`.
 
     Raises RuntimeError if the thread that writes has an `atomic()` block open, and the errors of

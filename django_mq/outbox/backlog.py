@@ -14,7 +14,7 @@ from django_mq.exceptions import BroadcastBusy
 from django_mq.store.backlog import count_waiting
 from django_mq.store.rows import NewRow
 
-#: Seconds that a count is cached: of a queue with room, of a full queue.
+#: Seconds for which a count is cached: that of a queue with room, and that of a full queue.
 FRESH, FULL = 1.0, 0.05
 
 
@@ -63,6 +63,6 @@ def _admit(connection: BaseDatabaseWrapper, queue: str, limit: int, more: int) -
 
 
 def _test_of(connection: BaseDatabaseWrapper) -> object:
-    """Return the block of the current TestCase, or None: the next test has other rows."""
+    """Return the block of the current TestCase, or None; the next test has other rows."""
     blocks: list[Any] = connection.atomic_blocks
     return next((block for block in reversed(blocks) if block._from_testcase), None)

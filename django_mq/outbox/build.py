@@ -76,7 +76,7 @@ class RowBuilder:
         self._origin = joined(reserved, origin_metadata(settings.max_hops))
         self._wants_result = wants_result
         self._recipient = recipient
-        # Rows that depend on this call stay out of the cache that calls share.
+        # Rows that depend on this call stay out of the cache that all calls share.
         private = wants_result or recipient is not None or self._origin != "{}"
         self._cached_kinds = {} if private else cache.kinds
         self.queues = CallQueues(settings)
@@ -100,7 +100,7 @@ class RowBuilder:
     def _build(self, message: Message, route: Route | None) -> list[NewRow]:
         rows = self._checked_rows(message)
         # Most messages of a bulk call differ only in their payload: the rest is checked and routed
-        # once. A queue with a limit, or in commit order, must be met anew by each call.
+        # once. Each call must note a queue with a limit, or in commit order, again.
         if route is not None and not (self.queues.limits or self.queues.in_commit_order):
             if len(self._cached_kinds) >= MAX_CACHED_ROUTES:
                 self._cached_kinds.clear()
@@ -148,7 +148,7 @@ class RowBuilder:
                 f"the type {type} cannot be broadcast: types that begin with {TASKS} are those of"
                 " Django tasks, so call the task's enqueue()"
             )
-        # `where` matches the metadata that a worker will read, not the objects it was made from.
+        # `where` matches the metadata that a worker will read, not the objects it was encoded from.
         found = self._table.match(type, {} if metadata == "{}" else json.loads(metadata))
         if self._wants_result and len(found) > 1:
             raise RoutingError(

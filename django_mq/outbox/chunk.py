@@ -21,7 +21,7 @@ T = TypeVar("T")
 observers: list[Callable[[BaseDatabaseWrapper, Sequence[NewRow], str | None], None]] = []
 
 #: A chunk is full once it has this many rows, or this many characters of JSON. Each COPY has a
-#: fixed cost: 7.3 us a row with chunks of 2,000 rows, 6.4 with 10,000.
+#: fixed cost: a row takes 7.3 us with chunks of 2,000 rows, 6.4 with 10,000.
 CHUNK_ROWS = 10_000
 CHUNK_SIZE = 4 * 1024 * 1024
 #: The limit for a chunk with unique ids, each of which is looked up and locked.
@@ -74,7 +74,7 @@ class Chunk:
         return builder.receipts
 
     def _dedupe(self, writer: RowWriter) -> list[Receipt]:
-        """Store rows with unique ids; observers are not told of duplicates."""
+        """Store rows with unique ids; observers are not called for duplicates."""
         candidates = [self._unique.get(n) or Candidate(row) for n, row in enumerate(self.rows)]
         copies = writer.dedupe(candidates)
         receipts = []

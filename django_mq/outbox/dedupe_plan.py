@@ -89,7 +89,7 @@ class DedupeCall:
         return Writes(sorted(adding, key=itemgetter(0)), replacing, moving, aside, plans, seen)
 
     def copies(self, writes: Writes, ids: Mapping[int, int]) -> list[CopyReceipt]:
-        """Return what became of each candidate; `ids` has the id of each inserted row by index."""
+        """Return the outcome of each candidate; `ids` has the id of each inserted row by index."""
         receipts: dict[int, CopyReceipt] = {}
         for id, found in writes.plans.items():
             seen = writes.seen[id]

@@ -24,7 +24,7 @@ from django_mq.store.unique_ids import Seen, Unique, UniqueId
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds that a broadcast waits in all for transactions that hold its unique ids.
+#: Seconds, in total, that a broadcast waits for transactions that hold its unique ids.
 PATIENCE = 3.0
 #: Milliseconds that one statement waits, less than the server's deadlock_timeout. Then all locks
 #: are released and the attempt is repeated, so broadcasts that wait for each other do not deadlock.
@@ -39,7 +39,7 @@ LOCK_NOT_AVAILABLE, DEADLOCK = "55P03", "40P01"
 
 
 class Stored(NamedTuple):
-    """What became of each candidate, the rows that are due soon, and the rows that left a key."""
+    """The outcome of each candidate, the rows that are due soon, and the rows that left a key."""
 
     copies: list[CopyReceipt]
     rows: list[NewRow]
@@ -82,9 +82,9 @@ def store(
 def _attempt(
     connection: BaseDatabaseWrapper, call: DedupeCall, admit: Callable[[list[NewRow]], None]
 ) -> Stored:
-    """Look, decide and write. Raises _Changed when another session was first.
+    """Look, decide and write. Raises _Changed if another session was first.
 
-    That rolls back to the savepoint: no id stays locked while the next attempt waits for another.
+    Then it rolls back to the savepoint: no id stays locked while the next attempt waits for one.
     """
     with connection.cursor() as cursor:
         seen = _look(cursor, call)
@@ -197,7 +197,8 @@ def _bring_forward_after_commit(alias: str, ids: list[UniqueId]) -> None:
                 free_unique_ids.come_forward(cursor, ids)
         except Exception:
             logger.debug(
-                "could not bring forward what was put aside; the chores will", exc_info=True
+                "could not bring forward messages that were put aside; the chores will do so",
+                exc_info=True,
             )
 
     transaction.on_commit(bring_forward, using=alias, robust=True)

@@ -31,7 +31,7 @@ def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
     No error reaches the caller: a lost ring costs at most a poll interval.
     """
     if not connection.in_atomic_block and not connection.get_autocommit():
-        return  # the caller commits by hand, where Django runs no hooks: the poll finds the rows
+        return  # the caller commits by hand, so Django runs no hooks: the poll finds the rows
     ring = _ringer(connection.alias)
     # Once per transaction: a rollback that drops the hook also drops these messages. Comparing only
     # the last hook keeps this cheap in a transaction with thousands of hooks.

@@ -50,7 +50,7 @@ def moments(
 def _moment(
     value: When, what: str, now: datetime, max_delay: float
 ) -> tuple[datetime | None, float | None, datetime]:
-    """Return (moment, None) or (None, seconds), as `value` was given, and the moment it means."""
+    """Return (moment, None) or (None, seconds), as `value` is given, and the moment it means."""
     try:
         found = moment(value)
         if isinstance(found, datetime):

@@ -10,8 +10,8 @@ from django_mq.exceptions import TooManyHops, UnreadablePayload
 from django_mq.messages import Delivery, current_delivery
 from django_mq.policy.routing import MAX_NAME
 
-#: Each returns further metadata for what is broadcast now, such as the context of a trace. Called
-#: once for each call of `broadcast()` or `broadcast_many()`.
+#: Each returns further metadata for a broadcast, such as the context of a trace. It is called once
+#: per call of `broadcast()` or `broadcast_many()`.
 carriers: list[Callable[[], Mapping[str, str]]] = []
 
 
@@ -34,7 +34,7 @@ def origin_metadata(max_hops: int) -> str:
 
 
 def _chain(delivery: Delivery, max_hops: int) -> dict[str, Any]:
-    """Return the `mq.` metadata of what the handler of `delivery` broadcasts."""
+    """Return the `mq.` metadata of messages that the handler of `delivery` broadcasts."""
     found: Any
     try:
         found = delivery.metadata

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Replays:
     """Write copies of handled messages; `to` names the handler that gets them all.
 
-    A copy keeps its queue where its handler allows that queue, and goes to the handler's own queue
-    otherwise. Raises RoutingError if no such handler is known here.
+    A copy keeps its queue if its handler allows that queue, and otherwise goes to the handler's own
+    queue. Raises RoutingError if no such handler is known here.
     """
 
     def __init__(self, settings: Settings, *, to: str | None) -> None:

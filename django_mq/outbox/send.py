@@ -1,4 +1,4 @@
-"""Send messages to the database: which one, in whose transaction."""
+"""Send messages: choose the database and the transaction."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def send(
     wants_result: bool = False,
     reserved: Mapping[str, str] | None = None,
 ) -> Receipt:
-    """Store one message in the caller's transaction: what `broadcast()` does with its options.
+    """Store one message in the caller's transaction, as `broadcast()` does with its options.
 
     `reserved` is `mq.` metadata that the package itself adds.
     """
@@ -70,10 +70,10 @@ def send_durably(
 def send_to(
     recipient: Handler, message: Message, *, using: str | None = None, options: str = "{}"
 ) -> Receipt:
-    """Store one message for one handler, which keeps its result; no pattern is matched.
+    """Store one message for one handler and keep its result; no pattern is matched.
 
-    In the open transaction, if there is one, else in one of its own. `options` is JSON text that
-    `recipient` reads from the metadata.
+    Writes in the open transaction, if there is one, else in one of its own. `options` is JSON text
+    that `recipient` reads from the metadata.
     """
     connection = queue_connection(using)
     builder = RowBuilder(get_settings(), wants_result=True, recipient=recipient, reserved=options)

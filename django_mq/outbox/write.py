@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class CallQueues:
-    """The queues of one call's rows that have a `max_backlog`, or that are in commit order."""
+    """The queues of one call's rows that have a `max_backlog` or are in commit order."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        #: By name, their `max_backlog`.
+        #: Their `max_backlog`, by name.
         self.limits: dict[str, int] = {}
         #: By name, those with `key_order="commit"`: whether the queue is ordered, so that all its
         #: rows share one line.
@@ -44,7 +44,7 @@ class CallQueues:
 
 
 class RowWriter:
-    """Write the rows of one call, by the options of the `queues` that they go to."""
+    """Write the rows of one call, observing the options of their `queues`."""
 
     def __init__(
         self, connection: BaseDatabaseWrapper, queues: CallQueues, *, has_savepoint: bool = False
@@ -64,8 +64,8 @@ class RowWriter:
         """
         if not rows:
             return
-        # A single statement is all or none by itself, and needs no savepoint: the rows were
-        # checked, so it refuses nothing.
+        # A single statement is atomic and needs no savepoint: the rows were checked, so the server
+        # does not refuse them.
         single = len(rows) <= FEW and not self._needs_block()
         block = transaction.atomic(using=self.connection.alias)
         with nullcontext() if single or self._has_savepoint else block:
@@ -79,7 +79,7 @@ class RowWriter:
             self._ring(rows)
 
     def dedupe(self, candidates: Sequence[Candidate]) -> list[CopyReceipt]:
-        """Store rows, some with unique ids, all or none; return what became of each."""
+        """Store rows, some with unique ids, all or none; return the outcome of each."""
         block = transaction.atomic(using=self.connection.alias)
         with block if self._needs_block() else nullcontext():
             if self._in_commit_order:

@@ -57,7 +57,7 @@ def cancel(
 ) -> Changed:
     """Remove those of `ids` that wait: due, delayed, retrying, held or blocked.
 
-    Or select them by the `fingerprint` of their last failed attempt, see `errors()`.
+    Alternatively select them by the `fingerprint` of their last failed attempt, see `errors()`.
     """
     alias = alias_of(using)
     wanted = _named(alias, ids, fingerprint)
@@ -104,8 +104,8 @@ def requeue(
     Select them by `ids`, or by `queue`, `type`, `handler`, order `key` and the `fingerprint` of
     their last failed attempt (None: any), at most `limit`, longest dead first. `max_attempts` is
     raised and attempt numbers continue. An expiry in the past is removed. A message is skipped if
-    its unique id is taken by now, or quiet after a success; of several with the same unique id the
-    last is requeued. `dry_run` changes nothing and returns the messages that would be tried.
+    its unique id has since been taken, or is quiet after a success; of several with the same unique
+    id, the last is requeued. `dry_run` changes nothing and returns the messages that it would try.
     """
     whole(attempts, "attempts", most=MOST_ATTEMPTS)
     alias = alias_of(using)
@@ -146,7 +146,7 @@ def purge(
     `older_than` (seconds or timedelta) ago are removed, at most `limit`. `waiting` also removes
     messages that are due, delayed, retrying, held or blocked (their age counts from the broadcast),
     but never those in flight. Messages behind a removed one proceed. `dry_run` changes nothing and
-    returns the messages that would be tried.
+    returns the messages that it would try.
     """
     alias = alias_of(using)
     wanted = _selected(
@@ -169,7 +169,7 @@ def purge(
 
 
 def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Changed:
-    """Apply `change` to `ids` in chunks and log it, so that no action is without a trace."""
+    """Apply `change` to `ids` in chunks and log it, so that every action leaves a trace."""
     changed: list[int] = []
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
@@ -179,7 +179,7 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
         except OperationalError as error:
             if getattr(error.__cause__, "sqlstate", None) != LOCK_NOT_AVAILABLE:
                 raise
-            break  # wait for a lock once at most: the rest counts as skipped
+            break  # wait for a lock at most once: the rest counts as skipped
         changed += [id for id in chunk if id in done]
     result = Changed(tuple(changed), len(ids) - len(changed))
     log_changed(event, result)

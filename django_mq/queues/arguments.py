@@ -22,7 +22,7 @@ def check_names(**names: str | None) -> None:
 
 
 def queue_names(queue: str | Collection[str] | None) -> list[str] | None:
-    """Return the names that `queue` gives: one, several, or None for all; raises InvalidName."""
+    """Return `queue` as a list of names, or None for all queues; raises InvalidName."""
     if queue is None:
         return None
     given = [queue] if isinstance(queue, str) else list(queue)

@@ -12,7 +12,7 @@ from django_mq.queues.arguments import LARGEST, whole
 from django_mq.queues.transactions import reading
 from django_mq.store import causes as store
 
-#: Stored messages that a search passes over, and messages of a chain that it returns.
+#: The maximum of stored messages that a search examines, and of messages that it returns.
 WINDOW, MOST = 10_000, 200
 
 
@@ -21,7 +21,7 @@ class ChainLink:
     """A message of a chain, `depth` broadcasts below its top.
 
     `state` is a MessageState, `handled`, or `gone` for a message that left no trace but its id. A
-    message that is gone stands below the first of the chain; its type is empty, unless a failed
+    message that is gone is placed below the first of the chain; its type is empty, unless a failed
     attempt names it. `ended_at` is set for handled messages.
     """
 
@@ -38,8 +38,8 @@ class ChainLink:
 class Chain:
     """The messages of a chain as a tree, each after its cause.
 
-    `complete` is False if stored messages remain that were not looked at, or if there are more
-    than `MOST` messages.
+    `complete` is False if some stored messages were not examined, or if there are more than `MOST`
+    messages.
     """
 
     correlation_id: str
@@ -50,8 +50,8 @@ class Chain:
 def chain(id: int, *, using: str | None = None) -> Chain:
     """Return the messages that a chain of broadcasts by handlers connects with message `id`.
 
-    Stored and handled messages are found; a handled one only where its queue keeps a history. Of
-    the stored messages, the 10,000 that follow the first of the chain are looked at.
+    Stored and handled messages are found; a handled one only if its queue keeps a history. Of the
+    stored messages, the 10,000 that follow the first of the chain are examined.
     """
     whole(id, "id")
     alias = alias_of(using)
@@ -87,7 +87,7 @@ def chain(id: int, *, using: str | None = None) -> Chain:
 
 
 def _causes(found: dict[int, store.ChainRow], first: int) -> dict[int, int | None]:
-    """Return the cause of each message; one that is gone is put below the first of the chain."""
+    """Return the cause of each message; one that is gone is placed below the first of the chain."""
     known = {each.id: each.cause for each in found.values()}
     if first in known:
         gone = {cause for cause in known.values() if cause is not None and cause not in known}

@@ -1,7 +1,7 @@
 """Pause, resume and limit a queue, or end its backoff.
 
 With `dry_run` nothing changes; the call returns or raises what the real one would. Each function
-raises OperationalError when another session keeps the queue's row locked for a second.
+raises OperationalError if another session keeps the queue's row locked for a second.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def pause(
     """Stop workers from claiming from `queue`; return when the pause ends, None if it does not.
 
     `until` is seconds from now, a timedelta, an aware datetime, or None for no end. Messages that
-    already run are not affected. Workers are woken: a new end may be sooner than the one they sleep
-    for. Raises ValueError for a time in the past or too far ahead.
+    already run are not affected. Workers are woken, since the new end may be earlier than the one
+    they know. Raises ValueError for a time in the past or too far ahead.
     """
     check_name(queue, "queue")
     when = None if until is None else moment(until)

@@ -33,9 +33,9 @@ def edit(
     """Change a message that waits: due, delayed, retrying, held or blocked.
 
     `payload` replaces all of it, and must fit the message class of its type, if there is one.
-    `due` is an aware datetime. None leaves due time or priority as it is. `digest`, the MD5 of the
-    payload as the server writes it, refuses the change if the payload is another one by now. The
-    order within a key and in an ordered queue stays.
+    `due` is an aware datetime. None leaves due time or priority as it is. `digest` is the MD5 of
+    the payload as the server writes it: the change is refused if the payload has changed since. The
+    order within a key and in an ordered queue stays the same.
 
     Raises NotWaiting, InvalidPayload or InvalidOption; OperationalError if another session has
     locked the message for more than a second.

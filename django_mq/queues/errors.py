@@ -21,11 +21,11 @@ from django_mq.store.schedules import now
 class ErrorGroup:
     """The failed attempts with one fingerprint: class, handler and place are the same.
 
-    `place` is module and function, empty if no traceback told it. `attempt_id` and `message_id` are
-    those of the newest attempt. `dead` and `waiting` count the messages whose last failure it was
-    and that are still stored, among those of the newest 1,000 attempts in each queue; with many
-    groups, of the newest 10,000, shared evenly. `is_exact` is false if there is more to count than
-    that, or than 100,000 attempts in a queue.
+    `place` is module and function, empty if no traceback shows it. `attempt_id` and `message_id`
+    are those of the newest attempt. `dead` and `waiting` count stored messages whose last failure
+    has this fingerprint, among those of the newest 1,000 attempts per queue; with many groups, of
+    the newest 10,000, shared evenly. `is_exact` is false if there is more to count than that, or
+    more than 100,000 attempts in a queue.
     """
 
     fingerprint: str
@@ -54,9 +54,9 @@ def errors(
 ) -> list[ErrorGroup]:
     """Return the groups of failed attempts, the one that failed last first.
 
-    `since` is an aware datetime, or how long ago (seconds or timedelta); None: all that is kept,
-    see ATTEMPT_RETENTION. `queue` is a name, or several. At most `limit` groups are returned,
-    without the first `offset`.
+    `since` is an aware datetime, or how long ago (seconds or timedelta); None: all stored attempts,
+    see ATTEMPT_RETENTION. `queue` is a name, or several. At most `limit` groups are returned, after
+    the first `offset`.
     """
     names = queue_names(queue)
     if fingerprint is not None:

@@ -15,15 +15,15 @@ from django_mq.store import Cursor
 from django_mq.store import read_figures as store
 from django_mq.store.readers import prepare_to_read
 
-#: Seconds, at most, over which rates are computed.
+#: The longest span, in seconds, over which rates are computed.
 WINDOW = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What handlers did in a span: per step, the latest last, and per queue and handler.
+    """The figures of handlers in a span: per step, the latest last, and per queue and handler.
 
-    Both names are empty for messages without a handler, or with one that their worker did not know.
+    Both names are empty for messages without a handler, or with one unknown to their worker.
     """
 
     span: str
@@ -40,7 +40,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """How many messages per second entered and left a queue, over about the last five minutes.
+    """The messages per second that entered and left a queue, over about the last five minutes.
 
     A message leaves when it is acked or dies. `at_least`: more than 5,000 messages are new, so
     `incoming` may be higher.
@@ -64,7 +64,7 @@ class Rate:
         return timedelta(seconds=depth / shrinks)
 
 
-#: Seconds; rates say nothing about what comes after a year.
+#: Seconds; rates do not predict anything beyond a year.
 _LONGEST = 366 * 86400
 
 
@@ -77,7 +77,7 @@ def figures(
     """Return the figures of the last hour (by minute), day (by hour) or week (by three hours).
 
     `queue` is a name, or several; None means all. Workers write their figures every 10 seconds. The
-    cost grows with the rows: for an hour, one per minute, worker and pair of queue and handler.
+    cost grows with the number of rows: for an hour, one per minute, worker, queue and handler.
     """
     if span not in SPANS:
         raise ValueError(f"span must be hour, day or week, not {span!r}")

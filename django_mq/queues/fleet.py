@@ -1,4 +1,4 @@
-"""The worker processes, their numbers, and the snapshots that keep vacuum from its work."""
+"""The worker processes, their timings, and the snapshots that hold back vacuum."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def _readable(value: object, is_good: Callable[[object], bool]) -> tuple[Any, ..
 def timings(*, worker: str | None = None, using: str | None = None) -> dict[str, HandlerTimings]:
     """Return counts and durations by handler name, over all live workers or for one `worker`.
 
-    The numbers cover the time since each worker started, as of its last heartbeat, so they are
-    up to 10 s old; a worker that ends takes its numbers along. The empty name stands for messages
-    without a handler, or with one that their worker did not know.
+    The numbers cover the time since each worker started, as of its last heartbeat, so they are up
+    to 10 s old; those of a worker that has ended no longer count. The empty name stands for
+    messages without a handler, or with one unknown to their worker.
     """
     if worker is not None and not (isinstance(worker, str) and worker and worker.isprintable()):
         raise ValueError(f"worker must be the id of a worker, as workers() has it, not {worker!r}")

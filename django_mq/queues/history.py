@@ -21,7 +21,7 @@ from django_mq.store import schedules
 
 #: Messages that one statement reads or writes.
 CHUNK = 1000
-#: Columns that are private: not everybody may see payloads.
+#: Private columns: not every user may see payloads.
 CONTENT = ("payload", "metadata")
 
 #: A moment: aware, or seconds or a timedelta ago.
@@ -40,15 +40,15 @@ def history(
     limit: int = 100,
     using: str | None = None,
 ) -> list[HandledMessage]:
-    """Return handled messages that match all that is given, the last to end first.
+    """Return handled messages that match all given filters, the last to end first.
 
-    Only queues and handlers with the option `history` keep any. `since` and `until` limit when the
-    handler ended: aware datetimes, or seconds or a timedelta ago; `until` itself is left out.
-    `correlation_id` finds a whole chain, with the message that began it. Payload and metadata,
-    where they were kept, are read on first access.
+    Only queues and handlers with the option `history` keep any. `since` and `until` limit the time
+    at which the handler ended: aware datetimes, or seconds or a timedelta ago; `until` itself is
+    excluded. `correlation_id` finds a whole chain, with the message that began it. Payload and
+    metadata, if they were kept, are read on first access.
 
-    A `key` or a `correlation_id` is found by an index. Other filters pass over the messages that
-    do not match, from the newest on: give `since` where few match.
+    A `key` or a `correlation_id` is found by an index. Other filters scan the messages from the
+    newest on: give `since` if few match.
     """
     check_names(queue=queue, type=type, handler=handler)
     whole(limit, "limit")
@@ -149,7 +149,7 @@ def _in_chain(correlation_id: str) -> Q:
 
 
 def _moment(alias: str, at: Moment | None, what: str) -> datetime | None:
-    """Return a moment, by the database's clock where it is relative."""
+    """Return a moment; a relative one is computed by the database's clock."""
     if at is None:
         return None
     if isinstance(at, datetime):

@@ -1,4 +1,4 @@
-"""Why a held message has no handler, and a due one no worker; what is known of a removed one."""
+"""Why a held message has no handler or a due one no worker, and the traces of a removed one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def obstacle(message: QueuedMessage) -> str:
 
 
 def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str) -> str:
-    """Say what a due message waits for when no message of its key or ordered queue is ahead.
+    """Say what a due message waits for if no message of its key or ordered queue is ahead.
 
     The reasons, in order: no worker, a backoff, the in-flight limit, the owner of its ordered
     queue, other messages of its queue.
@@ -93,7 +93,7 @@ def shown(at: datetime | None) -> str:
 
 
 def _backing_off(queue: QueueState) -> str:
-    """Say which worker probes. Until the queue has waited, its messages count as paused instead."""
+    """Say which worker probes. Until the wait is over, messages of the queue count as paused."""
     now: datetime = queue.now  # type: ignore[attr-defined]  # annotated
     text = f"but its queue is backing off (level {queue.backoff_level})"
     if queue.probe_by and queue.probe_until and queue.probe_until > now:

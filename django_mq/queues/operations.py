@@ -44,13 +44,14 @@ def operate(
     """Ask for an action (requeue, run_now, cancel, discard) on all messages that match.
 
     They match the filter `wanted`, or else all of the other conditions; `since` and `until` bound
-    the time of the broadcast. Without any: every message that the action applies to. A worker
-    begins within a poll interval of the commit. It acts on each message that is stored now at most
-    once, 1,000 in a transaction. Messages in flight, and those that come later, are left alone.
-    With `heads`, it requeues or discards the dead first messages of the lines (order keys, ordered
-    queues) of those that match instead.
+    the time of the broadcast. Without any, the action covers every message that it applies to. A
+    worker begins within a poll interval of the commit. It acts on each message that is stored now
+    at most once, 1,000 per transaction. Messages in flight, and later ones, are left alone. With
+    `heads`, it requeues or discards the dead first messages of the lines (order keys, ordered
+    queues) of the matching messages instead.
 
-    `by` names who asked, `user_id` is that user's key for the log of the admin, `matched` a count.
+    `by` names the operator, `user_id` is that user's key for the log of the admin, `matched` a
+    count.
     """
     if action not in CHANGES:
         raise ValueError(f"there is no action {action!r}; there are {', '.join(sorted(CHANGES))}")
@@ -70,7 +71,7 @@ def operate(
         raise ValueError("select messages by a filter, or by queue, state and so on, not both")
     wanted = wanted or conditions
     if wanted.heads and action not in ACTIONS:
-        raise ValueError(f"{action} is no action on heads; there are {', '.join(ACTIONS)}")
+        raise ValueError(f"{action} is not an action on heads; there are {', '.join(ACTIONS)}")
     alias = alias_of(using)
     with connections[alias].cursor() as cursor:
         last = filters.last_id(cursor)
@@ -85,7 +86,7 @@ def operate(
     made.save(using=alias, force_insert=True)
     made.refresh_from_db()
     logger.info(
-        "operation %d: %s asked for on everything that matches",
+        "operation %d: %s requested for all messages that match",
         made.pk,
         action,
         extra={"event": "operation_asked_for", "operation": made.pk, "action": action},
@@ -100,9 +101,9 @@ def operations(*, limit: int = 100, using: str | None = None) -> list[Operation]
 
 
 def cancel_operation(id: int, *, using: str | None = None) -> bool:
-    """End an operation where it is; return whether it was open.
+    """End an operation after its current step; return whether it was open.
 
-    What it changed stays changed. Raises OperationalError if a step takes longer than a second.
+    Its changes stay. Raises OperationalError if a step takes longer than a second.
     """
     with writing(alias_of(using)) as cursor:
         progress = store.cancel(cursor, whole(id, "id"))

@@ -1,4 +1,4 @@
-"""Messages whose handlers run now: where, for how long, and what was asked of their workers."""
+"""Messages whose handlers run now: where, for how long, and the commands to their workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django_mq.store import commands as store
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds in a number that a worker wrote, at most: 100 years.
+#: The largest number of seconds that a worker may have written: 100 years.
 LONGEST = 3_155_760_000.0
 
 
@@ -29,7 +29,7 @@ LONGEST = 3_155_760_000.0
 class RunningMessage:
     """A message whose handler ran at the last heartbeat of its worker, up to 10 s ago.
 
-    `ran_for` is None if the worker did not say since when.
+    `ran_for` is None if the worker did not report the start.
     """
 
     id: int
@@ -92,7 +92,7 @@ def ask_stack(ids: Ids, *, by: str = "", using: str | None = None) -> Changed:
 
 
 def commands(id: int, *, using: str | None = None) -> list[WorkerCommand]:
-    """Return what was asked about message `id` in the last hour, the latest first."""
+    """Return the commands about message `id` in the last hour, the latest first."""
     [id] = checked_ids(id)
     found = WorkerCommand.objects.using(alias_of(using)).filter(message_id=id)
     return list(found.order_by("-id")[:10])

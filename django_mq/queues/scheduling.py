@@ -71,9 +71,9 @@ def run_schedule(name: str, *, using: str | None = None) -> Receipt:
 def enable_schedule(name: str, *, using: str | None = None) -> bool:
     """Enable a schedule, whatever the code says; return whether it was disabled.
 
-    It goes on with its next time from now on: what it missed stays missed. One that no process
-    declares any more is disabled again after 24 hours. Raises InvalidOption if its cron expression
-    or time zone cannot be read.
+    It continues with its next time from now on; missed times stay missed. A schedule that no
+    process declares any longer is disabled again after 24 hours. Raises InvalidOption if its cron
+    expression or time zone cannot be read.
     """
     with writing(alias_of(using)) as cursor:
         row = _take(cursor, name)
@@ -97,7 +97,7 @@ def disable_schedule(name: str, *, using: str | None = None) -> bool:
 
 
 def restart_schedule(name: str, *, enabled: bool, using: str | None = None) -> None:
-    """Enable or disable a schedule whose timing was changed: its next time is computed anew."""
+    """Enable or disable a schedule whose timing was changed, and compute its next time again."""
     with writing(alias_of(using)) as cursor:
         row = _take(cursor, name)
         store.decide(cursor, name, enabled=enabled, next_at=_next(row) if enabled else None)

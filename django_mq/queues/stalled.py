@@ -17,8 +17,8 @@ from django_mq.queues.transactions import reading
 from django_mq.store import waiting_behind as store
 from django_mq.store.waiting_behind import LinePosition
 
-#: Columns that monitoring does without: its login may not read them. Other clients may also write
-#: JSON nested too deeply to decode.
+#: Columns that are not read here: a monitoring login lacks the right, and other clients may have
+#: written JSON that is nested too deeply to decode.
 PRIVATE = ("payload", "metadata", "last_error", "dead_reason")
 #: Counts of messages ahead or behind stop here.
 MOST = 1000

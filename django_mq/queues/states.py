@@ -42,10 +42,10 @@ def state(queue: str, *, using: str | None = None) -> State:
     moment, it is one poll interval from now. A pause or a backoff of the queue does not change
     `kind`.
 
-    The cost does not grow with the queue: of each priority, the 1,000 messages that have been due
+    The cost does not grow with the queue: per priority, the 1,000 messages that have been due
     longest are examined. If none of them can be claimed and more follow, `kind` is "after", and
     `at` one poll interval from now or earlier. A login that may not update messages cannot see
-    which of them are locked: to it, those count as processable.
+    which of them are locked: for it, those count as processable.
     """
     check_name(queue, "queue")
     settings = get_settings()

@@ -1,4 +1,4 @@
-"""Which types reach which handlers: as the handlers of this process say, and as messages show."""
+"""Which types reach which handlers, according to this process's handlers and recent messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEWEST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class MessageType:
-    """A type, the handlers that subscribe to it, and how many of the newest messages are of it."""
+    """A type, the handlers that subscribe to it, and its number among the newest messages."""
 
     type: str
     handlers: tuple[str, ...]

@@ -21,10 +21,10 @@ from django_mq.store import counts as store
 
 #: Counts stop here. 10,000 rows take about 5 ms, a million half a second.
 MOST = 10_000
-#: Rows that `read_many_counts` reads, about, and where its counts may stop. Rows that lie on pages
-#: of their own take 4 us each.
+#: The approximate number of rows that `read_many_counts` reads, and the limits that its counts may
+#: have. A row on a page of its own takes 4 us.
 READ, STOPS = 50_000, (100, 200, 500, 1_000, 2_000, 5_000)
-#: Kinds of messages of which each count reads rows: due, later, leased, keyed.
+#: The kinds of messages for which each count reads rows: due, later, leased, keyed.
 _KINDS = 4
 
 

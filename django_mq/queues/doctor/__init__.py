@@ -34,12 +34,12 @@ LOOKS: tuple[Callable[[str], Iterator[Finding]], ...] = (
     subscriptions.unheard,
     links.limits,
 )
-#: D002 or D004 tells why a statement met these.
+#: D002 or D004 explains why a statement raised these.
 KNOWN = (InsufficientPrivilege, UndefinedColumn, UndefinedTable)
 
 
 def examine(*, using: str | None = None) -> list[Finding]:
-    """Return what is wrong, the most basic first; an empty list if nothing was found.
+    """Return the findings, the most basic first; an empty list if nothing is wrong.
 
     It changes nothing, and most statements are limited to 5 s. Use the workers' login: rights and
     limits are per login. It also opens connections of its own, as workers do.

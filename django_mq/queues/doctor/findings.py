@@ -1,4 +1,4 @@
-"""What the doctor reports, and how it looks: each look is short and bounded."""
+"""The findings of the doctor, and the sessions of its checks, which are short and bounded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Level = Literal["warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One trouble: its `id` (D001 and so on), what was found, and what to do about it."""
+    """One problem: its `id` (D001 and so on), a description, and what to do about it."""
 
     id: str
     level: Level
@@ -42,7 +42,7 @@ def looking(alias: str) -> Iterator[CursorWrapper]:
 
 @contextmanager
 def session(alias: str) -> Iterator[psycopg.Connection[Any]]:
-    """Yield a session of its own on `alias`, in autocommit mode, as workers open one."""
+    """Yield a separate session on `alias`, in autocommit mode, as workers open them."""
     wrapper = plain_connection(alias)
     try:
         wrapper.connect()
@@ -58,5 +58,5 @@ def own_tables() -> list[str]:
 
 
 def is_postgresql(alias: str) -> bool:
-    """Say whether `alias` exists and is PostgreSQL."""
+    """Return whether `alias` exists and is PostgreSQL."""
     return alias in connections and connections[alias].vendor == "postgresql"

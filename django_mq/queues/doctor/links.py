@@ -16,10 +16,10 @@ from django_mq.store.driver import may_prepare
 
 #: Seconds that a NOTIFY may take.
 RING_SECONDS = 3.0
-#: Seconds between two clocks that are reported: due times and expiries come from the clocks of
-#: producers, and are compared with the server's.
+#: The difference between two clocks, in seconds, above which it is reported: due times and expiries
+#: come from the clocks of producers, and are compared with the server's.
 SKEW = 1.0
-#: Connections of one worker process besides those of its threads, chores and schedules included.
+#: Connections of one worker process besides those of its threads, including chores and schedules.
 BESIDE_THREADS = 5
 
 
@@ -67,7 +67,7 @@ def listening(alias: str) -> Iterator[Finding]:
         yield Finding(
             id="D010",
             level="warning",
-            text="These workers cannot listen, and poll: "
+            text="These workers cannot listen, so they poll: "
             + ", ".join(f"{each.host}:{each.pid}" for each in deaf)
             + ".",
             hint=hint,
@@ -75,7 +75,7 @@ def listening(alias: str) -> Iterator[Finding]:
 
 
 def pooler(alias: str) -> Iterator[Finding]:
-    """D011: behind a pooler, with statements that it may send to different sessions."""
+    """D011: the alias uses a pooler, which may send prepared statements to different sessions."""
     if not may_prepare(connections[alias]):
         return
     with session(alias) as driver:
@@ -85,8 +85,8 @@ def pooler(alias: str) -> Iterator[Finding]:
             id="D011",
             level="warning",
             text=f"{alias!r} connects through a pooler, and workers use prepared statements.",
-            hint="With transaction pooling set DISABLE_SERVER_SIDE_CURSORS for this alias, and"
-            " WAKEUP to 'poll' or to a direct alias; with session pooling ignore this.",
+            hint="With transaction pooling, set DISABLE_SERVER_SIDE_CURSORS for this alias, and"
+            " WAKEUP to 'poll' or to a direct alias; with session pooling, ignore this.",
         )
 
 

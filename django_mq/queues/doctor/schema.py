@@ -16,7 +16,7 @@ from django_mq.queues.doctor.findings import Finding, looking, own_tables
 from django_mq.store import server_facts
 
 ALL = ("select", "insert", "update", "delete")
-#: What workers do with tables that need fewer rights: as the role in docs/roles.md.
+#: The tables on which workers need fewer rights, as for the role in docs/roles.md.
 LESS: dict[type[Model], tuple[str, ...]] = {
     FailedAttempt: ("select", "insert", "delete"),
     HandledMessage: ("select", "insert", "delete"),
@@ -82,7 +82,7 @@ def _declared_indexes() -> dict[str, str]:
 
 
 def rights(alias: str) -> Iterator[Finding]:
-    """D004: this login cannot do what a worker does."""
+    """D004: this login lacks rights that a worker needs."""
     models = list(apps.get_app_config("django_mq").get_models())
     needed = {model._meta.db_table: LESS.get(model, ALL) for model in models}
     needed[MigrationRecorder.Migration._meta.db_table] = ("select",)

@@ -11,12 +11,12 @@ from django_mq.queues.fleet import workers
 from django_mq.queues.totals import counts
 from django_mq.store import server_facts
 
-#: Held messages that are looked at.
+#: The number of held messages that are examined.
 LOOKED = 1000
 
 
 def unserved(alias: str) -> Iterator[Finding]:
-    """D013: messages wait in a queue of no worker. D015: so does a handler."""
+    """D013: messages wait in a queue that no worker serves. D015: a handler's queue is unserved."""
     serving = [each for each in workers(using=alias) if each.alive and not each.draining]
     settings = get_settings()
     handled: dict[str, list[str]] = {}
@@ -45,7 +45,7 @@ def unserved(alias: str) -> Iterator[Finding]:
 
 
 def unheard(alias: str) -> Iterator[Finding]:
-    """D014: messages are held, since no worker has a handler for them."""
+    """D014: messages are held because no worker has a handler for them."""
     held = [queue for queue, found in counts(using=alias).items() if found.held]
     if not held:
         return

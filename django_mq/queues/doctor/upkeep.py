@@ -1,4 +1,4 @@
-"""What keeps dead rows in the tables, which slows every claim."""
+"""Causes of dead rows in the tables, which slow down every claim."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from django_mq.store.vacuum import VACUUM
 
 #: Seconds after which an open snapshot is old.
 OLD = 300.0
-#: Holders reported at most.
+#: The maximum number of holders that are reported.
 MOST = 20
-#: Bytes of WAL from which an inactive slot is reported.
+#: The bytes of WAL from which an inactive slot is reported.
 WAL = 2**30
 #: A table is behind when it has more dead row versions than this and than live ones, and was not
 #: vacuumed for UNVACUUMED seconds. A busy fleet vacuums from 100,000 on.
@@ -51,7 +51,7 @@ def slots(alias: str) -> Iterator[Finding]:
         yield Finding(
             id="D007",
             level="warning",
-            text=f"Nobody reads the replication slot {name}, which keeps {kept / 2**30:.1f} GiB of"
+            text=f"The replication slot {name} has no reader and keeps {kept / 2**30:.1f} GiB of"
             " WAL.",
             hint=HINTS["replication slot"][1].format(name),
         )
@@ -87,7 +87,7 @@ def autovacuum(alias: str) -> Iterator[Finding]:
 
 
 def vacuum_behind(alias: str) -> Iterator[Finding]:
-    """D009: dead rows outnumber the living, and no vacuum came."""
+    """D009: dead rows outnumber live ones, and no vacuum has run."""
     with looking(alias) as cursor:
         found = server_facts.dead_rows(cursor, tables=list(VACUUM))
     for each in found:
@@ -97,7 +97,7 @@ def vacuum_behind(alias: str) -> Iterator[Finding]:
                 id="D009",
                 level="warning",
                 text=f"{each.table} has {each.dead:,} dead row versions beside {each.live:,} live"
-                " ones, and was not vacuumed for"
+                " ones, and has not been vacuumed for"
                 + (" as long as the statistics reach." if each.since is None else " 10 minutes."),
                 hint=f"Run VACUUM {each.table}; find what blocks autovacuum: D005 to D008, a lock"
                 " on the table, or too few autovacuum_max_workers.",
