@@ -30,7 +30,7 @@ MessageInstance = _DataclassInstance | _ModelInstance | _StructInstance
 
 
 def is_supported(cls: type) -> bool:
-    """Say whether `codec_of` knows this kind of class."""
+    """Return whether `codec_of` knows this kind of class."""
     return dataclasses.is_dataclass(cls) or _is_model(cls) or _is_struct(cls)
 
 

@@ -22,7 +22,7 @@ Change = Callable[[CursorWrapper, Sequence[int]], list[int]]
 def remove(
     cursor: CursorWrapper, ids: Sequence[int], *, waiting: bool, dead: bool, reason: str
 ) -> list[int]:
-    """Delete waiting messages, dead ones or both; what waits behind them goes on."""
+    """Delete waiting messages, dead ones or both; messages behind them proceed."""
     removed = store.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
     store.free_followers(cursor, removed)
     free_unique_ids.end_removed(cursor, removed)

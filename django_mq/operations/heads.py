@@ -1,4 +1,4 @@
-"""Heads, the first messages of lines: those that the others of their line wait behind."""
+"""Heads: the first messages of lines, which the others of their line wait behind."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ACTIONS = ("requeue", "discard")
 def dead_heads(cursor: CursorWrapper, ids: Sequence[int], operation: int) -> list[int]:
     """Return the dead heads of the lines of messages; one that is in no line is its own head.
 
-    Only those that were dead when the operation was asked for: one that was requeued in an earlier
-    step, and died again since, is left alone.
+    Only those that were dead when the operation was requested: a head that was requeued in an
+    earlier step, and has died again since, is left alone.
     """
     found = standings(cursor, ids=ids, ordered=ordered_queues(), skipping=skipping_queues(), most=1)
     heads = {found[id].head or id if id in found else id for id in ids}

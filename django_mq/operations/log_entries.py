@@ -1,4 +1,4 @@
-"""The entry in the log of the admin for an operation that ended."""
+"""The entry in the admin's log for an operation that ended."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ REMOVES = ("cancel", "discard")
 
 
 def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:
-    """Write the entry, by the user who asked; nothing if no user did, or the user is gone.
+    """Write the entry for the user who requested it; nothing without a user, or if it is gone.
 
-    In a project without the admin there is no log. Neither a database that refuses the entry nor
-    one that is away stops the operation.
+    A project without the admin has no log. The operation goes on even if the database refuses the
+    entry or cannot be reached.
     """
     if not user_id or not apps.is_installed("django.contrib.admin"):
         return
     from django.contrib.admin.models import CHANGE, DELETION, LogEntry
     from django.contrib.contenttypes.models import ContentType
 
-    # Late, since a worker is imported before the models are.
+    # Imported late, since a worker is imported before the models are.
     from django_mq.models import Operation
 
     log_alias = router.db_for_write(LogEntry)

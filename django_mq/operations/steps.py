@@ -1,4 +1,4 @@
-"""One step of an operation: up to 1,000 messages in one transaction, and how it ends."""
+"""One step of an operation: up to 1,000 messages in one transaction; and the operation's end."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ CHUNK = 1000
 
 
 class OperationStep(NamedTuple):
-    """What a step did: the messages changed, and whether they may run now."""
+    """The result of a step: the changed messages, and whether they may run now."""
 
     changed: int
     may_run: bool
 
 
 class StepRefused(Exception):
-    """The database refused a step of the operation `id`, and its transaction is of no more use."""
+    """The database refused a step of the operation `id`; its transaction is no longer usable."""
 
     def __init__(self, id: int, error: DatabaseError) -> None:
         super().__init__(id)
@@ -88,7 +88,7 @@ def end(
     skipped: int = 0,
     error: str = "",
 ) -> None:
-    """End a locked operation, and log it: for the admin by the user who asked, and here."""
+    """End a locked operation and log it, here and in the admin's log for the user who asked."""
     progress = store.advance(
         cursor,
         row.id,
@@ -104,7 +104,7 @@ def end(
 def report(id: int, action: str, user_id: str, progress: Progress, alias: str) -> None:
     """Log the end of an operation once, in its transaction."""
     text = (
-        f"{action} on everything that matched: {progress.state}, {progress.done:,} changed,"
+        f"{action} on all messages that matched: {progress.state}, {progress.done:,} changed,"
         f" {progress.skipped:,} skipped"
     )
     log_end(id, action, user_id, text, alias)

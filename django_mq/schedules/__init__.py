@@ -1,1 +1,1 @@
-"""Schedules: store what the code declares, broadcast what is due. No thread and no loop."""
+"""Schedules: store those that the code declares, broadcast those that are due. No thread here."""

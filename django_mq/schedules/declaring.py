@@ -29,7 +29,7 @@ Block = Callable[[], AbstractContextManager[Cursor]]
 
 
 def declare_all(block: Block, settings: Settings) -> None:
-    """Store what this process declares, each schedule in a transaction of its own.
+    """Store the schedules that this process declares, each in a transaction of its own.
 
     Logs those that cannot run. Raises OperationalError if the database is lost or, once the others
     are stored, if another session has locked the row of a schedule.
@@ -51,10 +51,10 @@ def retire(block: Block) -> None:
 
 
 def keep_declared(block: Block, settings: Settings) -> None:
-    """Declare again what this process declares.
+    """Declare the schedules of this process again.
 
-    It does not overwrite what another process has declared meanwhile: of two versions of the code,
-    the one that started last decides. Raises as `declare_all()`.
+    This does not overwrite the newer declaration of another process: of two versions of the code,
+    the one that started last decides. Raises the same errors as `declare_all()`.
     """
     declared = _declared()
     with block() as cursor:
@@ -93,8 +93,8 @@ def _declare_each(block: Block, declared: Iterable[Declaration], settings: Setti
 def declare(cursor: Cursor, declared: Declaration, settings: Settings) -> None:
     """Store one declared schedule; raises MQError if it cannot run.
 
-    The code decides everything but `enabled`, if an operator has decided that. The next time is
-    computed anew only if the cron expression, the interval or the time zone has changed.
+    The code decides everything except `enabled`, if an operator has decided that. The next time is
+    computed again only if the cron expression, the interval or the time zone has changed.
     """
     now = store.now(cursor)
     times = times_of(declared.cron, declared.every, declared.tz, start=now)

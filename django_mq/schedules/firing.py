@@ -1,4 +1,4 @@
-"""Broadcast the messages of schedules, in the transaction that moves these to their next time."""
+"""Broadcast the messages of schedules, in the transaction that moves each to its next time."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from django_mq.store.schedules import ScheduleRow
 
 logger = logging.getLogger("django_mq")
 
-#: Broadcasts of one transaction: each has a savepoint, and PostgreSQL keeps 64 of a transaction in
+#: Broadcasts per transaction: each has a savepoint, and PostgreSQL keeps 64 per transaction in
 #: shared memory.
 MOST = 50
-#: The reserved metadata of what a schedule broadcasts.
+#: The reserved metadata of a schedule's messages.
 SCHEDULE, SCHEDULED_FOR = "mq.schedule", "mq.scheduled_for"
 
 
 class Fired(NamedTuple):
-    """What one transaction did: the number of broadcasts, and where the next one goes on.
+    """The result of one transaction: the number of broadcasts, and where the next one resumes.
 
-    `after` is None when nothing more is due.
+    `after` is None if nothing more is due.
     """
 
     broadcasts: int
@@ -45,11 +45,11 @@ class Fired(NamedTuple):
 
 
 def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST) -> Fired:
-    """Broadcast what is due after position `after`; call it in a transaction of its own.
+    """Broadcast schedules due after position `after`; call it in a transaction of its own.
 
-    A schedule that another session has locked is skipped, as is one with a cron expression where
-    `cronsim` is missing. One whose broadcast fails moves on, with `last_error`; one whose
-    queue is full stays due.
+    A schedule that another session has locked is skipped, as is one with a cron expression if
+    `cronsim` is missing. One whose broadcast fails moves on, with `last_error`; one whose queue is
+    full stays due.
     """
     rows = store.take_due(cursor, limit=MOST, after=after, cron=can_read_cron())
     tried = broadcasts = 0
@@ -94,7 +94,7 @@ def _due(row: ScheduleRow) -> Due:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What became of the times of a schedule, and its next one."""
+    """The outcome of the times of a schedule, and its next time."""
 
     next_at: datetime | None
     last_at: datetime | None = None
@@ -107,7 +107,7 @@ class _Outcome:
 def _broadcast_each(
     row: ScheduleRow, times: Sequence[datetime], next_at: datetime | None, alias: str
 ) -> _Outcome:
-    """Broadcast these times in order; one for which the queue has no room stays the next."""
+    """Broadcast these times in order; a time for which the queue has no room stays the next."""
     outcome = _Outcome(next_at)
     for at in times:
         outcome.tried += 1
@@ -169,7 +169,7 @@ def fire_now(cursor: Cursor, alias: str, row: ScheduleRow) -> Receipt:
 
 
 def fire_until(cursor: Cursor, alias: str, until: datetime) -> int:
-    """Broadcast each time up to `until`, in order, as if it came; return how many messages.
+    """Broadcast each time up to `until`, in order, as if it had come; return how many messages.
 
     For tests. Raises what `broadcast()` raises.
     """

@@ -42,7 +42,7 @@ FAILED = b"?"
 FIGURES = b"#"
 #: The first byte of a line with a message that an operator stopped.
 STOP = b"x"
-#: The most ids in a log line.
+#: The maximum number of ids in a log line.
 MOST_IDS = 20
 
 
@@ -58,11 +58,11 @@ def run(
     """Run `worker` until it is done, told to stop, or its supervisor is gone.
 
     The `last` child of all only settles the dead workers that its supervisor names. With `counts`
-    it reports what its handlers did.
+    it reports the totals of its handlers.
     """
     worker.supervised(partial(_ask_to_end, link))
     # All objects loaded so far stay. Without a freeze the collector walks them again and again: two
-    # of the thirteen microseconds that a no-op message takes.
+    # of the thirteen microseconds of a no-op message.
     gc.collect()
     gc.freeze()
     if last:
@@ -81,7 +81,7 @@ def run(
 
 @contextlib.contextmanager
 def _reporting(worker: Worker, link: socket.socket) -> Iterator[None]:
-    """Report what the handlers of `worker` did, every few seconds and at the end of the block."""
+    """Report the totals of `worker`'s handlers, every few seconds and at the end of the block."""
     reports, enough = Reports(lambda: worker._timings.by_source()), threading.Event()
 
     def report() -> None:
@@ -101,7 +101,7 @@ def _reporting(worker: Worker, link: socket.socket) -> Iterator[None]:
 
 
 def _listen(worker: Worker, link: socket.socket, signals: StopSignals) -> None:
-    """Obey the supervisor line by line; when it is gone, drain."""
+    """Carry out the supervisor's requests line by line; when it is gone, drain."""
     buffer = b""
     while True:
         readable = select.select([link.fileno(), signals.fileno()], [], [])[0]
@@ -131,7 +131,7 @@ def _ask_to_end(link: socket.socket, fence: Fence, by: str, after: float) -> Non
 
 
 def report_failure(link: socket.socket, error: BaseException) -> None:
-    """Tell the supervisor which error ends this process, for its log line."""
+    """Report the error that ends this process to the supervisor, for its log line."""
     text = one_line(f"{type(error).__name__}: {error}")
     _send(link, FAILED + text.encode(errors="replace"))
 
@@ -150,7 +150,7 @@ def encode(dead: DeadWorker) -> bytes:
 
 
 def decode(line: bytes) -> DeadWorker:
-    """Return the DeadWorker that `encode` made `line` from."""
+    """Return the DeadWorker that `encode()` turned into `line`."""
     data: dict[str, Any] = json.loads(line)
     del data["told_at"]  # this process has just been told
     for name in ("timed_out", "lost"):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 #: Seconds that one client may block the supervisor.
 PATIENCE = 0.2
-#: The most bytes that are read of a request.
+#: The maximum number of bytes that are read from a request.
 LONGEST = 8192
 
 

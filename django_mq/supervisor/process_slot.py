@@ -1,4 +1,4 @@
-"""One slot for a child process: which process has it, what that runs, and what it reports."""
+"""One slot for a child process: the process, its running messages and its reports."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from django_mq.worker.recovery import DeadWorker
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds until a process that died before it worked is replaced: at first, then doubling, at most.
+#: Seconds until a process that died before it worked is replaced: the first wait, which then
+#: doubles, and the longest.
 FIRST_BRAKE, LONGEST_BRAKE = 1.0, 60.0
 #: Seconds after which a process counts as working, even if there was nothing to run.
 WELL_AFTER = 60.0
-#: Seconds that a process has, before it is killed, to write where its handlers are.
+#: Seconds that a process has, before it is killed, to write the stacks of its handlers.
 STACK_SECONDS = 0.1
 #: `kill_at` of a process that was killed.
 KILLED = float("inf")
@@ -49,11 +50,12 @@ class ProcessSlot:
 
     - `recycling`: the process is to be replaced, for its memory.
     - `overran`: it is being ended for a handler that ran past its timeout, at `kill_at`, after it
-      has written to `stacks` where its handlers are.
-    - `stopped`: by fence, who stopped a message, and when the process is ended if it still runs.
+      has written the stacks of its handlers to `stacks`.
+    - `stopped`: by fence, the operator who stopped a message, and when the process is ended if the
+      message still runs.
     - `failures`: how many processes in a row ended here before they worked.
     - `failure`: the error that ended the process, if it named one.
-    - `figures`: what the handlers of all its processes did.
+    - `figures`: the totals of the handlers of all its processes.
     - `recovering`: the dead workers that it was asked to settle and has not yet.
     """
 
@@ -99,7 +101,7 @@ class ProcessSlot:
                 os.kill(self.pid, number)
 
     def reap(self, *, wait: bool) -> int | None:
-        """Return the status of the process if it ended, after reading all that it reported."""
+        """Return the status of the process if it has ended, after reading all its reports."""
         pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
         if not pid:
             return None
@@ -112,7 +114,7 @@ class ProcessSlot:
         return status
 
     def kill(self) -> None:
-        """Kill the process; the slot gets no other one."""
+        """Kill the process; the slot gets no new one."""
         if self.pid:
             self.signal(signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -121,7 +123,7 @@ class ProcessSlot:
         self.finished = True
 
     def send(self, dead: DeadWorker) -> bool:
-        """Ask the process to settle what `dead` held; return False if it cannot be reached."""
+        """Ask the process to settle the messages of `dead`; return False if it is unreachable."""
         if self.link is None:
             return False
         try:
@@ -134,7 +136,7 @@ class ProcessSlot:
         return True
 
     def read_link(self) -> bool:
-        """Read what the process reported; return whether there may be more."""
+        """Read reports of the process; return whether there may be more."""
         if self.link is None:
             return False
         try:
@@ -201,9 +203,9 @@ class ProcessSlot:
         return min(entry.deadline, self.stopped.get(entry.fence, ("", entry.deadline))[1]) <= now
 
     def troubles(self, *, draining: bool) -> list[str]:
-        """Return what makes this slot not live: a part that must move and does not, or no process.
+        """Return why this slot is not live: a part that must move is stalled, or has no process.
 
-        A process that drains need not move.
+        The parts of a draining process need not move.
         """
         if not self.pid:
             return (
@@ -215,7 +217,7 @@ class ProcessSlot:
         return [f"worker process {self.pid}: the {STANDING[each]} is stalled" for each in still]
 
     def unready(self) -> list[str]:
-        """Return what makes a live slot not ready: its database has not answered, or not lately."""
+        """Return why a live slot is not ready: its database has not answered, or not recently."""
         if not self.pid or self.recycling or self.scoreboard.moves(MonitoredPart.DATABASE):
             return []
         answered = MonitoredPart.DATABASE in self.scoreboard.still()
@@ -238,7 +240,7 @@ class ProcessSlot:
     def charges(self, reason: str) -> DeadWorker:
         """Return the running messages, which lose an attempt by the death of the process.
 
-        After a kill for a timeout its other atomic messages lose none: they were rolled back.
+        After a kill for a timeout, the other atomic messages lose none: they were rolled back.
         """
         now = monotonic()
         dead = DeadWorker(worker=self.worker, reason=reason, died_at=now)
@@ -257,10 +259,10 @@ class ProcessSlot:
         return dead
 
     def brake(self) -> float:
-        """Return after how many seconds to replace the process that ended here.
+        """Return the seconds after which to replace the process that ended here.
 
-        At once if it worked. Then either its start was not the cause, or a message loses an
-        attempt by its death, and the retry policy of that message is the brake.
+        Zero if it worked: then its start was not the cause, or a message loses an attempt by its
+        death, and the retry policy of that message is the brake.
         """
         if self._worked():
             return 0.0

@@ -1,7 +1,7 @@
 """Reports to probes, Prometheus and systemd.
 
 `/livez` is for a probe that restarts the worker, `/readyz` for one that waits for it. Their bodies
-name each part that failed, and nothing of the queues.
+name each part that failed, and reveal nothing about the queues.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Reporter:
 
     @property
     def counts(self) -> bool:
-        """Whether the processes are to report what their handlers did."""
+        """Whether the processes must report the totals of their handlers."""
         return self._metrics is not None
 
     def descriptors(self) -> list[int]:
-        """Return what is readable when a client waits."""
+        """Return the descriptors that are readable when a client waits."""
         return [each.fileno() for each in self._endpoints]
 
     def answer(
@@ -60,7 +60,7 @@ class Reporter:
             self._metrics.answer({"/metrics": partial(_figures, slots)})
 
     def tend(self, slots: Sequence[ProcessSlot], *, draining: bool) -> None:
-        """Tell systemd how the worker does."""
+        """Report the worker's condition to systemd."""
         if self._service is not None:
             self._service.tend(
                 not_live(slots, draining=draining), not_ready(slots, draining=draining)
@@ -78,7 +78,7 @@ class Reporter:
 
 
 def not_live(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
-    """Return what stands still or is gone; an empty list if the worker is live."""
+    """Return the parts that are stalled or gone; an empty list if the worker is live."""
     return [each for slot in slots for each in slot.troubles(draining=draining)]
 
 

@@ -1,4 +1,4 @@
-"""Tell systemd how the worker does: READY=1, WATCHDOG=1 and STOPPING=1 of `Type=notify`.
+"""Report the worker's condition to systemd: READY=1, WATCHDOG=1 and STOPPING=1 of `Type=notify`.
 
 Source: sd_notify(3) and sd_watchdog_enabled(3).
 """
@@ -29,7 +29,7 @@ class Service:
     def of_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Service | None:
         """Return the unit that started this process; None without one.
 
-        The variables are removed: they are not meant for what handlers start.
+        The variables are removed: they are not meant for processes that handlers start.
         """
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds = environment.pop("WATCHDOG_USEC", "")
@@ -40,9 +40,9 @@ class Service:
         return cls(address, int(microseconds) / 2e6 if mine else None)
 
     def tend(self, not_live: Sequence[str], not_ready: Sequence[str]) -> None:
-        """Say once that the worker is ready; while it is live, say so to the watchdog.
+        """Report once that the worker is ready; while it is live, feed the watchdog.
 
-        The arguments name what failed; both are empty for a worker that is live and ready.
+        The arguments name the failed parts; both are empty for a worker that is live and ready.
         """
         if not not_ready and not self._ready:
             self._ready = True
@@ -52,7 +52,7 @@ class Service:
             self._tell("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """Say that the worker drains."""
+        """Report that the worker drains."""
         self._tell("STOPPING=1")
 
     def _tell(self, word: str) -> None:

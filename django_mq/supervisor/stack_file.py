@@ -1,7 +1,7 @@
-"""Where a child is when it is ended: it writes its stacks to memory that its supervisor reads.
+"""The stacks of a child that is about to be ended, in memory that its supervisor reads.
 
-A signal makes `faulthandler` write them. That works while C code holds the interpreter's lock,
-where no thread of the child could run; a child that has ended can no longer be asked.
+A signal makes `faulthandler` write them. That works while C code holds the interpreter's lock, when
+no thread of the child could run. A child that has ended can no longer be asked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django_mq.policy.stack import Frame, parse_dump
 
 #: Bytes of a dump that are read: 100 threads of 100 frames, as faulthandler bounds them.
 LARGEST = 2 * 1024 * 1024
-#: A real-time signal, which programs rarely use. Where there is none, there are no stacks.
+#: A real-time signal, which programs rarely use. On a system without one, there are no stacks.
 SIGNAL: int = getattr(signal, "SIGRTMIN", 0) and signal.SIGRTMIN + 7
 
 
@@ -48,6 +48,6 @@ class StackFile:
         return parse_dump(os.pread(self._fd, LARGEST, 0).decode(errors="replace"))
 
     def wipe(self) -> None:
-        """Forget what another process wrote."""
+        """Forget the stacks that another process wrote."""
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)

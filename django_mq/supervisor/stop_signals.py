@@ -1,4 +1,4 @@
-"""Turn signals into bytes on a pipe: signal handlers must not lock, a loop that reads them may."""
+"""Turn signals into bytes on a pipe: a signal handler must not lock, but a reading loop may."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Within the block, signals wait to be read; `fileno()` is readable when there are any.
+    """Within the block, signals are queued; `fileno()` is readable when there are any.
 
     Only in the main thread. `extra` signals (SIGCHLD) only make the pipe readable.
     """

@@ -1,4 +1,4 @@
-"""Start worker processes, kill those past a timeout, replace dead ones, pass on what they held.
+"""Start worker processes, kill those past a timeout, replace dead ones, hand on their messages.
 
 The supervisor has no database connection and no threads: it forks, and it must survive anything
 that handlers do.
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds between two looks at what runs, and thus the precision of timeouts.
+#: Seconds between two looks at the running messages, and thus the precision of timeouts.
 TICK = 0.2
 #: Seconds from the end of the drain time until a child is killed.
 GRACE = 2.0
 #: Seconds between two starts in a slot whose processes grow too large.
 RECYCLE_PAUSE = 1.0
-#: Seconds that the last process has to settle what dead ones held.
+#: Seconds that the last process has to settle the messages of dead ones.
 LAST_RECOVERY = 10.0
 
 
@@ -257,7 +257,7 @@ class Supervisor:
         )
 
     def _pass_on(self) -> None:
-        """Ask a live child to settle what dead ones held; it reports when that is done."""
+        """Ask a live child to settle the messages of dead ones; it reports when that is done."""
         alive = [slot for slot in self._slots if slot.link is not None]
         if not alive:
             return
@@ -268,7 +268,7 @@ class Supervisor:
                 del self._orphaned[worker]
 
     def _settle_the_rest(self) -> None:
-        """Start one more process, only to settle what the last ones held."""
+        """Start one more process, only to settle the messages of the last ones."""
         if not self._orphaned:
             return
         slot = self._slots[0]

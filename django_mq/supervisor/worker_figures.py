@@ -1,8 +1,8 @@
-"""What the handlers of all processes did, summed by the supervisor for Prometheus.
+"""The totals of the handlers of all processes, summed by the supervisor for Prometheus.
 
-Each process sends the totals that changed since its start. The totals of processes that ended are
-kept, so that no counter falls when a process is replaced. A process that is killed takes along what
-it did since its last report.
+Each process sends the totals since its start that have changed. The totals of processes that ended
+are kept, so that no counter falls when a process is replaced. The counts of a killed process since
+its last report are lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Totals = dict[tuple[str, str], Tally]
 
 
 class Reports:
-    """What one process sends: the totals that changed since it last asked.
+    """The reports of one process: the totals that changed since the last report.
 
     `read()` returns the totals since the process started.
     """
@@ -86,7 +86,7 @@ def exposed(totals: Totals, *, processes: int) -> str:
             family(
                 "django_mq_worker_processes",
                 "gauge",
-                "Processes of this mq_worker that run.",
+                "Running processes of this mq_worker.",
                 [({}, processes)],
             ),
             family(
@@ -101,7 +101,7 @@ def exposed(totals: Totals, *, processes: int) -> str:
             ),
             histogram(
                 "django_mq_wait_seconds",
-                "Time from due to claimed, first attempts only.",
+                "Time from due to claimed, for first attempts only.",
                 ((labels, tally.waited) for labels, tally in by_labels),
             ),
             histogram(

@@ -345,7 +345,7 @@ def test_what_is_asked_for_badly():
         queues.operate("drop")
     with pytest.raises(ValueError, match="not both"):
         queues.operate("cancel", MessageFilter(), queue="mail")
-    with pytest.raises(ValueError, match="no action on heads"):
+    with pytest.raises(ValueError, match="not an action on heads"):
         queues.operate("cancel", heads=True)
 
 
