@@ -1,1 +1,1 @@
-"""Guests: what connects django_mq with other packages, each behind an extra of its own."""
+"""Guests: integrations of django_mq with other packages, each behind an extra of its own."""

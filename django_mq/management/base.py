@@ -41,7 +41,7 @@ class OperatorCommand(BaseCommand):
     Bad input and database errors become a CommandError: exit code 1.
     """
 
-    #: Whether the command is about one queue.
+    #: Whether the command concerns one queue.
     needs_queue = False
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -53,12 +53,12 @@ class OperatorCommand(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command; a reader that has gone, such as `head`, is no error worth a trace."""
+        """Run the command; a closed pipe, as with `head`, ends it without a traceback."""
         try:
             answer = super().execute(*args, **options)
             sys.stdout.flush()
         except BrokenPipeError:
-            # What is buffered must not fail again when the interpreter flushes at its exit.
+            # Buffered output must not fail again when the interpreter flushes it at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
         return answer
@@ -126,9 +126,9 @@ class OperatorCommand(BaseCommand):
         database: str | None,
         **options: Any,
     ) -> None:
-        """Ask before a change of a queue that nothing here knows: its name may be misspelled.
+        """Ask before changing a queue that is unknown here: its name may be misspelled.
 
-        Without a terminal it raises CommandError, with `force` it does nothing.
+        Without a terminal it raises CommandError; with `force` it does nothing.
         """
         if force or queue in (known := queues.names(using=database)):
             return
@@ -137,8 +137,8 @@ class OperatorCommand(BaseCommand):
         if near:
             text += f" Did you mean {' or '.join(near)}?"
         if yes or json or not sys.stdin.isatty():
-            raise CommandError(f"{text} Pass --force to change it all the same.")
-        if not self.confirm(f"{text} Change it all the same?", yes=False):
+            raise CommandError(f"{text} Pass --force to change it anyway.")
+        if not self.confirm(f"{text} Change it anyway?", yes=False):
             raise CommandError("nothing was changed")
 
     def report(
@@ -163,7 +163,7 @@ class OperatorCommand(BaseCommand):
     ) -> None:
         """Ask the `question`, if there is one, then `act()`; print how many messages were changed.
 
-        `found` are the messages that `act` would try. `do` and `done` are the verb, for the texts.
+        `found` are the messages that `act` would try. `do` and `done` are forms of the verb.
         """
         if options["dry_run"]:
             self.report(f"Would {do}", found, **options)
@@ -222,7 +222,7 @@ def add_queue_options(parser: CommandParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print what would change, and stop")
     parser.add_argument("--yes", action="store_true", help="skip the question at a terminal")
     parser.add_argument(
-        "--force", action="store_true", help="also change a queue that nothing here knows"
+        "--force", action="store_true", help="also change a queue that is unknown here"
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables and JSON for the commands, safe for a terminal whatever a row contains."""
+"""Tables and JSON for the commands, safe for a terminal regardless of the rows' content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def as_json(value: object) -> str:
-    """Return `value` as ASCII JSON, so nothing in it controls a terminal.
+    """Return `value` as ASCII JSON, which cannot control a terminal.
 
     Dataclasses become objects, datetimes ISO 8601, durations seconds.
     """

@@ -1,4 +1,4 @@
-"""Which queues a worker serves, and which names may be a mistake."""
+"""The queues that a worker serves, and names that may be misspelled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_mq.conf import Settings
 from django_mq.management.output import table
 from django_mq.policy.routing import Pattern
 
-#: Types shown of one handler.
+#: The maximum number of types shown per handler.
 MOST_TYPES = 5
 
 
@@ -28,7 +28,7 @@ def served(patterns: Iterable[str], settings: Settings) -> str:
 
 
 def _subscriptions(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """Yield each queue with a handler of this process, or with options, and what it takes."""
+    """Yield each queue that has a handler in this process or options, with handlers and types."""
     found = set()
     for each in handlers.all_handlers():
         for queue in handlers.allowed_queues(each, settings):
@@ -40,7 +40,7 @@ def _subscriptions(settings: Settings) -> Iterator[tuple[str, str, str]]:
 
 
 def mistaken(name: str, known: Collection[str]) -> str:
-    """Return a warning if `name` is no known queue; empty if it is one, or a pattern.
+    """Return a warning if `name` is not a known queue; empty if it is one, or a pattern.
 
     >>> mistaken("mial", ["mail", "default"])
     "no handler here names the queue 'mial', and it has no messages: did you mean 'mail'?"

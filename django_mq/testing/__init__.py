@@ -1,4 +1,4 @@
-"""Helpers for your own tests: run what is due, inspect broadcasts, move time, in a plain TestCase.
+"""Helpers for your own tests: run due messages, inspect broadcasts, move time, in a plain TestCase.
 
 For example::
 

@@ -109,7 +109,7 @@ class _Unstored(LeasedDelivery):
 
 
 class _UnstoredOfBatch(BatchDelivery):
-    """One in a list; its last `answer` is kept."""
+    """A delivery in a list; its last `answer` is kept."""
 
     answer: BaseException | None = None
 

@@ -109,8 +109,8 @@ _lock = threading.Lock()
 def capture_broadcasts() -> Iterator[Broadcasts]:
     """Yield a list of the messages broadcast in the block, without those rolled back.
 
-    If autocommit is off and no `atomic()` block is open, the list keeps those, too: Django does not
-    report such a rollback.
+    If autocommit is off and no `atomic()` block is open, the list also keeps rolled-back messages:
+    Django does not report such a rollback.
     """
     broadcasts = Broadcasts()
     with _lock:
@@ -135,7 +135,7 @@ def assert_broadcast(
 
     It has this `type`, and this `payload` if one is given; `type` may also be an instance of a
     `@message` class. A message with several handlers counts once. Inside `capture_broadcasts()` the
-    captured messages count, elsewhere those now in the table: so call it before `drain()`. The
+    captured messages count, elsewhere those in the table now, so call it before `drain()`. The
     AssertionError lists the messages found.
     """
     if not isinstance(type, str):
@@ -169,7 +169,7 @@ def _seen(using: str | None) -> Counter[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    # As jsonb has it, which reads 1e16 as a whole number.
+    # As jsonb stores it: it reads 1e16 as a whole number.
     return json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Run what is due in the current thread, on the current connection; make more messages due."""
+"""Run due messages in the current thread, on the current connection; make more messages due."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def drain(
 def drain(
     queue: str | None = None, *, errors: Errors = "raise", using: str | None = None
 ) -> int | HandlerErrors:
-    """Run every message that is due, in `queue` or in all queues, and all that they broadcast.
+    """Run every due message, in `queue` or in all queues, and the messages that those broadcast.
 
     Handlers run here, on this connection, through the worker's own code: failed messages are
     retried or dead-lettered, and `FailedAttempt` rows are written. Messages that are delayed or
     back off stay: see `due()`. Timeouts are not enforced.
 
-    Returns the number of deliveries. If handlers failed, it raises the first error once nothing is
-    due any more, with a note that names the message, handler and attempt. With `errors="keep"` it
+    Returns the number of deliveries. If handlers failed, it raises the first error once nothing
+    more is due, with a note that names the message, handler and attempt. With `errors="keep"` it
     returns all errors instead, as a list whose `deliveries` is the number of deliveries.
 
     A handler that raises Retry, Snooze or Reject has not failed, except by a Retry on the last
@@ -85,10 +85,10 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
     with answering():
         response = self.client.get("/friends/")  # a view that asks
 
-    The code that asks sees a handler's error as its RemoteError. Errors that it cannot see, because
-    the message is retried or nobody asked for its result, are collected: the first is raised at the
-    end of the block, as `drain()` does. If the block itself raises, its exception gets a note of
-    each. With `errors="keep"` they are only in the list that `as` binds.
+    The requesting code sees a handler's error as its RemoteError. Other errors, because the message
+    is retried or its result was not requested, are collected: the first is raised at the end of the
+    block, as `drain()` does. If the block itself raises, its exception gets a note for each. With
+    `errors="keep"` they are only in the list that `as` binds.
     """
     _check_errors(errors)
     seen = HandlerErrors()
@@ -120,7 +120,7 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
 
 def _drain_on(using: str | None, queue: str | None) -> Drain:
     connection = queue_connection(using)
-    # Within a handler that runs in a drain, a drain has an error of its own.
+    # Inside a handler that a drain runs, another drain raises an error of its own.
     if in_own_atomic(connection) and not is_watched(connection):
         raise RuntimeError(IN_ATOMIC.format(alias=connection.alias))
     return Drain(connection, queue=queue)
@@ -143,10 +143,10 @@ def _raise_first(failed: Sequence[DrainFailure], all_of_them: str) -> None:
 def due(queue: str | None = None, *, until: When | None = None, using: str | None = None) -> int:
     """Make delayed, retrying and held messages due now, as if time had passed; return how many.
 
-    With `until` (seconds or a timedelta from now, or an aware datetime), only what is due by then.
-    Schedules move too: what `periodic()` declares is stored as a worker would, and each time up to
-    `until` is broadcast, whatever `queue` says; those messages count. Then call `drain()`. Raises
-    what such a broadcast raises, and ValueError for a bad `until`.
+    With `until` (seconds or a timedelta from now, or an aware datetime), only messages due by then.
+    Schedules move too: declarations of `periodic()` are stored as by a worker, and each time up to
+    `until` is broadcast, regardless of `queue`; those messages count. Then call `drain()`. Raises
+    the errors of such a broadcast, and ValueError for a bad `until`.
 
         due(until=timedelta(days=1))
     """

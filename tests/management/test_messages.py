@@ -82,7 +82,7 @@ class TestPurge:
         questions = terminal("n", "")
         assert run("mq_purge", "--queue", "mail") == "Nothing was removed.\n"
         assert run("mq_purge", "--queue", "mail") == "Nothing was removed.\n"
-        assert questions == ["Remove 2 messages (dead letters) for good? [y/N] "] * 2
+        assert questions == ["Remove 2 messages (dead letters) permanently? [y/N] "] * 2
         assert QueuedMessage.objects.count() == 3
         terminal("y")
         assert run("mq_purge", "--queue", "mail") == "Removed 2 messages.\n"
@@ -115,7 +115,7 @@ class TestPurge:
         add()
         add(dead=-1)
         leased = add(leased=60)
-        with pytest.raises(CommandError, match="waiting ones too"):
+        with pytest.raises(CommandError, match="including waiting ones"):
             run("mq_purge", "--all", "--waiting")
         text = run("mq_purge", "--all", "--waiting", "--yes")
         assert text == "Removed 2 messages, skipped 1 (in flight or changed).\n"

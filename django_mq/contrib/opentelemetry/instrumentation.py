@@ -22,7 +22,7 @@ from django_mq.messages import Delivery
 from django_mq.outbox import origin
 
 SYSTEM = "django_mq"
-#: Links of one span at most: a list of a batch handler may have thousands of producers.
+#: The maximum number of links of one span: a batch handler's list may have thousands of producers.
 MOST_LINKS = 128
 
 _active: _Instrumentation | None = None
@@ -53,7 +53,7 @@ def instrument(
 
 
 def uninstrument() -> None:
-    """End what `instrument()` began."""
+    """Stop the tracing that `instrument()` started."""
     global _active
     if _active is not None:
         origin.carriers.remove(_active.carry)
@@ -69,7 +69,7 @@ class _Instrumentation:
         )
 
     def carry(self) -> Mapping[str, str]:
-        """Return the context for the messages that are broadcast now: nothing without a span."""
+        """Return the context for messages that are broadcast now: empty without a span."""
         if not trace.get_current_span().is_recording():
             return {}
         attributes = {
@@ -88,7 +88,7 @@ class _Instrumentation:
     def process(self, argument: Delivery | Sequence[Delivery]) -> Iterator[None]:
         """Trace a call of a handler with `argument`."""
         deliveries = [argument] if isinstance(argument, Delivery) else list(argument)
-        if not deliveries:  # all of the list lost their lease
+        if not deliveries:  # all deliveries of the list lost their leases
             yield
             return
         first = deliveries[0]
@@ -150,7 +150,7 @@ def _metadata(delivery: Delivery) -> Mapping[str, Any]:
 
 
 def _fail(span: Span, error: BaseException) -> str:
-    """Note an error, and return its class; its text is noted only if the log may have it."""
+    """Record an error and return its class; record its text only if the log may have it."""
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     span.set_attribute("error.type", name)
     if get_settings().log_error_texts:

@@ -25,7 +25,7 @@ class QueueCollector(Collector):
 
     A scrape takes a few statements, of 5 s at most each, however many messages wait: counts stop
     at 10,000. Its cost is linear in the number of queues. An error of the database is raised: the
-    scrape fails, and Prometheus says so by `up`.
+    scrape fails, and Prometheus shows that by `up`.
     """
 
     def __init__(self, using: str | None = None) -> None:
@@ -78,7 +78,7 @@ def _families() -> tuple[GaugeMetricFamily, ...]:
         GaugeMetricFamily("django_mq_queue_paused", "1 while it is paused.", labels=by_queue),
         GaugeMetricFamily(
             "django_mq_queue_max_in_flight",
-            "The limit of messages in flight, where there is one.",
+            "The limit of messages in flight, if there is one.",
             labels=by_queue,
         ),
         GaugeMetricFamily("django_mq_workers", "Worker processes alive, over the fleet."),

@@ -1,4 +1,4 @@
-"""The figures as a page. It asks for no login: protect it where you route it."""
+"""The figures as a page. It requires no login: protect it in your URL configuration."""
 
 from __future__ import annotations
 

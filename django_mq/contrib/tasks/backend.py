@@ -61,7 +61,7 @@ class MessageQueueBackend(BaseTaskBackend):
 
     @property
     def database(self) -> str | None:
-        """The alias of the database that has the tasks; None: that of the settings."""
+        """The alias of the database that stores the tasks; None: that of the settings."""
         return self._options.database
 
     def validate_task(self, task: Task[..., Any]) -> None:
@@ -81,7 +81,7 @@ class MessageQueueBackend(BaseTaskBackend):
 
         A duplicate of a task with a `unique_id` returns the result of the stored one, and sends no
         signal. Raises TypeError for arguments that are not JSON, DuplicateMessage for a duplicate
-        where nothing waits or runs (in the quiet time of the id), or with `on_duplicate="raise"`,
+        while no task waits or runs (in the quiet time of the id) or with `on_duplicate="raise"`,
         and the other errors of `broadcast()`.
         """
         self.validate_task(task)

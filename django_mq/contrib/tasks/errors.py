@@ -1,4 +1,4 @@
-"""The errors of tasks that ended without an exception, and class names as Django spells them."""
+"""The errors of tasks that ended without an exception, and class names in Django's spelling."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNANSWERED: dict[str, type[Exception]] = {
 
 
 def unanswered(reason: str) -> TaskError:
-    """Return the error of a task that ended for `reason`, without an attempt of its own.
+    """Return the error of a task that ended for `reason`, without a failed attempt.
 
     >>> unanswered("expired").exception_class_path
     'django_mq.contrib.tasks.errors.TaskExpired'
@@ -48,7 +48,7 @@ def unanswered(reason: str) -> TaskError:
 
 
 def failed(error_class: str, traceback: str) -> TaskError:
-    """Return the error of a failed attempt, with the class as Django spells it.
+    """Return the error of a failed attempt, with the class in Django's spelling.
 
     >>> failed("KeyError", "").exception_class_path, failed("shop.Oops", "").exception_class_path
     ('builtins.KeyError', 'shop.Oops')

@@ -52,7 +52,7 @@ def _send(ended: Ended) -> None:
 
 
 def _attempts(ended: Ended) -> TaskAttempts:
-    """Return the attempts of a task; only one that was retried has to read them."""
+    """Return the attempts of a task; they are read only for a task that was retried."""
     delivery, outcome = ended.delivery, ended.outcome
     if ended.settled is Settled.BURIED:
         attempts = results.failed_attempts(delivery, None)

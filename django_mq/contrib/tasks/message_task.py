@@ -31,7 +31,7 @@ from django_mq.policy.uniqueness import OnDuplicate
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: A text, or a function from the task's arguments to a text; None is no key, or no id.
+#: A text, or a function from the task's arguments to a text; None means no key, or no id.
 Named = str | Callable[..., str | None]
 
 
@@ -60,14 +60,14 @@ class UsingOptions(TaskOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageTask(GenericTask[P, R], Generic[P, R]):
-    """A Django task whose message has options; None is the backend's default.
+    """A Django task whose message has options; None means the backend's default.
 
-    - `max_attempts`, `backoff`: retries, which a task does not have otherwise. `backoff` is
+    - `max_attempts`, `backoff`: retries, which a task has only with these. `backoff` is
       `exponential()`, `fixed()` or `intervals()`.
     - `timeout`: seconds or a timedelta.
     - `key`: tasks of one function with the same key run one at a time, in order.
     - `unique_id`: while a task of this function with this id waits or runs, enqueueing another
-      returns the result of that one. `on_duplicate` and `unique_for` are those of `broadcast()`.
+      returns the result of the first. `on_duplicate` and `unique_for` are those of `broadcast()`.
     - `expires`: seconds, a timedelta or an aware datetime; no attempt starts later.
     - `atomic`: whether the task's writes and its end are one transaction; default True, but
       coroutines never are.
@@ -86,7 +86,7 @@ class MessageTask(GenericTask[P, R], Generic[P, R]):
     atomic: bool | None = None
 
     def using(self, **options: Unpack[UsingOptions]) -> MessageTask[P, R]:
-        """Return this task with other options; None leaves one as it is."""
+        """Return this task with other options; None leaves an option unchanged."""
         return replace(self, **_given(options, UsingOptions.__optional_keys__))
 
 

@@ -1,4 +1,4 @@
-"""The OPTIONS of a backend and of a task, checked; and what a task's message carries of them."""
+"""The OPTIONS of a backend and of a task, checked; and those that a task's message carries."""
 # ruff: noqa: RUF009  (`_option` is `dataclasses.field`)
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from django_mq.policy.routing import TASKS, check_key, check_name
 from django_mq.store.kept_results import OPTIONS
 
 NEVER = RetryPolicy.never()
-#: What a task may do with a duplicate.
+#: The `on_duplicate` options that a task may have.
 WAYS = ("skip", "raise", "update", "debounce", "replace")
 
 
@@ -144,7 +144,7 @@ def policy_of(task: Task[..., Any], default: RetryPolicy) -> RetryPolicy:
 
 
 def named(task: Task[..., Any], name: str, args: list[Any], kwargs: dict[str, Any]) -> str | None:
-    """Return the task's `key` or `unique_id`: the text, or the function's for these arguments."""
+    """Return the task's `key` or `unique_id`: the text, or the function's result."""
     value: Named | None = option(task, name)
     if not callable(value):
         return value
@@ -158,7 +158,7 @@ def named(task: Task[..., Any], name: str, args: list[Any], kwargs: dict[str, An
 
 
 def aware(at: datetime) -> datetime:
-    """Return a `run_after` as an aware datetime: it is naive where USE_TZ is off."""
+    """Return a `run_after` as an aware datetime: it is naive if USE_TZ is off."""
     return at if timezone.is_aware(at) else timezone.make_aware(at)
 
 
@@ -166,7 +166,7 @@ def aware(at: datetime) -> datetime:
 class Carried:
     """The options of a task that its message carries in its metadata.
 
-    `timeout` and `atomic` are None where the task's own apply, `retention` where the setting does.
+    `timeout` and `atomic` are None if the task's own apply, `retention` if the setting applies.
     """
 
     backend: str = DEFAULT_TASK_BACKEND_ALIAS
@@ -195,7 +195,7 @@ class Carried:
 
 
 def carried(metadata: object) -> Carried:
-    """Return what the metadata of a message carries; values of a wrong type are left out.
+    """Return the options in the metadata of a message, without values of a wrong type.
 
     >>> carried({"mq.task": {"timeout": 5, "atomic": "no"}}).timeout
     5.0

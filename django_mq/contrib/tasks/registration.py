@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def register(task: Task[..., Any], *, timeout: float | None) -> Handler:
-    """Return the handler of the task's function; register it if it is not.
+    """Return the handler of the task's function; register it if that has not been done.
 
-    The options of the first task of a function are those of the handler; a message of another
-    one carries its own. `timeout` is the backend's, in seconds.
+    The options of the first task of a function are those of the handler; a message of another task
+    carries its own. `timeout` is the backend's, in seconds.
     """
     known = handlers.get(task.module_path)
     if known is not None and (registered := task_of(known)) and registered.func is task.func:
@@ -58,7 +58,7 @@ def register(task: Task[..., Any], *, timeout: float | None) -> Handler:
 
 
 def task_of(handler: Handler | None) -> Task[..., Any] | None:
-    """Return the registered task of a handler; None if it is not a task's."""
+    """Return the registered task of a handler; None if the handler is not a task's."""
     runner = getattr(handler.function, "__self__", None) if handler is not None else None
     return runner.task if isinstance(runner, TaskRunner) else None
 
@@ -70,13 +70,13 @@ def atomic_of(task: Task[..., Any]) -> bool:
 
 
 def timeout_of(task: Task[..., Any], default: float | None) -> float | None:
-    """Return the seconds that an attempt may take; None is the TIMEOUT setting."""
+    """Return the seconds that an attempt may take; None means the TIMEOUT setting."""
     timeout = option(task, "timeout")
     return default if timeout is None else as_seconds(timeout)
 
 
 def _queues() -> dict[str, bool]:
-    """Return the queues of all backends; a false value if one of them takes any queue."""
+    """Return the queues of all backends, each with False if its backend takes any queue."""
     found: dict[str, bool] = {}
     for params in getattr(settings, "TASKS", {}).values():
         queues = params.get("QUEUES", [DEFAULT_TASK_QUEUE_NAME])

@@ -1,4 +1,4 @@
-"""Task results: of a task that was enqueued, that runs here, or that the tables have."""
+"""Task results: for a task that was enqueued, that runs here, or that is stored in the tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TaskAttempts:
-    """The attempts of a task so far, in order: who ran them, and how those that failed ended."""
+    """The attempts of a task so far, in order: their workers, and the errors of failed ones."""
 
     worker_ids: list[str] = field(default_factory=list)
     errors: list[TaskError] = field(default_factory=list)
@@ -70,7 +70,7 @@ def running(task: Task[..., Any], delivery: Delivery) -> TaskResult[..., Any] | 
     if arguments is None:
         return None
     attempts = failed_attempts(delivery, delivery.attempt - 1)
-    # By the worker's clock, but never before the claim by the database's: it waited here since.
+    # By the worker's clock, but never before the claim by the database's clock.
     attempts.add(worker_of(delivery), max(delivery._row.claimed, time()))
     return _result(
         _as_enqueued(task, delivery.queue, delivery.priority, carried(delivery.metadata)),
@@ -106,7 +106,7 @@ def ended(
 
 
 def stored(task: Task[..., Any], id: int, found: StoredTask) -> TaskResult[..., Any] | None:
-    """Return the result of a task as the tables have it; None if it has no arguments."""
+    """Return the result of a task as it is stored; None if it has no arguments."""
     arguments = arguments_of(_read(found.payload))
     if arguments is None:
         return None
@@ -145,7 +145,7 @@ def sender_of(result: TaskResult[..., Any]) -> type:
 
 
 def moment(seconds: float) -> datetime:
-    """Return seconds since 1970 as a datetime, naive in local time where USE_TZ is off."""
+    """Return seconds since 1970 as a datetime, naive in local time if USE_TZ is off."""
     at = datetime.fromtimestamp(seconds, UTC)
     return at if settings.USE_TZ else timezone.make_naive(at, timezone.get_default_timezone())
 
@@ -234,7 +234,7 @@ def _connection(delivery: Delivery) -> BaseDatabaseWrapper:
 
 
 def _attempts_of(text: str, count: int | None) -> TaskAttempts:
-    """Read the last `count` attempts, or all; one whose record is gone has no worker."""
+    """Read the last `count` attempts, or all; an attempt whose record is gone has no worker."""
     attempts = TaskAttempts()
     records = [each for each in _read(text) if isinstance(each, dict)]
     if count is not None:

@@ -17,8 +17,8 @@ CODES = {"warning": 1, "error": 2}
 
 class Command(OperatorCommand):
     help = (
-        "Find out what is wrong with the installation. Exit code 0: nothing, 1: warnings,"
-        " 2: errors. Run it with the login of the workers."
+        "Check the installation for problems. Exit code 0: none, 1: warnings, 2: errors. Run it"
+        " with the login of the workers."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

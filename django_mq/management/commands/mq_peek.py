@@ -18,7 +18,7 @@ from django_mq.policy.error_text import one_line
 from django_mq.queues.obstacles import shown
 from django_mq.queues.stalled import standings
 
-#: Bytes shown of a payload; --json shows all of it.
+#: The bytes of a payload that are shown; --json shows all of it.
 LONGEST = 2000
 
 
@@ -43,7 +43,7 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--payload",
             action="store_true",
-            help="show payload, metadata and last error too, with values of secret keys hidden",
+            help="also show payload, metadata and last error, with values of secret keys hidden",
         )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
@@ -70,7 +70,7 @@ class Command(OperatorCommand):
     def _show(
         self, messages: Sequence[QueuedMessage], behind: dict[int, int], private: bool
     ) -> None:
-        """Print a table; with `private`, the payload and so on below each of its rows."""
+        """Print a table; with `private`, payload, metadata and last error below each row."""
         headers = ("id", "queue", "type", "handler", "state", "attempts", "due", "stored")
         rows = [
             (
@@ -107,7 +107,7 @@ class Command(OperatorCommand):
 
 
 def _nothing(queue: str | None, options: dict[str, Any], database: str | None) -> str:
-    """Say that there is nothing to show, and where messages are."""
+    """Return a text that says that there is nothing to show, and where messages are."""
     counted = queues.counts(using=database)
     text = f"No messages in queue {queue}." if queue else "No messages."
     if queue and (warning := mistaken(queue, counted)):

@@ -43,8 +43,8 @@ class Command(OperatorCommand):
         found = queues.purge(dry_run=True, using=database, **chosen)
         if not found:
             self.warn_of_unknown(options["queue"], database, handler=options["handler"])
-        what = "messages, waiting ones too" if chosen["waiting"] else "dead letters"
-        question = f"Remove {count(len(found.ids))} ({what}) for good?"
+        what = "messages, including waiting ones" if chosen["waiting"] else "dead letters"
+        question = f"Remove {count(len(found.ids))} ({what}) permanently?"
         if chosen["ids"] is None:
             chosen["limit"] = len(found.ids)  # leave out messages that died since the question
         act = partial(queues.purge, using=database, **chosen)

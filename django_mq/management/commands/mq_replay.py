@@ -44,6 +44,6 @@ class Command(OperatorCommand):
             self.warn_of_unknown(options["queue"], database, handler=options["handler"])
         where = f" to {chosen['to']}" if chosen["to"] else ""
         question = f"Broadcast {count(len(found.ids))} again{where}?"
-        # Those of the question: more may have been handled since.
+        # The ids that the question counted: more messages may have been handled since.
         act = partial(queues.replay, ids=found.ids, to=chosen["to"], using=database)
         self.change("replay", "replayed", question, found, act, **options)

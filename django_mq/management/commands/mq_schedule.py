@@ -17,7 +17,7 @@ from django_mq.policy.routing import check_name
 from django_mq.queues.obstacles import shown
 
 ACTIONS = ("list", "run", "enable", "disable", "next")
-#: Times that are shown of each schedule.
+#: The number of times shown per schedule.
 TIMES = 3
 #: Columns of a schedule in JSON; the payload and the metadata may be private.
 COLUMNS = (
@@ -102,7 +102,11 @@ class Command(OperatorCommand):
             answer = {"name": name, "enabled": found.enabled, "next_at": found.next_at}
             self.stdout.write(as_json({**answer, "changed": changed}))
         elif enable:
-            next_at = f"its next time is {shown(found.next_at)}" if found.next_at else "it is over"
+            next_at = (
+                f"its next time is {shown(found.next_at)}"
+                if found.next_at
+                else "it has no next time"
+            )
             self.stdout.write(f"Schedule {name} is enabled: {next_at}.")
         else:
             self.stdout.write(f"Schedule {name} is disabled.")

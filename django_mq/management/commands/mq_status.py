@@ -23,7 +23,7 @@ from django_mq.queues.obstacles import shown
 #: Moves the cursor home and clears the terminal.
 CLEAR = "\x1b[H\x1b[2J"
 
-#: Blocking messages shown; mq_peek --heads shows more.
+#: The maximum number of blocking messages shown; mq_peek --heads shows more.
 MOST_HEADS = 10
 #: Headers of `_worker()`.
 WORKERS = ("worker", "host", "pid", "state", "queues", "running", "woken by", "last seen")
@@ -43,7 +43,7 @@ class Command(OperatorCommand):
             const=2.0,
             type=duration,
             metavar="SECONDS",
-            help="show it again and again, every 2 s by default, until Ctrl-C",
+            help="refresh the output, every 2 s by default, until Ctrl-C",
         )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
@@ -82,7 +82,9 @@ class Command(OperatorCommand):
         self._show_queues(counted.values(), heads)
         self._show_workers(queue, workers, timings)
         if holders:
-            self.stdout.write("\nThese keep vacuum from removing dead rows, which slows claims:")
+            self.stdout.write(
+                "\nThese keep vacuum from removing dead rows, which slows down claims:"
+            )
             headers = ("what", "which", "login", "application", "state", "since")
             self.stdout.write(table(headers, map(_holder, holders)))
         for each in pooled:
@@ -121,7 +123,7 @@ class Command(OperatorCommand):
 
 
 def _pooled(alias: str) -> list[Finding]:
-    """Return what is wrong with the settings of a pooler; nothing if no session can be opened."""
+    """Return the findings about a pooler's settings; none if no session can be opened."""
     with suppress(*LOST):
         return list(pooler(alias))
     return []

@@ -31,7 +31,7 @@ class Command(OperatorCommand):
         elif asked:
             self.stdout.write(f"Asked the workers to stop {count(len(asked.ids))}.")
         else:
-            self.stdout.write("No live worker has such a message: nothing to stop.")
+            self.stdout.write("No live worker has any of these messages: there is nothing to stop.")
 
 
 def _login() -> str:

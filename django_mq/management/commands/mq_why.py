@@ -13,7 +13,7 @@ from django_mq.policy.error_text import one_line
 
 
 class Command(OperatorCommand):
-    help = "Explain why a message is not running now, or what became of it."
+    help = "Explain why a message is not running now, or how it ended."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

@@ -37,7 +37,7 @@ logger = logging.getLogger("django_mq")
 
 
 POOLED = (
-    "%s connects through a pooler, and workers use prepared statements: with transaction pooling"
+    "%s connects through a pooler, and workers use prepared statements: with transaction pooling,"
     " set DISABLE_SERVER_SIDE_CURSORS for this alias, and WAKEUP to 'poll' or to a direct alias"
 )
 
@@ -57,7 +57,7 @@ class Command(BaseCommand):
         for name, read, what, text in (
             ("--processes", positive, "N", "processes that run handlers"),
             ("--threads", positive, "N", "threads that run handlers, in each process"),
-            ("--batch-size", positive, "N", "most messages in one claim"),
+            ("--batch-size", positive, "N", "maximum number of messages in one claim"),
             ("--max-messages", positive, "N", "exit after N messages"),
             ("--max-seconds", seconds, "S", "exit after S seconds"),
             ("--max-rss", positive, "MB", "replace a process that grows to MB of memory"),
@@ -188,8 +188,8 @@ def _warn_of_surroundings() -> None:
 def _configure_logging(verbosity: int) -> None:
     """Log to stderr unless LOGGING configures this logger: a worker should not be silent.
 
-    `-v 2` logs a line for each message that ended, and `-v 3` also one for its start, whatever the
-    level in LOGGING is.
+    `-v 2` logs a line for each message that ends, and `-v 3` also one for its start, regardless of
+    the level in LOGGING.
     """
     logger = logging.getLogger("django_mq")
     if verbosity == 2:
@@ -234,7 +234,7 @@ def _run_reloadable(worker: Worker) -> None:
 
 
 def _end_for_reload(worker: Worker) -> None:
-    """Drain, and say what that waits for."""
+    """Drain, and log the messages that the drain waits for."""
     if running := worker.running_messages:
         logger.info(
             "waiting at most %g s for message%s %s",
@@ -266,5 +266,5 @@ def _endpoint(what: str, port: int, address: str = "127.0.0.1") -> Endpoint:
 
 
 def _left(share: int | None, scoreboard: Scoreboard) -> int | None:
-    """Return the rest of a share after earlier processes claimed some of it."""
+    """Return the part of a share that earlier processes have not claimed."""
     return None if share is None else max(0, share - scoreboard.taken)
