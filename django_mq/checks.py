@@ -153,13 +153,13 @@ def check_schedules(settings: Settings, databases: Collection[str]) -> Found:
 
 @_check(TAG)
 def check_outbox_alias(settings: Settings, databases: Collection[str]) -> Found:
-    """W001: messages in another database than the data they are about."""
+    """W001: messages are in another database than the data they concern."""
     alias = alias_of()
     if alias != "default":
         yield checks.Warning(
             f"Messages are stored in {alias!r}, so they do not commit together with data in"
             " 'default'.",
-            hint="Store messages in the same database as the data they are about, or silence this"
+            hint="Store messages in the same database as the data they concern, or silence this"
             " check.",
             id="django_mq.W001",
         )
@@ -253,7 +253,7 @@ def check_message_classes(settings: Settings, databases: Collection[str]) -> Fou
 
 @_check(TAG, checks.Tags.security, deploy=True)
 def check_deployment(settings: Settings, databases: Collection[str]) -> Found:
-    """W005: rows that are kept for ever, or payloads that are shown in full."""
+    """W005: rows are kept for ever, or payloads are shown in full."""
     for name in ("result_retention", "attempt_retention"):
         if getattr(settings, name) is None:
             yield checks.Warning(
@@ -263,7 +263,7 @@ def check_deployment(settings: Settings, databases: Collection[str]) -> Found:
             )
     if settings.redact is None:
         yield checks.Warning(
-            "REDACT is None, so everybody who may view payloads sees the secrets in them.",
+            "REDACT is None, so every user who may view payloads sees the secrets in them.",
             hint="Remove REDACT to hide the keys that Django hides, or set a pattern of your own.",
             id="django_mq.W005",
         )
@@ -271,7 +271,7 @@ def check_deployment(settings: Settings, databases: Collection[str]) -> Found:
 
 @_check(TAG)
 def check_slice(settings: Settings, databases: Collection[str]) -> Found:
-    """W006: slices that are too long for the lease."""
+    """W006: slices are too long for the lease."""
     leases = {"LEASE": settings.lease}
     for name, each in settings.queues.items():
         if each.lease != settings.lease:

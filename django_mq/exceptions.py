@@ -86,7 +86,7 @@ class HandlerBrokeTransaction(MQError):
 
 
 class RemoteError(MQError):
-    """The handler of a request failed for good: no attempt follows.
+    """The handler of a request failed permanently: no attempt follows.
 
     `id` is the message's id; `error_class` (with its module) and `error_text` describe the error of
     the last attempt.
@@ -144,8 +144,9 @@ class Retry(_Settle):
 class Snooze(_Settle):
     """Raise this in a handler to run the message again at `after`; the attempt does not count.
 
-    `after` is seconds, a timedelta or an aware datetime; anything else raises ValueError. The least
-    wait is 0.1 s. `backoff=True` also signals queue backoff: what the handler needs is away.
+    `after` is seconds, a timedelta or an aware datetime; anything else raises ValueError. The wait
+    is at least 0.1 s. `backoff=True` also signals queue backoff: a service that the handler needs
+    is unavailable.
     """
 
     def __init__(self, after: When, *, backoff: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Signals for messages, workers and queues; each is also logged. Receivers are called robustly.
+"""Signals for messages, workers and queues; each is also logged. Errors of receivers are contained.
 
 Workers send the signals of messages after the commit; `sender` is the handler's name. They carry
 `delivery` and, where they apply, `queued_for` (seconds until the first claim; None for later
@@ -59,7 +59,7 @@ def wanted(signal: LoggedSignal) -> bool:
 def named(error: BaseException) -> str:
     """Return how a log line names an exception: its class, and where it was raised.
 
-    Its text may hold what a payload holds: it is there with LOG_ERROR_TEXTS only.
+    Its text may contain data of the payload, so it is included only with LOG_ERROR_TEXTS.
     """
     failure = describe(error)
     if get_settings().log_error_texts:
@@ -71,8 +71,8 @@ def named(error: BaseException) -> str:
 def traced(error: BaseException | None) -> BaseException | None:
     """Return the `exc_info` of a log line, so that log handlers and error trackers have the stack.
 
-    Without LOG_ERROR_TEXTS it has no text of an exception. None for what a handler raises on
-    purpose: Retry, Snooze and Reject.
+    Without LOG_ERROR_TEXTS it has no exception text. None for the exceptions that a handler raises
+    on purpose: Retry, Snooze and Reject.
     """
     if error is None or isinstance(error, Retry | Snooze | Reject):
         return None
@@ -82,7 +82,7 @@ def traced(error: BaseException | None) -> BaseException | None:
 def log_failure(
     event: str, error: BaseException, text: str, *args: object, **extra: object
 ) -> None:
-    """Log an error that something of ours met: `text % args`, and its name and stack."""
+    """Log an error in code of django_mq: `text % args`, and its name and stack."""
     logger.error(
         f"{text}: %s",
         *args,
@@ -93,7 +93,7 @@ def log_failure(
 
 
 def announce(signal: LoggedSignal, delivery: Delivery, text: str, **data: Any) -> None:
-    """Send and log what became of `delivery`; a receiver's exception is only logged."""
+    """Send and log an event of `delivery`; a receiver's exception is only logged."""
     _send(signal, delivery.handler, delivery=delivery, **data)
     logger.log(
         signal.level,
@@ -120,13 +120,13 @@ def announce(signal: LoggedSignal, delivery: Delivery, text: str, **data: Any) -
 
 
 def announce_worker(signal: LoggedSignal, worker: str, text: str, **data: Any) -> None:
-    """Send and log what became of worker process `worker`."""
+    """Send and log an event of worker process `worker`."""
     _send(signal, worker, worker=worker, **data)
     logger.log(signal.level, "%s", text, extra={"event": signal.name, "worker": worker, **data})
 
 
 def announce_queue(signal: LoggedSignal, queue: str, text: str, **data: Any) -> None:
-    """Send and log what became of `queue`."""
+    """Send and log an event of `queue`."""
     _send(signal, queue, queue=queue, **data)
     logger.log(
         signal.level,

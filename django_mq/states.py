@@ -1,4 +1,4 @@
-"""The state of a message, as people read it: derived from the row, never stored.
+"""The state of a message, as users see it: derived from the row, never stored.
 
 `QueuedMessage.objects.with_state()` and `message.state` use the same expression. If several states
 hold, the first one in MessageState counts.
@@ -21,7 +21,7 @@ _JSON = models.JSONField()
 
 
 class MessageState(models.TextChoices):
-    """The states in order of precedence: a dead message is dead, whatever else holds."""
+    """The states in order of precedence: a dead message is dead, whatever else is true of it."""
 
     DEAD = "dead", "dead"
     RUNNING = "running", "running"
@@ -37,7 +37,7 @@ class MessageState(models.TextChoices):
 
 def state_expression() -> Case:
     """Return the SQL expression whose value is the state of a message."""
-    # Asked once per statement, not once per message: a list may have 10,000 leased ones.
+    # Evaluated once per statement, not once per message: a list may have 10,000 leased ones.
     live_workers = apps.get_model("django_mq", "WorkerHeartbeat")._default_manager.filter(
         last_seen__gt=Now() - GONE_AFTER
     )

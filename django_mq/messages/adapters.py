@@ -1,6 +1,6 @@
 """The codecs of whole messages: dataclasses, pydantic models and msgspec Structs.
 
-The last two libraries are not needed: a class that was made with one brings it along.
+The last two libraries are optional: a class made with one of them has imported it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _StructInstance(Protocol):
     __struct_fields__: ClassVar[tuple[str, ...]]
 
 
-#: An instance of a class that `@message` may decorate, to type checkers.
+#: An instance of a class that `@message` may decorate, for type checkers.
 MessageInstance = _DataclassInstance | _ModelInstance | _StructInstance
 
 

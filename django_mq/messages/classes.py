@@ -110,8 +110,8 @@ def message(type: str, *, version: int = 1) -> Callable[[C], C]:
 def upcast(type: str, from_version: int) -> Callable[[U], U]:
     """Register a function that turns a payload of `from_version` into one of the next version.
 
-    It gets the payload as a dict and returns a dict. A chain of upcasts leads from the version of
-    a stored message to that of its class. Raises InvalidMessage if there is one already.
+    The function gets the payload as a dict and returns a dict. A chain of upcasts leads from the
+    version of a stored message to that of its class. Raises InvalidMessage if there is one already.
     """
     _check_version(from_version, "from_version")
 
@@ -147,7 +147,7 @@ def message_classes() -> list[MessageClass]:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """For tests: what the block registers is gone after it."""
+    """For tests: registrations of the block are gone after it."""
     registries: tuple[dict[Any, Any], ...] = (_by_class, _by_type, _upcasts)
     kept = [dict(each) for each in registries]
     try:
@@ -161,8 +161,8 @@ def isolated() -> Iterator[None]:
 _Type = type
 
 
-def _full_name(thing: Any) -> tuple[str, str]:
-    """Return what stays the same when a module is reloaded."""
+def _place(thing: Any) -> tuple[str, str]:
+    """Return the identity of a class or function; it survives a reload of the module."""
     return thing.__module__, thing.__qualname__
 
 

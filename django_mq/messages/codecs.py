@@ -200,7 +200,7 @@ class DataclassCodec:
         return {"$ref": f"#/$defs/{self.cls.__qualname__}"}
 
     def definition(self) -> dict[str, Any]:
-        """Return what `schema()` refers to."""
+        """Return the definition that `schema()` refers to."""
         return {
             "type": "object",
             "title": self.cls.__qualname__,
@@ -210,7 +210,7 @@ class DataclassCodec:
 
 
 class Codecs:
-    """Builds codecs; one dataclass has one, so that a class may hold values of its own."""
+    """Builds codecs, one per dataclass, so that a class may contain values of its own type."""
 
     def __init__(self) -> None:
         self.dataclasses: dict[type, DataclassCodec] = {}

@@ -15,7 +15,7 @@ from django_mq.policy.routing import TASKS
 
 P = ParamSpec("P")
 T = TypeVar("T")
-if TYPE_CHECKING:  # a default needs Python 3.13; type checkers bring typing_extensions along
+if TYPE_CHECKING:  # a default needs Python 3.13; type checkers include typing_extensions
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     Payload = TypeVarWithDefault("Payload", default=Any)
@@ -29,7 +29,7 @@ class ClaimedRow(NamedTuple):
     `payload` and `metadata` are JSON text, decoded when a handler reads them. `waited`: seconds
     from the due time to the claim. `expires_in`: seconds from the claim until no attempt may start.
     `created` and `claimed`: seconds since 1970, by the database's clock; the driver reads a number
-    in a tenth of the time of a datetime.
+    ten times as fast as a datetime.
     """
 
     id: int
@@ -86,8 +86,8 @@ _fence_places = (ClaimedRow._fields.index(name) for name in ("id", "attempts", "
 fence_of: Callable[[ClaimedRow], PlainFence] = itemgetter(*_fence_places)
 
 
-#: A time before all others. Not 0: by a clock that starts with the machine, that was just now on
-#: a machine that has just started.
+#: A time before all others. Not 0: the clock starts with the machine, so on a machine that has just
+#: started, 0 is recent.
 LONG_AGO = float("-inf")
 
 
@@ -205,8 +205,8 @@ class Delivery(Generic[Payload]):
         """Commit the writes of this `with` block and the ack together, or neither.
 
         `result`, as it is at the end of the block, becomes the result of the message, if one was
-        asked for; the handler's return value is then ignored. Raises LeaseLost before the block
-        runs if the lease is lost: a worker that was frozen meanwhile writes nothing. Raises
+        requested; the handler's return value is then ignored. Raises LeaseLost before the block
+        runs if the lease is lost: a worker that was frozen in the meantime writes nothing. Raises
         TypeError in an atomic handler: only handlers with `atomic=False` and `async def` handlers
         can finish early.
         """
@@ -215,15 +215,15 @@ class Delivery(Generic[Payload]):
     async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `function` in a thread, inside `finish()`, and return its return value.
 
-        That value is also the result of the message, if one was asked for.
+        That value is also the result of the message, if one was requested.
         """
         raise self._atomic("afinish()")
 
     def fail(self, error: Exception) -> None:
-        """Fail this message with `error`, as if its handler had raised it for this one alone.
+        """Fail this message with `error`, as if its handler had raised it for this message alone.
 
         The answers `fail()`, `retry()`, `snooze()` and `reject()` are for lists of deliveries
-        (`batch=True`) outside transactions, and take effect when the handler returns, or however it
+        (`batch=True`) outside transactions. They take effect when the handler ends, however it
         ends; the last answer wins. They raise TypeError in any other handler, and LeaseLost once
         the call has ended.
         """

@@ -25,7 +25,7 @@ class Message:
     higher first. `on_duplicate` (None means "skip") and `unique_for` need a `unique_id`.
 
     `Message(instance)` takes type, payload and schema version from an instance of a message class;
-    InvalidPayload says which field has wrong content. All else is checked by `broadcast()`.
+    InvalidPayload says which field has wrong content. `broadcast()` checks everything else.
     """
 
     type: str
@@ -69,7 +69,7 @@ class Message:
             self._take(given)
 
     def _take(self, instance: object) -> None:
-        """Take type, payload and version from an instance that stands in the place of the type."""
+        """Take type, payload and version from an instance that was passed as the type."""
         found = class_of(instance)
         if found is None:
             raise InvalidName(

@@ -1,4 +1,4 @@
-"""The single values that JSON has, and those that it has as text."""
+"""Single values: those that JSON has, and those that are stored as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.utils.duration import duration_iso_string
 
 
 class Mismatch(ValueError):
-    """A value is not of its type: `path` leads to it, `problem` says what it must be."""
+    """A value does not have its type: `path` leads to it, `problem` says what it must be."""
 
     def __init__(self, problem: str, path: str = "") -> None:
         super().__init__(f"{path} {problem}" if path else problem)
@@ -72,7 +72,7 @@ class Scalar:
 
 
 def kind_of(value: object) -> str:
-    """Return what kind of value it is, without its content, which may be private."""
+    """Return the kind of a value, without its content, which may be private."""
     if isinstance(value, datetime) and value.utcoffset() is None:
         return "a naive datetime, without a time zone"
     if isinstance(value, Decimal) and not value.is_finite():

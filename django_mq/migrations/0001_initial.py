@@ -151,7 +151,7 @@ class Migration(migrations.Migration):
                     "timings",
                     models.JSONField(
                         db_default=models.Value({}, models.JSONField()),
-                        help_text="By handler: how many attempts, how long they waited and ran.",
+                        help_text="By handler: the number of attempts, and how long they waited and ran.",
                         verbose_name="timings",
                     ),
                 ),
@@ -585,7 +585,7 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "queue",
                 "verbose_name_plural": "queues",
-                "db_table_comment": "What was decided about one queue (django_mq)",
+                "db_table_comment": "One row is the state of one queue (django_mq)",
                 "permissions": (("change_queue", "Can pause, resume and limit a queue"),),
                 "default_permissions": ("view",),
                 "constraints": [

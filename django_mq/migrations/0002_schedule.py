@@ -49,7 +49,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         blank=True,
                         db_default="",
-                        help_text="Minute, hour, day of month, month, day of week, as in 0 6 * * mon-fri.",
+                        help_text="Minute, hour, day of month, month, day of week, such as 0 6 * * mon-fri.",
                         max_length=256,
                         verbose_name="cron expression",
                     ),
@@ -58,7 +58,7 @@ class Migration(migrations.Migration):
                     "every",
                     models.DurationField(
                         blank=True,
-                        help_text="Instead: an interval, as in 3600 (seconds).",
+                        help_text="Instead of cron: an interval, such as 3600 (seconds).",
                         null=True,
                         verbose_name="every",
                     ),
@@ -68,7 +68,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         db_default="UTC",
                         default="UTC",
-                        help_text="Of the cron expression, as in Europe/Berlin.",
+                        help_text="The time zone of the cron expression, such as Europe/Berlin.",
                         max_length=64,
                         verbose_name="time zone",
                     ),
@@ -167,7 +167,7 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "schedule",
                 "verbose_name_plural": "schedules",
-                "db_table_comment": "One row is one message broadcast by the clock (django_mq)",
+                "db_table_comment": "One row is one schedule: a message broadcast at given times (django_mq)",
                 "permissions": (("change_schedule", "Can add, change, run and enable schedules"),),
                 "default_permissions": ("view",),
                 "indexes": [

@@ -54,7 +54,7 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "figures of an hour",
                 "verbose_name_plural": "figures of hours",
-                "db_table_comment": "What the fleet did in one hour, by queue and handler (django_mq)",
+                "db_table_comment": "The figures of the fleet in one hour, by queue and handler (django_mq)",
                 "default_permissions": (),
                 "constraints": [
                     models.UniqueConstraint(
@@ -148,7 +148,7 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "figures of a minute",
                 "verbose_name_plural": "figures of minutes",
-                "db_table_comment": "What one worker did in one minute, by queue and handler (django_mq)",
+                "db_table_comment": "The figures of one worker in one minute, by queue and handler (django_mq)",
                 "default_permissions": (),
                 "constraints": [
                     models.UniqueConstraint(

@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
             field=models.TextField(
                 blank=True,
                 db_default="",
-                help_text="Module and function that failed; empty if no traceback tells it.",
+                help_text="Module and function that failed; empty if no traceback shows it.",
                 verbose_name="place",
             ),
         ),

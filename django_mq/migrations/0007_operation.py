@@ -38,7 +38,7 @@ class Migration(migrations.Migration):
                     "matched",
                     models.BigIntegerField(
                         blank=True,
-                        help_text="When it was asked for; empty: not known.",
+                        help_text="At the time of the request; empty: not known.",
                         null=True,
                         verbose_name="matched",
                     ),

@@ -50,7 +50,7 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "command to a worker",
                 "verbose_name_plural": "commands to workers",
-                "db_table_comment": "One row is one thing that a worker was asked to do (django_mq)",
+                "db_table_comment": "One row is one command to a worker (django_mq)",
                 "default_permissions": (),
             },
         ),
@@ -80,7 +80,7 @@ class Migration(migrations.Migration):
             name="ran",
             field=models.JSONField(
                 db_default=models.Value({}, models.JSONField()),
-                help_text="For how many seconds each of them had run at the last beat, by id.",
+                help_text="The seconds that each of them had run at the last beat, by id.",
                 verbose_name="ran",
             ),
         ),

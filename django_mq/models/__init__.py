@@ -1,4 +1,4 @@
-"""Tables, constraints and indexes. `store/` reads and writes them in SQL; people query them here.
+"""Tables, constraints and indexes. `store/` uses them in SQL; users query these models.
 
 The store names tables and columns itself; a test compares the two. The migration sets the tables'
 vacuum options, for which Django has none.

@@ -1,6 +1,6 @@
 """CHECK constraints: times within the years that Python knows, durations, JSON types.
 
-Other programs may write rows too, and a row that Python cannot read must not stop a worker.
+Other programs may also write rows, and a row that Python cannot read must not stop a worker.
 """
 
 from __future__ import annotations

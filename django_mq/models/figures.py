@@ -1,4 +1,4 @@
-"""What handlers did over time: by minute as each worker wrote it, and added up by hour."""
+"""The figures of handlers over time: by minute and worker, and added up by hour."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _histogram(label: Any) -> Any:
 
 
 def _can_be_added_up(name: str) -> CheckConstraint:
-    """Return a CHECK that the counts are small enough, and the histograms counts by bucket."""
+    """Return a CHECK that the counts are small enough, and that histograms are counts by bucket."""
     condition = Q(LessThanOrEqual(Greatest(*_COUNTS), LARGEST_COUNT))
     for column in ("waited", "ran"):
         condition &= Q(Func(F(column), template=_IS_HISTOGRAM, output_field=BooleanField()))
@@ -42,11 +42,11 @@ def _can_be_added_up(name: str) -> CheckConstraint:
 
 
 class HandlerFigures(models.Model):
-    """Counts of one handler in one queue; both names are empty for those that have none here.
+    """Counts of one handler in one queue; both names are empty for messages that have none here.
 
     `waited` and `ran` are histograms of seconds: counts by the number of a bucket, as in
     `django_mq.policy.histogram`. `broadcast` counts messages by the time of their creation, once
-    their first attempt has ended; an older one than an hour counts when that attempt ends.
+    their first attempt has ended; a message older than an hour counts when that attempt ends.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -65,7 +65,7 @@ class HandlerFigures(models.Model):
 
 
 class MinuteFigures(HandlerFigures):
-    """The figures of one worker in one minute; it writes a row again until nothing changes it."""
+    """The figures of one worker in one minute; it rewrites a row until the figures are final."""
 
     minute = models.DateTimeField("minute")
     worker = models.CharField("worker", max_length=32, db_collation="C")
@@ -73,7 +73,9 @@ class MinuteFigures(HandlerFigures):
     class Meta:
         verbose_name = "figures of a minute"
         verbose_name_plural = "figures of minutes"
-        db_table_comment = "What one worker did in one minute, by queue and handler (django_mq)"
+        db_table_comment = (
+            "The figures of one worker in one minute, by queue and handler (django_mq)"
+        )
         default_permissions = ()
         constraints = (
             models.UniqueConstraint(
@@ -94,14 +96,14 @@ class MinuteFigures(HandlerFigures):
 
 
 class HourFigures(HandlerFigures):
-    """The figures of all workers in one hour, added up once nobody writes its minutes any more."""
+    """The figures of all workers in one hour, added up once its minutes are final."""
 
     hour = models.DateTimeField("hour")
 
     class Meta:
         verbose_name = "figures of an hour"
         verbose_name_plural = "figures of hours"
-        db_table_comment = "What the fleet did in one hour, by queue and handler (django_mq)"
+        db_table_comment = "The figures of the fleet in one hour, by queue and handler (django_mq)"
         default_permissions = ()
         constraints = (
             models.UniqueConstraint(fields=("hour", "queue", "handler"), name="mq_hour_unique"),

@@ -39,7 +39,7 @@ class QueueState(models.Model):
     class Meta:
         verbose_name = "queue"
         verbose_name_plural = "queues"
-        db_table_comment = "What was decided about one queue (django_mq)"
+        db_table_comment = "One row is the state of one queue (django_mq)"
         default_permissions = ("view",)
         permissions = (("change_queue", "Can pause, resume and limit a queue"),)
         constraints = (
@@ -82,12 +82,12 @@ class WorkerHeartbeat(models.Model):
     timings = JSONColumn(
         "timings",
         db_default=models.Value({}, models.JSONField()),
-        help_text="By handler: how many attempts, how long they waited and ran.",
+        help_text="By handler: the number of attempts, and how long they waited and ran.",
     )
     ran = JSONColumn(
         "ran",
         db_default=models.Value({}, models.JSONField()),
-        help_text="For how many seconds each of them had run at the last beat, by id.",
+        help_text="The seconds that each of them had run at the last beat, by id.",
     )
     sessions = JSONColumn(
         "sessions",
@@ -120,13 +120,13 @@ class WorkerHeartbeat(models.Model):
 
 
 class WorkerCommand(models.Model):
-    """What a worker is asked to do with a message that it runs, and its answer.
+    """A command to a worker about a message that it runs, and the worker's answer.
 
     Rows are removed after an hour.
     """
 
     class CommandAction(models.TextChoices):
-        """What a worker can be asked for."""
+        """The commands that a worker carries out."""
 
         STOP = "stop", "stop"
         STACK = "stack", "stack"
@@ -145,7 +145,7 @@ class WorkerCommand(models.Model):
     class Meta:
         verbose_name = "command to a worker"
         verbose_name_plural = "commands to workers"
-        db_table_comment = "One row is one thing that a worker was asked to do (django_mq)"
+        db_table_comment = "One row is one command to a worker (django_mq)"
         default_permissions = ()
         constraints = (
             models.CheckConstraint(

@@ -12,14 +12,14 @@ from django.db import models
 class GeneratedColumn(models.GeneratedField):
     """A stored generated column, which every supported version of PostgreSQL has.
 
-    From version 6.1 on, Django connects to the database to check that, so that no command could
-    say in its own words that the server is away.
+    From version 6.1 on, Django connects to the database to check that, so that a command could not
+    report an unreachable server in its own words.
     """
 
     def _check_supported(self, databases: Iterable[str] | None) -> list[CheckMessage]:
         return []
 
     def deconstruct(self) -> Any:
-        """Be Django's own field in migrations."""
+        """Return Django's own field, for migrations."""
         name, _path, args, kwargs = super().deconstruct()
         return name, "django.db.models.GeneratedField", args, kwargs

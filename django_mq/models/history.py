@@ -1,4 +1,4 @@
-"""History: messages whose handlers succeeded, where a queue or a handler asks to keep them."""
+"""History: messages whose handlers succeeded, if the queue or the handler keeps them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HandledMessage(models.Model):
 
     The table is partitioned by the day (UTC) of `ended_at`. Its primary key is (id, ended_at): a
     unique index of a partitioned table includes the partition key. `payload` and `metadata` are
-    null unless `history_payload` asked for them.
+    null unless `history_payload` was set.
     """
 
     id = models.BigIntegerField("message", primary_key=True)
@@ -51,7 +51,7 @@ class HandledMessage(models.Model):
         db_table_comment = "One row is one message whose handler succeeded (django_mq)"
         default_permissions = ("view",)
         permissions = (("replay_message", "Can broadcast handled messages again"),)
-        # None that a stored message could fail: it would refuse the settle.
+        # No constraint may reject the values of a stored message: that would refuse its settle.
         constraints = (
             models.CheckConstraint(
                 name="mq_handled_names",

@@ -26,8 +26,8 @@ class Unreadable:
 class JSONColumn(models.JSONField):
     """A JSONField that returns `Unreadable` where Django's raises.
 
-    An error would end the whole query, so that one row hid all others. Migrations record it as a
-    plain JSONField.
+    An error would end the whole query, so that one row would hide all others. Migrations record it
+    as a plain JSONField.
     """
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:

@@ -13,7 +13,7 @@ from django_mq.states import MessageState, read_state, state_expression
 
 
 class MessageQuerySet(models.QuerySet["QueuedMessage"]):
-    """Queries for people; the statements of workers are in `store/`."""
+    """Queries for users; the statements of workers are in `store/`."""
 
     def with_state(self) -> MessageQuerySet:
         """Annotate each message with its `state`, computed by the database's clock."""
@@ -100,7 +100,7 @@ class QueuedMessage(models.Model):
             ("edit_message", "Can edit a waiting message"),
         )
         # The server parses these for each statement that inserts or updates, at 1.7 us per
-        # thousand characters of pg_constraint.conbin: so they are few and short.
+        # thousand characters of pg_constraint.conbin, so they are few and short.
         constraints = (
             models.CheckConstraint(name="mq_queue_name", condition=Q(queue__regex=NAME)),
             models.CheckConstraint(name="mq_type_name", condition=Q(type__regex=NAME)),

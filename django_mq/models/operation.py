@@ -25,10 +25,10 @@ STATE_LABELS = (
 
 
 class Operation(models.Model):
-    """An action on all messages that match a filter and are stored when it is asked for.
+    """An action on all messages that match a filter and are stored when it is requested.
 
-    `after_id` is the id of the last message that it looked at, `last_id` that of the last one it
-    will.
+    `after_id` is the id of the last message that it has examined, `last_id` that of the last
+    message that it will examine.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -37,7 +37,7 @@ class Operation(models.Model):
     user_id = models.TextField("user", blank=True, db_default="")
     by = models.TextField("asked by", blank=True, db_default="")
     matched = models.BigIntegerField(
-        "matched", null=True, blank=True, help_text="When it was asked for; empty: not known."
+        "matched", null=True, blank=True, help_text="At the time of the request; empty: not known."
     )
     last_id = models.BigIntegerField("last message")
     after_id = models.BigIntegerField("looked at up to", db_default=0)

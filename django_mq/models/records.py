@@ -31,10 +31,10 @@ class FailedAttempt(models.Model):
         "place",
         blank=True,
         db_default="",
-        help_text="Module and function that failed; empty if no traceback tells it.",
+        help_text="Module and function that failed; empty if no traceback shows it.",
     )
-    # The database computes it, so that each statement and program that writes an attempt gives it
-    # the same. `decode(..., 'escape')` is the one immutable way to the bytes of a text.
+    # The database computes it, so that it does not depend on the statement or program that writes
+    # an attempt. `decode(..., 'escape')` is the only immutable way to the bytes of a text.
     fingerprint = GeneratedColumn(
         verbose_name="fingerprint",
         expression=Func(
@@ -72,7 +72,7 @@ class FailedAttempt(models.Model):
         indexes = (
             models.Index(fields=("message_id", "attempt"), name="mq_attempt_message"),
             models.Index(fields=("ended_at",), name="mq_attempt_ended"),
-            # In groups, and the newest of each.
+            # For groups, and for the newest attempt of each.
             models.Index(
                 fields=("fingerprint", "queue", "ended_at"), name="mq_attempt_fingerprint"
             ),
@@ -86,7 +86,7 @@ class Result(models.Model):
     """A handler's return value, or its final error, if the producer requested the result.
 
     The result of a Django task also has its message's columns, and its attempts: workers, times
-    and errors. `keep_until` is null where RESULT_RETENTION applies.
+    and errors. `keep_until` is null if RESULT_RETENTION applies.
     """
 
     message_id = models.BigIntegerField("message", primary_key=True)
@@ -164,7 +164,7 @@ class UniqueKey(models.Model):
         db_table_comment = "One row is one unique id that is taken (django_mq)"
         default_permissions = ("view",)
         constraints = (
-            # The id comes first: `cancel()` knows no more of it.
+            # The id comes first: `cancel()` knows nothing else.
             models.UniqueConstraint(
                 name="mq_unique",
                 fields=("unique_id", "type", "queue", "handler"),
@@ -175,10 +175,11 @@ class UniqueKey(models.Model):
                 fields=("unique_id", "type", "queue", "handler"),
                 condition=Q(put_aside__isnull=False),
             ),
-            # Few and short, as those of messages: readers of `put_aside` tolerate bad values.
+            # Few and short, like those of messages: readers of `put_aside` tolerate bad values.
             models.CheckConstraint(
                 name="mq_unique_names",
-                # A taken id has the names of its message, which were checked: again costs 2.5 us.
+                # A taken id has the names of its message, which were checked; a second check would
+                # take 2.5 us.
                 condition=Q(put_aside__isnull=True)
                 | Q(
                     queue__regex=NAME,

@@ -1,4 +1,4 @@
-"""Schedules: messages that workers broadcast by the clock."""
+"""Schedules: messages that workers broadcast at given times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django_mq.models.json_column import JSONColumn
 from django_mq.policy.column_bounds import LONGEST_SPAN, NAME, NAME_LENGTH, NAME_OR_EMPTY
 from django_mq.policy.due_times import CATCH_UP, OVERLAP
 
-# Labels of the values of policy.due_times, and of where a schedule comes from.
+# Labels of the values of policy.due_times, and of the sources of schedules.
 CATCH_UP_LABELS = (
     ("once", "the latest"),
     ("all", "all, at most the newest 1,000"),
@@ -24,7 +24,7 @@ SOURCE_LABELS = (("code", "code"), ("admin", "admin"))
 
 
 class Schedule(models.Model):
-    """A message that workers broadcast by the clock. It is off while `next_at` is null."""
+    """A message that workers broadcast at given times. It is off while `next_at` is null."""
 
     name = models.CharField("name", max_length=NAME_LENGTH, db_collation="C", primary_key=True)
     type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
@@ -39,20 +39,20 @@ class Schedule(models.Model):
         max_length=256,
         blank=True,
         db_default="",
-        help_text="Minute, hour, day of month, month, day of week, as in 0 6 * * mon-fri.",
+        help_text="Minute, hour, day of month, month, day of week, such as 0 6 * * mon-fri.",
     )
     every = models.DurationField(
         "every",
         null=True,
         blank=True,
-        help_text="Instead: an interval, as in 3600 (seconds).",
+        help_text="Instead of cron: an interval, such as 3600 (seconds).",
     )
     tz = models.CharField(
         "time zone",
         max_length=64,
         default="UTC",
         db_default="UTC",
-        help_text="Of the cron expression, as in Europe/Berlin.",
+        help_text="The time zone of the cron expression, such as Europe/Berlin.",
     )
     queue = models.CharField(
         "queue",
@@ -101,7 +101,7 @@ class Schedule(models.Model):
     class Meta:
         verbose_name = "schedule"
         verbose_name_plural = "schedules"
-        db_table_comment = "One row is one message broadcast by the clock (django_mq)"
+        db_table_comment = "One row is one schedule: a message broadcast at given times (django_mq)"
         default_permissions = ("view",)
         permissions = (("change_schedule", "Can add, change, run and enable schedules"),)
         constraints = (

@@ -1,7 +1,7 @@
 """Retry policies: how often a message is tried, and how long it waits after a failed attempt.
 
-A policy made of numbers travels in a message as data (`to_data`, `from_data`); one with a callable
-of your own belongs on a handler or in the settings.
+A policy made of numbers can be stored in a message as data (`to_data`, `from_data`); one with your
+own callable belongs on a handler or in the settings.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def exponential(
 
     `base` (above zero) and `cap` are seconds or timedeltas. `jitter` spreads messages that failed
     together: "equal" waits between half and all of that time, "full" between none and all of it,
-    "none" exactly that. Raises ValueError for an invalid argument.
+    "none" exactly that time. Raises ValueError for an invalid argument.
     Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
 
     >>> policy = RetryPolicy(backoff=exponential(base=1, factor=2, cap=60))
@@ -206,13 +206,13 @@ class RetryPolicy:
         return cls(max_attempts=1)
 
     def with_floor(self, seconds: float) -> RetryPolicy:
-        """Return this policy with a least wait from the second retry on."""
+        """Return this policy with a minimum wait from the second retry on."""
         floored = copy(self)
         object.__setattr__(floored, "_floor", min(seconds, MAX_WAIT))
         return floored
 
     def least_wait(self, attempt: int) -> float:
-        """Return the least seconds after failed attempt `attempt`; see `with_floor()`."""
+        """Return the minimum wait, in seconds, after attempt `attempt`; see `with_floor()`."""
         return self._floor if attempt > 1 else 0.0
 
     def delay(self, attempt: int, *, random: Random) -> float:
@@ -295,5 +295,5 @@ def _wait(value: object, what: str) -> float:
 
 
 def _shown(value: object) -> str:
-    """Return the text of a number; for anything else only its type, as its repr is not trusted."""
+    """Return a number as text; for anything else only its type, as its repr is not trusted."""
     return repr(value) if type(value) in (int, float) else f"a {type(value).__name__}"

@@ -16,9 +16,9 @@ class Node(NamedTuple):
 def tree(causes: Mapping[int, int | None]) -> Iterator[Node]:
     """Yield every message of `causes`, each below its cause and in the order of the ids.
 
-    `causes` gives the id of each message's cause; None if no handler broadcast it. A cause that is
-    not itself in `causes` is also yielded, above its effects. Rows that other programs wrote may
-    cause each other in a circle: these come last, at the top.
+    `causes` maps each message to the id of its cause; None if no handler broadcast it. A cause that
+    is not itself in `causes` is also yielded, above its effects. Rows that other programs wrote may
+    cause each other in a circle: these come last, at the top level.
 
     >>> [tuple(node) for node in tree({1: None, 4: 2, 2: 1, 3: 1, 9: 8})]
     [(0, 1), (1, 2), (2, 4), (1, 3), (0, 8), (1, 9)]

@@ -15,11 +15,11 @@ Overlap = Literal["allow", "skip"]
 CATCH_UP: tuple[CatchUp, ...] = ("once", "all", "none")
 OVERLAP: tuple[Overlap, ...] = ("allow", "skip")
 
-#: Most missed times that `catch_up="all"` makes up for: the newest.
+#: The maximum number of missed times, the newest, that `catch_up="all"` broadcasts later.
 MOST_MISSED = 1000
 #: How late a time may be without being missed: the fleet's own delay counts on top.
 PUNCTUAL = timedelta(minutes=1)
-#: How far back the first search for missed times reaches; each further one twice as far.
+#: How far back the first search for missed times reaches; each further search reaches twice as far.
 FIRST_SEARCH = timedelta(minutes=1)
 
 
@@ -78,8 +78,8 @@ def due(
 def last_times(times: Times, *, first: datetime, until: datetime, most: int) -> list[datetime]:
     """Return the last `most` times from `first`, which is one, to `until`, in order.
 
-    Searches forward only, from ever earlier starts: a schedule by the minute that stood still for
-    a year costs as little as one that stood still for an hour.
+    Searches forward only, from ever earlier starts: a schedule by the minute that was idle for a
+    year costs as little as one that was idle for an hour.
     """
     window = FIRST_SEARCH
     while until - window > first:

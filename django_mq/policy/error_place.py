@@ -6,7 +6,7 @@ import sys
 import sysconfig
 from types import FrameType, TracebackType
 
-#: Where the standard library lies, and what the interpreter brings along compiled.
+#: The directory of the standard library, and the prefix of modules compiled into the interpreter.
 _STANDARD = (sysconfig.get_path("stdlib"), "<frozen ")
 
 # A subclass may override the attribute; the descriptor of the base class reads the real value.
@@ -16,9 +16,9 @@ _get_traceback = BaseException.__dict__["__traceback__"].__get__
 def error_place(error: BaseException) -> str:
     """Return module and function of the innermost frame of the project's code, or of a library's.
 
-    Frames of django_mq and of the standard library are passed over: many handlers fail in
-    `json.loads()`, each at a place of its own. The line is left out, since it moves with every
-    edit. Empty if there is no such frame, as for a timeout.
+    Frames of django_mq and of the standard library are skipped: many handlers fail in
+    `json.loads()`, but each at its own place. The line number is left out, since every edit moves
+    it. Empty if there is no such frame, as for a timeout.
 
     >>> error_place(ValueError("never raised"))
     ''

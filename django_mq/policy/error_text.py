@@ -1,4 +1,4 @@
-"""Turn an exception into plain text, to be kept with the failed attempt.
+"""Turn an exception into plain text, to be stored with the failed attempt.
 
 Exceptions come from users' code and its input, so they are not trusted: describing one never
 raises, hangs or recurses endlessly, and the text can always be stored and shown. Tracebacks have
@@ -25,10 +25,10 @@ MAX_FAILURE = 16 * 1024
 MAX_CLASS = 256
 MAX_TEXT = 4 * 1024
 MAX_PLACE = 256
-#: How many exceptions of a chain or group are shown, and how many frames of each.
+#: The number of exceptions of a chain or group that are shown, and of frames per exception.
 MAX_EXCEPTIONS = 10
 MAX_FRAMES = 40
-#: Seconds that the `__str__()` methods of one failure may take in all.
+#: Seconds, in total, that the `__str__()` methods of one failure may take.
 PATIENCE = 1.0
 
 # PostgreSQL refuses NUL, and UTF-8 refuses surrogates. Other control characters, and those that
@@ -57,7 +57,7 @@ _TRUSTED_ARGUMENTS = frozenset({str, bytes, int, float, bool, type(None)})
 class Failure:
     """The text of a failed attempt: the error class with its module, its text, the traceback.
 
-    `place` is the module and function that failed, empty if no traceback tells it.
+    `place` is the module and function that failed, empty if no traceback shows it.
     """
 
     error_class: str
@@ -72,9 +72,9 @@ class Failure:
 
 
 def describe(error: BaseException, *, stack: Iterable[Frame] = ()) -> Failure:
-    """Return the text of `error`, at most 16 KiB of UTF-8 in all; never raises.
+    """Return the text of `error`, at most 16 KiB of UTF-8 in total; never raises.
 
-    The exceptions' own `__str__()` methods get one second in all. `stack` has the calls that led
+    The exceptions' own `__str__()` methods get one second in total. `stack` has the calls that led
     to an error that was not raised.
 
     >>> describe(ValueError("no\\x00such order")).text
@@ -83,7 +83,7 @@ def describe(error: BaseException, *, stack: Iterable[Frame] = ()) -> Failure:
     name = text = traceback = "(cannot be had)"
     place = ""
     texts = _Texts()
-    # The attempt counts whatever its exception is like: keep as much as can be read.
+    # The attempt counts in any case: keep as much of its exception as can be read.
     with contextlib.suppress(Exception):
         name = _class_name(error)
         place = one_line(error_place(error), MAX_PLACE)
@@ -131,7 +131,7 @@ class _Texts:
         self._patience = PATIENCE
 
     def of(self, error: BaseException) -> str:
-        """Return the cleaned text of `error`, or in brackets why it has none."""
+        """Return the cleaned text of `error`, or the reason in brackets why there is none."""
         if id(error) not in self._known:
             self._known[id(error)] = _clean(self._ask(error)[:MAX_FAILURE])
         return self._known[id(error)]

@@ -1,4 +1,4 @@
-"""The text format of Prometheus, for figures that this process has.
+"""The text format of Prometheus, for the figures of this process.
 
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -12,7 +12,7 @@ from django_mq.policy.histogram import BOUNDS, Histogram
 
 #: The media type of this format.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: The bounds that are shown, of those that are counted: two per power of ten, 1 ms to 10,000 s.
+#: The bounds that are shown, among those that are counted: two per power of ten, 1 ms to 10,000 s.
 SHOWN = tuple(n for n in range(len(BOUNDS)) if 0.0009 < BOUNDS[n] < 11_000 and n % 5 == 0)
 
 Labels = Mapping[str, str]

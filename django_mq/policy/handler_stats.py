@@ -1,4 +1,4 @@
-"""Statistics of handlers: outcomes of their messages, and how long these waited and ran."""
+"""Statistics of handlers: the outcomes of their messages, and how long those waited and ran."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tally:
         return self.acked + self.retried + self.snoozed + self.dead
 
     def merge(self, other: Tally) -> None:
-        """Add the counts of another process; these here are the later ones."""
+        """Add the counts of another process; this tally's own are the later ones."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.last_at is not None:
@@ -60,7 +60,7 @@ class Tally:
         self.ran.merge(other.ran)
 
     def timings(self, handler: str) -> HandlerTimings:
-        """Return the statistics that people read."""
+        """Return the public statistics."""
         return HandlerTimings(
             handler,
             **{name: getattr(self, name) for name in _COUNTS},

@@ -1,7 +1,7 @@
 """Statistics of many durations in constant memory.
 
-They can be merged: those of several processes give the same numbers as if one process had measured
-every duration.
+They can be merged: the merged statistics of several processes equal those of one process that had
+measured every duration.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Histogram:
     def add(self, values: Sequence[float]) -> None:
         """Add durations in seconds, oldest first; a negative one counts as zero.
 
-        In a large call each costs a tenth of a microsecond.
+        In a large call, a duration takes a tenth of a microsecond.
         """
         if not values:
             return
@@ -118,7 +118,7 @@ class Histogram:
         return min(max(math.sqrt(low * high), self.least), self.most)
 
     def durations(self) -> Durations | None:
-        """Return the statistics that people read; None without data."""
+        """Return the public statistics; None without data."""
         if not self.count:
             return None
         return Durations(

@@ -1,4 +1,4 @@
-"""A filter of messages as a value: what a list shows, and what an operation acts on."""
+"""A filter of messages as a value, for the lists of the admin and for operations."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _TIMES = ("since", "until", "due_since", "due_until", "dead_since", "dead_until"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFilter:
-    """The conditions that a message meets, all of them; None is no condition.
+    """The conditions that a message meets, all of them; None means no condition.
 
-    Its queue is one of `queues`. `since` and `until` bound the time of the
-    broadcast, the end excluded; so do `due_since` and the others. `type` may end in `*`.
+    Its queue is one of `queues`. `since` and `until` bound the time of the broadcast, the end
+    excluded; `due_since` and the others bound other times in the same way. `type` may end in `*`.
     `fingerprint` is that of its last failed attempt, `error_class` the class of its last error.
     `metadata` is contained in its own; `at_path` is the text at `path` of its payload or metadata.
-    `search` is its id, type, order key or unique id. With `heads`, an action is not on the messages
-    themselves but on the first message of the line of each.
+    `search` is its id, type, order key or unique id. With `heads`, an action applies not to the
+    messages themselves but to the first message in the line of each.
 
     >>> MessageFilter(queues=("mail",), state="dead").as_json()
     {'queues': ['mail'], 'state': 'dead'}

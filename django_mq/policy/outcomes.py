@@ -20,8 +20,8 @@ EXHAUSTED = "exhausted"
 class AttemptEnded(Exception):
     """An attempt was ended from outside; passed to `decide()`, never raised by a handler.
 
-    It says nothing about the service that a handler depends on, so it signals no queue backoff.
-    `stack` says where the handler was, as far as that is known.
+    It says nothing about the services that a handler depends on, so it signals no queue backoff.
+    `stack` has the calls of the handler, as far as they are known.
     """
 
     stack: Sequence[Frame] = ()
@@ -53,7 +53,7 @@ class Retried:
     """Run again at `after` (seconds from now, or a moment); the attempt counts.
 
     `backoff`: the failure also signals queue backoff. `warning`: a text for the log, or empty.
-    `least`: seconds from now before which it does not run, even if the moment `after` is sooner.
+    `least`: the minimum of seconds until it runs, even if the moment `after` is sooner.
     """
 
     after: float | datetime

@@ -25,9 +25,10 @@ def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
     """Return how the end of a delivery that was not acked moves the level of its queue.
 
     `error` is the handler's error. DOWN if the message was rejected: the handler works, as after an
-    ack. UP if it failed, or raised `Retry` or `Snooze` with `backoff=True`. STAY for anything that
-    says nothing about the services the handler needs: `Retry` and `Snooze` without it, a timeout, a
-    lost worker, an unexpected payload, and a message that was held or expired (`outcome` is None).
+    ack. UP if it failed, or raised `Retry` or `Snooze` with `backoff=True`. STAY for an end that
+    says nothing about the services the handler needs: `Retry` and `Snooze` without `backoff=True`,
+    a timeout, a lost worker, an unexpected payload, and a message that was held or expired
+    (`outcome` is None).
 
     >>> step_of(None, None).name
     'STAY'
@@ -80,8 +81,8 @@ def jittered_waits(
 ) -> list[float]:
     """Return the waits, in seconds, of the levels from 1 to the top.
 
-    All are longer or shorter by the same share, at most `jitter`, so queues that fail together do
-    not always probe together. `random` returns a number in [0, 1).
+    All are longer or shorter by the same share, at most `jitter`, so that queues that fail together
+    do not always probe together. `random` returns a number in [0, 1).
 
     >>> jittered_waits(multiplier=1.0, maximum=6.0, jitter=0.1, random=lambda: 0.5)
     [2.0, 4.0, 6.0]

@@ -1,4 +1,4 @@
-"""Show where an exception was raised without what it says, which may be private.
+"""Show where an exception was raised, without its text, which may be private.
 
 Log handlers and error trackers print or send `exc_info`: the stack helps, and holds source lines.
 """
@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from django_mq.policy.error_text import describe
 
-#: What stands where the text would be.
+#: The replacement for the text.
 HIDDEN = "(its text is hidden: see the failed attempt, or LOG_ERROR_TEXTS)"
 
 _get_traceback = BaseException.__dict__["__traceback__"].__get__

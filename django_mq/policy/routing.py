@@ -18,8 +18,8 @@ from django_mq.exceptions import InvalidName
 MAX_NAME = 128
 RULE = f"1 to {MAX_NAME} ASCII letters, digits and _ . : / -"
 _NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_NAME}}}")
-#: The rule for order keys and unique ids, which name the things of an application: any text. The
-#: tables also CHECK it. No encoding has a lone surrogate.
+#: The rule for order keys and unique ids, which are an application's own names: any text. The
+#: tables also CHECK it. Lone surrogates cannot be encoded.
 _KEY = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME}}}")
 _WORD = re.compile(r"[A-Za-z0-9_:/-]*|[*#]")
 
@@ -33,7 +33,7 @@ REMEMBERED_TYPES = 1024
 def check_name(value: object, what: str) -> str:
     """Return `value` as a plain str if it is a name; raise InvalidName otherwise.
 
-    `what` says in the error text which name it is.
+    `what` is the kind of name, for the error text.
 
     >>> check_name("shop.orders.placed", "type")
     'shop.orders.placed'
@@ -46,7 +46,7 @@ def check_name(value: object, what: str) -> str:
 def check_key(value: object, what: str) -> str:
     """Return `value` as a plain str if it can be a key or unique id; raise InvalidName otherwise.
 
-    `what` says in the error text which of them it is. The length counts characters, not bytes.
+    `what` is key or unique id, for the error text. The length counts characters, not bytes.
 
     >>> check_key("user:ä+b@example.com", "key")
     'user:ä+b@example.com'
@@ -98,9 +98,9 @@ class Pattern:
     def matches(self, name: str) -> bool:
         """Return whether the pattern matches the whole dotted `name`.
 
-        A `#` first takes no word, then one more each time the rest fails. Only the last `#` met is
-        ever extended, since the ones before it can stay as short as they are. So the work is at
-        most the words of the name times the words of the pattern, however many `#` there are.
+        A `#` first takes no word, then one more each time the rest fails. Only the last `#` is ever
+        extended, since earlier ones can stay as short as they are. So the work is at most the words
+        of the name times the words of the pattern, however many `#` there are.
         """
         if self.is_plain:
             return name == self.text

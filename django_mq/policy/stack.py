@@ -1,4 +1,4 @@
-"""Where a thread or a coroutine is: its calls as data, outermost first, without any value."""
+"""The stack of a thread or a coroutine as data: its calls, outermost first, without any value."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ Frame = tuple[str, int, str]
 
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
-#: Where threads begin, and what calls handlers: none of it says where a handler is.
+#: The code in which threads begin and that calls handlers: it does not show where a handler is.
 _AROUND = re.compile(
     r"(^|/)(threading|selectors|asyncio/\w+|concurrent/futures/\w+|contextlib"
     r"|asgiref/\w+|django_mq/(executor|worker)/\w+)\.py$"
 )
-#: The attributes of what can be awaited, with what each of them awaits.
+#: The prefixes of the attributes of awaitable objects, and the attribute that holds the object
+#: awaited.
 _AWAITS = (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await"))
 #: The thread on which coroutines run blocking calls.
 _SHARED = re.compile(r"(^|/)django_mq/executor/shared_thread\.py$")
 
 
 def parse_dump(dump: str) -> dict[int, list[Frame]]:
-    """Return the calls of each thread, by its identifier, in what `faulthandler` wrote.
+    """Return the calls of each thread in a dump of `faulthandler`, by its identifier.
 
     >>> parse_dump('''Thread 0x00ff (most recent call first):
     ...   File "/shop/mail.py", line 7 in send
@@ -58,12 +59,12 @@ def of_handler(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def raised_from(error: BaseException) -> list[Frame]:
-    """Return the calls of the handler that `error` left, which may have been cancelled there."""
+    """Return the calls of the handler that `error` left; it may have been cancelled there."""
     return of_handler(frames_of(walk_tb(error.__traceback__)))
 
 
 def frames_of(walk: Iterable[tuple[FrameType, int]]) -> list[Frame]:
-    """Return the calls of a walk through frames or a traceback, outermost first as that is."""
+    """Return the calls of a walk through frames or a traceback, in its order (outermost first)."""
     return [(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, line in walk]
 
 
@@ -81,7 +82,7 @@ def awaited_by(coroutine: object) -> list[Frame]:
 
 
 def running_in(stacks: Mapping[int, Sequence[Frame]], thread: int) -> list[Frame]:
-    """Return where the handler of `thread` is; if that is an idle loop, where its blocking call is.
+    """Return the stack of the handler of `thread`; of its blocking call, if that is an idle loop.
 
     >>> loop, pool = ("/lib/asyncio/base_events.py", 1, "_run"), ("/shop/mail.py", 7, "send")
     >>> running_in({1: [loop], 2: [("django_mq/executor/shared_thread.py", 5, "run"), pool]}, 1)
@@ -93,7 +94,7 @@ def running_in(stacks: Mapping[int, Sequence[Frame]], thread: int) -> list[Frame
 
 
 def readable(value: object) -> list[Frame]:
-    """Return the frames in what another process sent as JSON; without those of another shape.
+    """Return the frames in the JSON data of another process, without malformed ones.
 
     >>> readable([["/shop/mail.py", 7, "send"], ["/shop/mail.py"], None])
     [('/shop/mail.py', 7, 'send')]

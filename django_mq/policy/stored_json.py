@@ -1,8 +1,8 @@
 """Limits of stored JSON, checked before it is decoded: other programs also write rows.
 
-The limits are those of `encode()`. jsonb is longer than what a producer wrote: it has a space after
-each comma and colon, and no exponents. So the size is that of the shortest text that a producer can
-have written.
+The limits are those of `encode()`. jsonb is longer than the text of the producer: it has a space
+after each comma and colon, and no exponents. So the size is that of the shortest text that a
+producer can have written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 def excess(text: str, *, what: str, max_bytes: int, max_depth: int) -> str:
     """Return why JSON text of the database is beyond the limits; empty if it is not.
 
-    Takes time in proportion to the text, and next to none for a short one.
+    Takes time in proportion to the text, and almost none for a short one.
 
     >>> excess('{"n": [1, 2]}', what="payload", max_bytes=12, max_depth=2)
     ''
@@ -42,7 +42,7 @@ def excess(text: str, *, what: str, max_bytes: int, max_depth: int) -> str:
 
 
 def _least_written(text: str, enough: int) -> int:
-    """Return a lower bound of the bytes that a producer wrote; stops once the answer is plain."""
+    """Return a lower bound of the bytes that a producer wrote; stops once it exceeds `enough`."""
     size = len(text) if text.isascii() else len(text.encode())
     most = MOST_EXPANDED if _ZEROS in text else 8
     if size <= enough or size > most * enough:

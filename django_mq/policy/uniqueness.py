@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What one message does; of a waiting row it sets the content, the due time, or both."""
+    """The effect of one message; on a waiting row it sets the content, the due time, or both."""
 
     action: Action
     verdict: Verdict
@@ -67,7 +67,7 @@ class Decision(NamedTuple):
     sets_due: bool = True
 
 
-#: What changes a waiting row.
+#: The options that change a waiting row.
 _CHANGES: dict[str, Decision] = {
     "update": Decision(Action.CHANGE, Verdict("updated"), sets_due=False),
     "debounce": Decision(Action.CHANGE, Verdict("debounced"), sets_content=False),
@@ -77,7 +77,7 @@ _CHANGES: dict[str, Decision] = {
 
 
 def decide(state: UniqueState, on_duplicate: OnDuplicate) -> Decision:
-    """Return what a message does whose unique id is in `state`.
+    """Return the effect of a message whose unique id is in `state`.
 
     >>> for state in UniqueState:
     ...     for option in ("skip", "raise", *_CHANGES, "requeue"):
@@ -126,10 +126,10 @@ def decide(state: UniqueState, on_duplicate: OnDuplicate) -> Decision:
 
 
 class Plan(NamedTuple):
-    """What the messages of one id do together, and the verdict on each.
+    """The combined effect of the messages of one id, and the verdict on each.
 
     `content` and `due` are the indexes of the messages whose content and due time are written;
-    None if what is stored stays.
+    None if the stored value stays.
     """
 
     action: Action
@@ -139,7 +139,7 @@ class Plan(NamedTuple):
 
 
 def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
-    """Return what the messages of one call that share an id do; each sees those before it.
+    """Return the effect of the messages of one call that share an id; each sees those before it.
 
     One write serves them all, so a call takes each lock once, in order.
 

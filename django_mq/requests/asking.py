@@ -46,9 +46,9 @@ def request(
 ) -> PendingReply:
     """Store a message and keep its handler's return value; the options are those of `broadcast()`.
 
-    Inside `atomic()` the message is part of that transaction, and its reply can be waited for
-    after the commit; elsewhere it is committed when this returns. Give `expires`, so that a
-    request does not run after its caller stopped waiting.
+    Inside `atomic()` the message is part of that transaction, and you can wait for its reply after
+    the commit; elsewhere it is committed when this returns. Give `expires`, so that a request does
+    not run after its caller has stopped waiting.
 
     Raises RoutingError when several handlers match, since only one can answer (no match in this
     process is fine: a worker may have the handler), and the errors of `broadcast()`.
@@ -88,7 +88,7 @@ def ask(
     """Send a request and return its reply: `request()` and `PendingReply.result()` in one.
 
     Inside `atomic()`, and in a handler of the queue that the request goes to, it raises CannotWait
-    and stores nothing. It also raises the errors of those two.
+    and stores nothing. It also raises the errors of those two functions.
     """
     pending = _sent(
         timeout,
@@ -113,7 +113,7 @@ def gather(
 ) -> list[Any]:
     """Return all replies in order; `timeout` (seconds or timedelta) covers all of them together.
 
-    The first error or timeout is raised, and the other replies can be waited for again; with
+    The first error or timeout is raised, and you can wait for the other replies again; with
     `return_exceptions`, each RemoteError and ReplyTimeout is returned in place of its reply.
     """
     return collect(_checked(pendings), timeout, return_exceptions=return_exceptions)
@@ -121,13 +121,13 @@ def gather(
 
 @options_of(request)
 async def arequest(*args: Any, **options: Any) -> PendingReply:
-    """As `request()`."""
+    """Like `request()`, for async code."""
     return await sync_to_async(request, thread_sensitive=True)(*args, **options)
 
 
 @options_of(ask)
 async def aask(*args: Any, timeout: float | timedelta | None = TIMEOUT, **options: Any) -> Any:
-    """As `ask()`."""
+    """Like `ask()`, for async code."""
     pending = await sync_to_async(_sent, thread_sensitive=True)(timeout, *args, **options)
     return await pending.aresult(timeout)
 
@@ -137,7 +137,7 @@ async def agather(
     timeout: float | timedelta | None = TIMEOUT,
     return_exceptions: bool = False,
 ) -> list[Any]:
-    """As `gather()`, without blocking the event loop and without a thread per reply."""
+    """Like `gather()`, without blocking the event loop and without a thread per reply."""
     return await acollect(_checked(pendings), timeout, return_exceptions=return_exceptions)
 
 

@@ -73,7 +73,7 @@ async def acollect(
     *,
     return_exceptions: bool = False,
 ) -> list[Any]:
-    """As `collect()`."""
+    """Like `collect()`, on an event loop."""
     deadline = _Deadline(timeout)
 
     def is_here(pending: Awaited) -> bool:

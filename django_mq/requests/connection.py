@@ -60,7 +60,7 @@ class ServerLink:
         self._tried_at = float("-inf")
 
     def look(self, ids: Sequence[int]) -> list[Found]:
-        """Return what is known of the messages `ids`; LISTEN comes first, so no reply is missed."""
+        """Return the states of the requests `ids`; LISTEN comes first, so no reply is missed."""
         if self._looking is None:
             self._looking = _connect(self._alias)
         if self._listening is None and monotonic() - self._tried_at > RETRY:
@@ -73,7 +73,7 @@ class ServerLink:
         return self._listening is not None
 
     def sleep(self, seconds: float) -> bool:
-        """Sleep up to `seconds`, ended by a poke or a notification; return if one was notified."""
+        """Sleep until a poke or notification, at most `seconds`; return whether it was notified."""
         if self._rang:
             seconds = 0.0  # notified during the last query
         with selectors.DefaultSelector() as selector:

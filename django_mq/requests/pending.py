@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 
-#: Called before each query in a TestCase, whose transaction no worker sees: they run messages.
+#: Functions that run messages, called before each query in a TestCase: no worker sees its
+#: transaction.
 test_runners: list[Callable[[], object]] = []
 
 
@@ -58,21 +59,21 @@ class PendingReply:
         return pending
 
     def result(self, timeout: float | timedelta | None = TIMEOUT) -> Any:
-        """Return the handler's return value; wait for it at most `timeout`, None without end.
+        """Return the handler's return value; wait for it at most `timeout` (None: for ever).
 
         `timeout` is seconds or a timedelta; 0 looks once. Raises
 
-        - RemoteError when the handler failed for good (retries are waited for);
-        - Unanswered when no answer will come: the message expired, was held too long, cancelled,
+        - RemoteError if the handler failed permanently (the wait continues during retries);
+        - Unanswered if no answer will come: the message expired, was held too long, cancelled,
           discarded or purged;
-        - ReplyTimeout when the time is up; the reply may still come, and can be waited for again;
-        - CannotWait at once when no reply could come: the transaction of the request is open or
-          was rolled back, or the caller is a handler of the queue that the request goes to.
+        - ReplyTimeout when the time is up; the reply may still come, and you can wait again;
+        - CannotWait at once if no reply could come: the transaction of the request is open or was
+          rolled back, or the caller is a handler of the queue that the request goes to.
         """
         return collect([self], timeout)[0]
 
     async def aresult(self, timeout: float | timedelta | None = TIMEOUT) -> Any:
-        """As `result()`, without blocking the event loop and without a thread per reply."""
+        """Like `result()`, without blocking the event loop and without a thread per reply."""
         return (await acollect([self], timeout))[0]
 
     def done(self) -> bool:
@@ -88,7 +89,7 @@ class PendingReply:
         raise self._absent()
 
     async def adone(self) -> bool:
-        """As `done()`."""
+        """Like `done()`, for async code."""
         return await sync_to_async(self.done, thread_sensitive=True)()
 
     def __eq__(self, other: object) -> bool:
@@ -129,7 +130,7 @@ class PendingReply:
         return _is_within_test(connections[self._alias])
 
     def _was_born_in_test(self) -> bool:
-        """As `_is_within_test()`, from any thread."""
+        """Like `_is_within_test()`, from any thread."""
         return self._birth is not None and self._birth.is_within_test
 
     def _look_here(self) -> results.Found:

@@ -1,4 +1,4 @@
-"""One thread and connection per database that waits for all replies this process waits for.
+"""One thread and connection per database that wait for all pending replies of this process.
 
 One statement queries for all of them: when a wait begins, on a notification, and otherwise at
 growing intervals. The thread starts with the first wait and ends some time after the last; a
@@ -26,7 +26,7 @@ logger = logging.getLogger("django_mq")
 #: Seconds between two queries for one reply: first and longest. With LISTEN, always the longest.
 FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25
 GROWTH = 1.5
-#: Least seconds between two queries, since any login may send notifications.
+#: The minimum of seconds between two queries, since any login may send notifications.
 REST = 0.005
 #: Seconds that an idle thread keeps its connection.
 IDLE = 30.0
@@ -35,7 +35,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.02, 5.0
 
 
 class _Wanted:
-    """A message whose reply is waited for, the futures that wait, and when to query next."""
+    """A message with a pending reply, the futures that wait for it, and when to query next."""
 
     __slots__ = ("due", "futures", "wait")
 
