@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from django_mq.policy.outcomes import AttemptEnded
     from django_mq.policy.stack import Frame
 
-logger = logging.getLogger("django_mq")
-
 #: Seconds over which freed slots are collected before they are announced: one claim fills them all.
 ROOM_EVERY = 0.002
 #: Seconds that the end waits for the thread of blocking calls, to close its connections.

@@ -67,7 +67,7 @@ class AsyncSettler(threading.Thread):
 
     def settle(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:
         """Request to settle `ended`, except lost ones; `left` is then called with `tasks`."""
-        self._asked.put(_Settle(ended, tasks))
+        self._asked.put(_SettleRequest(ended, tasks))
 
     def end(self) -> None:
         """End the thread after all earlier requests."""

@@ -181,7 +181,8 @@ class Outage:
     def wait(self, error: BaseException, *, logged: bool = False) -> None:
         """Log at most once per wait, then sleep until the next try is due or the worker stops.
 
-        After a refused statement the thread waits in the same way, but that is no outage.
+        After a refused statement the thread waits in the same way, but that is no outage. The text
+        of an error is logged only if it cannot quote a row. `logged`: the caller has logged it.
         """
         lost = isinstance(error, LOST)
         refused = not lost or was_refused(error)

@@ -107,9 +107,9 @@ class Timings:
         with self._lock:
             self._minutes.not_written()
 
-    def _source(self, queue: str, handler: str) -> Source:
+    def _source(self, queue: str, handler: str) -> FigureSource:
         """Return the source that all names of a handler share; unknown names share the name ''."""
-        source = Source(queue, handler)
+        source = FigureSource(queue, handler)
         if source not in self._sources:
             known = handlers.get(handler)
             source = FigureSource(queue, known.name if known else "")

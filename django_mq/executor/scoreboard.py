@@ -145,9 +145,9 @@ class Scoreboard:
         now = monotonic()
         return [part for part, until in self._marks() if 0 < until < now]
 
-    def moves(self, mover: MonitoredPart) -> bool:
-        """Return whether `mover` has begun to move and is not stalled."""
-        return dict(self._marks())[mover] >= monotonic()
+    def moves(self, part: MonitoredPart) -> bool:
+        """Return whether `part` has begun to move and is not stalled."""
+        return dict(self._marks())[part] >= monotonic()
 
     def _marks(self) -> Iterator[tuple[MonitoredPart, float]]:
         marks = _MOVING.iter_unpack(self._memory[self._size + _COUNT.size : self._threads_at])

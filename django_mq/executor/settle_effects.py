@@ -101,7 +101,7 @@ def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
 
 def _answer(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Store the requested replies: the value, or the error of the last attempt."""
-    replies: list[Reply] = []
+    answers: list[Reply] = []
     kept: list[KeptResult] = []
     for each in ended:
         row = each.delivery._row

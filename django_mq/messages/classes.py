@@ -161,7 +161,7 @@ def isolated() -> Iterator[None]:
 _Type = type
 
 
-def _place(thing: Any) -> tuple[str, str]:
+def _full_name(thing: Any) -> tuple[str, str]:
     """Return the identity of a class or function; it survives a reload of the module."""
     return thing.__module__, thing.__qualname__
 

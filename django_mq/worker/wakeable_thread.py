@@ -24,13 +24,8 @@ LIMITS = Limits(lock=1.0)
 LAST = 1.0
 
 
-<<<<<<< HEAD:django_mq/worker/wakeable_thread.py
 class WakeableThread(threading.Thread):
-    """Takes a turn whenever it is woken; a subclass says in `work()` what that is.
-=======
-class TurnThread(threading.Thread):
     """Takes a turn whenever it is woken; a subclass defines the turn in `work()`.
->>>>>>> 6761e66 (Docstrings of executor/ and worker/ name their subject, and say Return, not Say):django_mq/worker/turns.py
 
     `what` names the work in the log. `on_turn()` is called after every turn, on this thread.
     """

@@ -27,7 +27,7 @@ class StateTile:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLine:
+class OverviewRow:
     """A queue in the list: its row, and how fast it fills and empties."""
 
     row: QueueRow
@@ -151,7 +151,7 @@ STEP_LABELS = ("in", "acked", "retried", "dead")
 
 
 @dataclass(frozen=True, slots=True)
-class StepLine:
+class StepRow:
     """One step of the charts, as a row of the equivalent table."""
 
     at: str
