@@ -211,7 +211,7 @@ def test_what_comes_between_claim_and_look_is_not_missed(
     """The look before the sleep sees it due, so the sleep is put off: also until_empty."""
     rig.make("mail", poll=600.0)  # a lane that it knows
     rig.settle()
-    look = fetcher_module.looking.look
+    look = fetcher_module.look.look
     added: list[QueuedMessage] = []
 
     def late(cursor: Any) -> Any:
@@ -220,7 +220,7 @@ def test_what_comes_between_claim_and_look_is_not_missed(
         return look(cursor)
 
     rig.fetcher.on_freed()
-    monkeypatch.setattr(fetcher_module.looking, "look", late)
+    monkeypatch.setattr(fetcher_module.look, "look", late)
     rig.settle()
     assert added[0].pk in rig.ids()
 
