@@ -21,7 +21,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path
 
-from django_mq.admin.base import id_of
+from django_mq.admin.base import ids_of
 from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.everything import EverythingAdmin
 from django_mq.admin.message_actions import (
@@ -92,7 +92,7 @@ class MessageActionsAdmin(EverythingAdmin):
             action = MESSAGE_ACTIONS.get(name.removesuffix("_heads"))
             if action is not None and not self.may(request, action):
                 raise PermissionDenied
-        _numbers(request.POST.getlist(ACTION_CHECKBOX_NAME))
+        ids_of(request.POST.getlist(ACTION_CHECKBOX_NAME))
 
     def get_urls(self) -> list[Any]:
         """Add the URL that a message's page and the confirmation post to."""
@@ -109,7 +109,7 @@ class MessageActionsAdmin(EverythingAdmin):
             return HttpResponseRedirect(self.url(self.model, "changelist"))
         if not self.may(request, action):
             raise PermissionDenied
-        ids = _numbers(request.POST.get("ids", "").split(","))
+        ids = ids_of(request.POST.get("ids", "").split(","))
         if len(ids) > MOST:
             raise BadRequest(f"Select at most {MOST:,} messages for one action.")
         try:
@@ -127,7 +127,7 @@ class MessageActionsAdmin(EverythingAdmin):
         if queue := request.POST.get("queue"):
             return self.url(QueueState, "change", queue)
         if page := request.POST.get("page"):
-            (id,) = _numbers([page])
+            (id,) = ids_of([page])
             if id not in removed:
                 filters = request.POST.get("filters", "")
                 query = {FILTERS: QueryDict(filters).urlencode()} if filters else {}
@@ -236,17 +236,3 @@ class MessageActionsAdmin(EverythingAdmin):
             )
             label["count"] = f"{skipped:,}"
             self.message_user(request, text % label, notices.WARNING)
-
-    def list_url(self, filters: str) -> str:
-        """Return the list's URL with `filters`, parsed again so that it cannot leave the site."""
-        query = QueryDict(filters).urlencode()
-        return self.url(self.model, "changelist") + (f"?{query}" if query else "")
-
-
-def _numbers(texts: Sequence[str]) -> list[int]:
-    """Return ids sorted and without repeats; raises BadRequest for a text that is no id."""
-    found = {id_of(text) for text in texts}
-    ids = sorted(id for id in found if id is not None)
-    if len(ids) < len(found):
-        raise BadRequest("A selected value is not the id of a message.")
-    return ids

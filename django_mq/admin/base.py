@@ -11,10 +11,11 @@ from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import BadRequest
 from django.db import OperationalError
 from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import reverse
 from django.utils.text import capfirst
 
@@ -40,6 +41,15 @@ def id_of(text: str) -> int | None:
         return None
     found = int(text)
     return found if 0 < found <= LARGEST else None
+
+
+def ids_of(texts: Sequence[str]) -> list[int]:
+    """Return ids sorted and without repeats; raises BadRequest for a text that is no id."""
+    found = {id_of(text) for text in texts}
+    ids = sorted(id for id in found if id is not None)
+    if len(ids) < len(found):
+        raise BadRequest("A selected value is not the id of a message.")
+    return ids
 
 
 class QueueScopeMixin:
@@ -206,6 +216,11 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         name = f"{self.admin_site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
         address = reverse(name, args=[quote(str(each)) for each in args])
         return f"{address}?{urlencode(query)}" if query else address
+
+    def list_url(self, filters: str) -> str:
+        """Return the list's URL with `filters`, parsed again so that it cannot leave the site."""
+        query = QueryDict(filters).urlencode()
+        return self.url(self.model, "changelist") + (f"?{query}" if query else "")
 
     def log(self, request: HttpRequest, rows: Sequence[Model], flag: int, note: str) -> None:
         """Log the user's change of `rows`; call it in the transaction of the change."""

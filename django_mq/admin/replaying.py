@@ -13,12 +13,12 @@ from django.contrib.admin.models import CHANGE
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import OperationalError
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
 from django_mq import handlers, queues
-from django_mq.admin.base import id_of
+from django_mq.admin.base import ids_of
 from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.chains import ChainsAdmin
 from django_mq.conf import get_settings
@@ -74,7 +74,7 @@ class ReplayingAdmin(ChainsAdmin):
         if request.method == "POST":
             if "replay" in request.POST.getlist("action") and not self.may_replay(request):
                 raise PermissionDenied
-            _ids(request.POST.getlist(ACTION_CHECKBOX_NAME))
+            ids_of(request.POST.getlist(ACTION_CHECKBOX_NAME))
         return super().changelist_view(request, extra_context)
 
     def replay_view(self, request: HttpRequest) -> HttpResponse:
@@ -83,7 +83,7 @@ class ReplayingAdmin(ChainsAdmin):
             return HttpResponseRedirect(self.url(HandledMessage, "changelist"))
         if not self.may_replay(request):
             raise PermissionDenied
-        ids = _ids(request.POST.get("ids", "").split(","))
+        ids = ids_of(request.POST.get("ids", "").split(","))
         if len(ids) > MOST:
             raise BadRequest(f"Select at most {MOST:,} messages for one action.")
         to = request.POST.get("to", "")
@@ -99,7 +99,7 @@ class ReplayingAdmin(ChainsAdmin):
             if not ran_out(error):
                 raise
             return self.give_up(request)
-        return HttpResponseRedirect(self._list_url(request.POST.get("filters", "")))
+        return HttpResponseRedirect(self.list_url(request.POST.get("filters", "")))
 
     def _recipients(self, request: HttpRequest) -> list[str]:
         """Return the handlers that the user may choose: those whose queue the user may see."""
@@ -126,7 +126,7 @@ class ReplayingAdmin(ChainsAdmin):
             url=self.replay_url(),
             ids=",".join(map(str, ids)),
             filters=filters,
-            back=self._list_url(filters),
+            back=self.list_url(filters),
             found=[(*names, count) for names, count in sorted(found.items())],
             count=sum(found.values()),
             bare=sum(row[3] for row in rows),
@@ -147,17 +147,3 @@ class ReplayingAdmin(ChainsAdmin):
         text = "%(count)s message replayed." if count == 1 else "%(count)s messages replayed."
         level = notices.SUCCESS if count else notices.WARNING
         self.message_user(request, text % {"count": f"{count:,}"}, level)
-
-    def _list_url(self, filters: str) -> str:
-        """Return the list's URL with `filters`, parsed again so that it cannot leave the site."""
-        query = QueryDict(filters).urlencode()
-        return self.url(self.model, "changelist") + (f"?{query}" if query else "")
-
-
-def _ids(texts: Sequence[str]) -> list[int]:
-    """Return ids sorted and without repeats; raises BadRequest for a text that is no id."""
-    found = {id_of(text) for text in texts}
-    ids = sorted(id for id in found if id is not None)
-    if len(ids) < len(found):
-        raise BadRequest("A selected value is not the id of a message.")
-    return ids
