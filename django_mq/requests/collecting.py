@@ -52,18 +52,12 @@ def collect(
 ) -> list[Any]:
     """Return the replies in order; raise the first error, or return errors in their places."""
     deadline = _Deadline(timeout)
-
-    def is_here(pending: Awaited) -> bool:
-        return deadline.is_zero or pending._is_within_test()
-
     replies = []
-    with _futures(pendings, is_here) as futures:
+    with _futures(pendings, lambda each: deadline.is_zero or each._is_within_test()) as futures:
         for pending, future in zip(pendings, futures, strict=True):
             found = pending._look_here() if future is None else _result(future, deadline.left())
-            reply = _reply(pending, found, deadline, here=future is None)
-            if isinstance(reply, Exception) and not return_exceptions:
-                raise reply
-            replies.append(reply)
+            is_here, raises = future is None, not return_exceptions
+            replies.append(_reply(pending, found, deadline, is_here=is_here, raises=raises))
     return replies
 
 
@@ -75,21 +69,15 @@ async def acollect(
 ) -> list[Any]:
     """Like `collect()`, on an event loop."""
     deadline = _Deadline(timeout)
-
-    def is_here(pending: Awaited) -> bool:
-        return deadline.is_zero or pending._was_born_in_test()
-
     replies = []
-    with _futures(pendings, is_here) as futures:
+    with _futures(pendings, lambda each: deadline.is_zero or each._was_born_in_test()) as futures:
         for pending, future in zip(pendings, futures, strict=True):
             if future is None:
                 found: Found | None = await sync_to_async(pending._look_here)()
             else:
                 found = await _aresult(future, deadline.left())
-            reply = _reply(pending, found, deadline, here=future is None)
-            if isinstance(reply, Exception) and not return_exceptions:
-                raise reply
-            replies.append(reply)
+            is_here, raises = future is None, not return_exceptions
+            replies.append(_reply(pending, found, deadline, is_here=is_here, raises=raises))
     return replies
 
 
@@ -150,8 +138,14 @@ async def _aresult(future: Future[Found], seconds: float | None) -> Found | None
         return None
 
 
-def _reply(pending: Awaited, found: Found | None, deadline: _Deadline, *, here: bool) -> Any:
-    """Return the reply, or an error in its place."""
+def _reply(
+    pending: Awaited, found: Found | None, deadline: _Deadline, *, is_here: bool, raises: bool
+) -> Any:
+    """Return the reply; an error is raised or, without `raises`, returned in its place."""
     if found is not None and (found.answered or not found.stored):
-        return pending._read(found)
-    return pending._late(None if here and not deadline.is_zero else deadline.seconds)
+        reply = pending._read(found)
+    else:
+        reply = pending._late(None if is_here and not deadline.is_zero else deadline.seconds)
+    if raises and isinstance(reply, Exception):
+        raise reply
+    return reply
