@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_mq.store.queue_names import queue_scan
+
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
 # Loose index scans over mq_claim, mq_lease and mq_key: one probe per lane and per queue, however
 # many rows wait, are leased or have keys.
-LOOK = """
+LOOK = f"""
 with recursive lane as (
     (select m.queue, m.priority
        from django_mq_queuedmessage m
@@ -36,35 +38,9 @@ with recursive lane as (
           limit 1)
         limit 1
      ) following
-), leased as (
-    (select m.queue
-       from django_mq_queuedmessage m
-      where m.leased_until is not null
-      order by m.queue
-      limit 1)
-    union all
-    select (select m.queue
-              from django_mq_queuedmessage m
-             where m.leased_until is not null and m.queue > leased.queue
-             order by m.queue
-             limit 1)
-      from leased
-     where leased.queue is not null
-), keyed as (
-    (select m.queue
-       from django_mq_queuedmessage m
-      where m.key is not null
-      order by m.queue
-      limit 1)
-    union all
-    select (select m.queue
-              from django_mq_queuedmessage m
-             where m.key is not null and m.queue > keyed.queue
-             order by m.queue
-             limit 1)
-      from keyed
-     where keyed.queue is not null
-)
+),
+{queue_scan("leased", "m.leased_until is not null")},
+{queue_scan("keyed", "m.key is not null")}
 select 'lane', lane.queue, lane.priority, due.found is not null,
        extract(epoch from next.at - statement_timestamp())::float8
   from lane
@@ -113,7 +89,7 @@ select case when s.paused_at is not null
  where s.paused_at is not null
    and (s.paused_until is null or s.paused_until > statement_timestamp())
     or s.backoff_level > 0 or s.max_in_flight is not null
-"""
+"""  # noqa: S608
 
 # Reads nothing, yet the server resolves the names and checks the privileges.
 PROVE = """

@@ -135,25 +135,11 @@ def _has_more(cursor: Cursor) -> bool:
 
 
 # All queues: those that have dead letters, by a loose index scan.
-PEEK_DEAD = """
-with recursive dead (queue) as (
-    (select m.queue
-       from django_mq_queuedmessage m
-      where m.dead_at is not null and %(queues)s::text[] is null
-      order by m.queue
-      limit 1)
-    union all
-    select (select m.queue
-              from django_mq_queuedmessage m
-             where m.dead_at is not null and m.queue > dead.queue
-             order by m.queue
-             limit 1)
-      from dead
-     where dead.queue is not null
-)
+PEEK_DEAD = f"""
+with recursive {queue_names.queue_scan("dead", "m.dead_at is not null")}
 select m.id
   from (
-    select queue from dead where queue is not null
+    select queue from dead where queue is not null and %(queues)s::text[] is null
     union all
     select queue from unnest(%(queues)s::text[]) as named (queue)
  ) as asked (queue)
@@ -166,7 +152,7 @@ select m.id
  ) m
  order by m.id
  limit %(limit)s
-"""
+"""  # noqa: S608
 
 
 def peek_dead(cursor: Cursor, *, queues: Iterable[str] | None, limit: int) -> list[int]:

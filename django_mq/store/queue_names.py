@@ -10,66 +10,34 @@ if TYPE_CHECKING:
 #: The row with this name records the turn of the chores; it is not a queue.
 CHORES = ":"
 
+WAITING = "m.leased_until is null and m.blocked_by is null and m.dead_at is null"
+
+
+def queue_scan(name: str, where: str) -> str:
+    """Return a CTE of WITH RECURSIVE: the queues that have rows `m` with `where`, then a null."""
+    return f"""{name} (queue) as (
+    (select m.queue
+       from django_mq_queuedmessage m
+      where {where}
+      order by m.queue
+      limit 1)
+    union all
+    select (select m.queue
+              from django_mq_queuedmessage m
+             where {where} and m.queue > {name}.queue
+             order by m.queue
+             limit 1)
+      from {name}
+     where {name}.queue is not null
+)"""  # noqa: S608  (built from constants, as are the others)
+
+
 # A blocked row has a key, so the four indexes together cover every row.
-NAMES = """
-with recursive waiting (queue) as (
-    (select m.queue
-       from django_mq_queuedmessage m
-      where m.leased_until is null and m.blocked_by is null and m.dead_at is null
-      order by m.queue
-      limit 1)
-    union all
-    select (select m.queue
-              from django_mq_queuedmessage m
-             where m.leased_until is null and m.blocked_by is null and m.dead_at is null
-               and m.queue > waiting.queue
-             order by m.queue
-             limit 1)
-      from waiting
-     where waiting.queue is not null
-), leased (queue) as (
-    (select m.queue
-       from django_mq_queuedmessage m
-      where m.leased_until is not null
-      order by m.queue
-      limit 1)
-    union all
-    select (select m.queue
-              from django_mq_queuedmessage m
-             where m.leased_until is not null and m.queue > leased.queue
-             order by m.queue
-             limit 1)
-      from leased
-     where leased.queue is not null
-), keyed (queue) as (
-    (select m.queue
-       from django_mq_queuedmessage m
-      where m.key is not null
-      order by m.queue
-      limit 1)
-    union all
-    select (select m.queue
-              from django_mq_queuedmessage m
-             where m.key is not null and m.queue > keyed.queue
-             order by m.queue
-             limit 1)
-      from keyed
-     where keyed.queue is not null
-), dead (queue) as (
-    (select m.queue
-       from django_mq_queuedmessage m
-      where m.dead_at is not null
-      order by m.queue
-      limit 1)
-    union all
-    select (select m.queue
-              from django_mq_queuedmessage m
-             where m.dead_at is not null and m.queue > dead.queue
-             order by m.queue
-             limit 1)
-      from dead
-     where dead.queue is not null
-)
+NAMES = f"""
+with recursive {queue_scan("waiting", WAITING)},
+{queue_scan("leased", "m.leased_until is not null")},
+{queue_scan("keyed", "m.key is not null")},
+{queue_scan("dead", "m.dead_at is not null")}
 select queue from waiting where queue is not null
  union
 select queue from leased where queue is not null
@@ -79,7 +47,7 @@ select queue from keyed where queue is not null
 select queue from dead where queue is not null
  union
 select queue from django_mq_queuestate
-"""
+"""  # noqa: S608
 
 
 def names(cursor: Cursor) -> set[str]:
