@@ -123,11 +123,11 @@ class OperationAdmin(ReadOnlyAdmin):
     def condition(self, row: Operation) -> Any:
         return format_html("{}{}", row.get_state_display(), under(*filter(None, [row.error])))
 
-    @admin.display(description="asked for")
+    @admin.display(description="requested")
     def asked(self, row: Operation) -> Any:
         return when(row.created_at, row.now)  # type: ignore[attr-defined]
 
-    @admin.display(description="asked for")
+    @admin.display(description="requested")
     def asked_full(self, row: Operation) -> Any:
         return full(row.created_at, row.now)  # type: ignore[attr-defined]
 

@@ -82,7 +82,7 @@ class AsyncRunner(threading.Thread):
         self.cut_off = False
         self._cancelling = False
         self._running: dict[asyncio.Task[None], CallEntries] = {}
-        # By message id: who stopped it.
+        # By message id: the operator who stopped it.
         self._stopped: dict[int, str] = {}
         self._settler = AsyncSettler(
             alias=alias,

@@ -1,4 +1,4 @@
-"""The worker's own connections: not pooled and not aged, whatever the alias is set to."""
+"""The worker's own connections: not pooled and not aged, whatever the settings of the alias."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Settled(Enum):
 ACKED = Settled.ACKED
 #: The handler did its work.
 DONE = (Settled.ACKED, Settled.FINISHED)
-#: The message is not in its queue any more, or its lease is not ours.
+#: The message is no longer in its queue, or its lease is no longer ours.
 NOT_BACK = (*DONE, Settled.LOST)
 
 

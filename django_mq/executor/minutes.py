@@ -92,7 +92,7 @@ class Minutes:
         if self._offset is None:
             return [], []
         self._taken, self._changed = self._changed, set()
-        keys = sorted(self._taken)  # in one order, whoever writes
+        keys = sorted(self._taken)  # all workers write in the same order
         return (
             [_row(key, self._open[key]) for key in keys if key in self._open],
             [

@@ -218,7 +218,7 @@ class CallEntries:
         self._entries = {fence.id: (at, fence) for at, fence in zip(indexes, fences, strict=False)}
         self._lock = threading.Lock()
         self._began = 0.0
-        #: What cancels the call, once that has begun.
+        #: The timeout that cancels the call, once the call has begun.
         self.limit: asyncio.Timeout | None = None
 
     def has(self, id: int) -> bool:

@@ -51,7 +51,7 @@ class SliceState:
     """How far one slice came.
 
     `users` used the connection, or were locked before they started: they commit or roll back with
-    the transaction. `others` used nothing: they are settled after it, whatever became of it.
+    the transaction. `others` used nothing: they are settled after it, whatever its outcome.
 
     `current` is the index in `tasks` of the delivery that runs, or runs next; it has time until
     `deadline`, and no delivery starts after `until` (both on the monotonic clock). `begun` says

@@ -157,7 +157,7 @@ class Slices:
         if state.users.ended:
             if any(each.delivery._row.key is not None for each in state.users.ended):
                 # A claim that parks messages behind these holds a lock that their ack needs. It
-                # waits for nobody, so this cannot deadlock; a failed ack would run all of them
+                # does not wait, so this cannot deadlock; a failed ack would run all of them
                 # again, one by one.
                 simple_query(self._session.connect(), slice_limits.ours({}))
             if settle_all(self._session.cursor(), state.users.ended):

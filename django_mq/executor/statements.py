@@ -120,7 +120,7 @@ class RepeatingCursor:
     """Runs each statement on a cursor of its own.
 
     A psycopg cursor remembers how to write the parameters and read the columns of its last
-    statement. Finding that out anew costs a sixth of a claim of one message.
+    statement. Finding that out again takes a sixth of a claim of one message.
 
     `limited`: the session does not have the `limits`, so they go along with each statement that
     runs outside a transaction.

@@ -68,7 +68,7 @@ class Migration(migrations.Migration):
                     "created_at",
                     models.DateTimeField(
                         db_default=django.db.models.functions.datetime.Now(),
-                        verbose_name="asked for",
+                        verbose_name="requested",
                     ),
                 ),
                 ("started_at", models.DateTimeField(blank=True, null=True, verbose_name="started")),

@@ -47,7 +47,7 @@ class Operation(models.Model):
         "state", max_length=9, choices=STATE_LABELS, default="waiting", db_default="waiting"
     )
     error = models.TextField("error", blank=True, db_default="")
-    created_at = models.DateTimeField("asked for", db_default=Now())
+    created_at = models.DateTimeField("requested", db_default=Now())
     started_at = models.DateTimeField("started", null=True, blank=True)
     ended_at = models.DateTimeField("ended", null=True, blank=True)
 

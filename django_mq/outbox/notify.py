@@ -21,7 +21,7 @@ logger = logging.getLogger("django_mq")
 PAUSE = 0.02
 
 # By alias: when this process last began to ring. No lock: two rings at once do no harm. A forked
-# child may keep it: the clock is the machine's, and the parent's ring is on its way.
+# child may keep it: the clock is the machine's, and the parent rings in any case.
 _last: dict[str, float] = {}
 
 

@@ -202,7 +202,7 @@ def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _culprit(value: object, dumps: Callable[[Any], str]) -> str:
-    """Return the path of the first value that cannot be encoded by itself, else ""."""
+    """Return the path of the first value that cannot be encoded on its own, else ""."""
     try:
         for path, leaf in _leaves(value):
             try:

@@ -80,7 +80,7 @@ def describe(error: BaseException, *, stack: Iterable[Frame] = ()) -> Failure:
     >>> describe(ValueError("no\\x00such order")).text
     'no\ufffdsuch order'
     """
-    name = text = traceback = "(cannot be had)"
+    name = text = traceback = "(not available)"
     place = ""
     texts = _Texts()
     # The attempt counts in any case: keep as much of its exception as can be read.
@@ -140,7 +140,7 @@ class _Texts:
         if _says_its_text_safely(error):
             return _text_of(error)
         if self._patience <= 0:
-            return "(text not asked for)"
+            return "(text not requested)"
         start = time.monotonic()
         answer = _within(self._patience, lambda: _text_of(error))
         if answer is None:

@@ -1,4 +1,4 @@
-"""The chain of a message: what caused it, and what it caused."""
+"""The chain of a message: its causes and its effects."""
 
 from __future__ import annotations
 

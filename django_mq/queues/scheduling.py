@@ -26,7 +26,7 @@ from django_mq.store.schedules import ScheduleRow
 
 logger = logging.getLogger("django_mq")
 
-#: Most times that `next_times()` returns.
+#: The maximum number of times that `next_times()` returns.
 MOST_TIMES = 1000
 
 

@@ -46,7 +46,7 @@ def fence_values(fence: PlainFence) -> dict[str, object]:
 def fence_columns(fences: Iterable[PlainFence]) -> dict[str, object]:
     """Return fences as the parameters `ids`, `attempts` and `claimers`: parallel arrays.
 
-    They are array literals, which cost a tenth of what the driver needs for lists of text. A
+    They are array literals, which take a tenth of the driver's time for lists of text. A
     claimer is hexadecimal digits, a colon and a number, so it never needs quotes.
     """
     ids, attempts, claimers = tuple(zip(*fences, strict=True)) or ((), (), ())

@@ -60,7 +60,7 @@ def free_next(cursor: Cursor, lines: Iterable[KeyLine]) -> None:
         )
 
 
-# For rows parked while their head was being settled, or whose head somebody deleted by hand. Any
+# For rows parked while their head was being settled, or whose head was deleted by hand. Any
 # row of the line will do: the claim that meets it looks at the head. The head is looked up here
 # only so that nothing is freed in a line that moves on anyway; the lookup gives up after 20 rows,
 # since a line may have many dead letters that are skipped.

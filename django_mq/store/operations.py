@@ -153,8 +153,8 @@ select max(id) from walked having count(*) >= %(limit)s
 def forget(cursor: Cursor, *, older_than: float, after: int = 0, limit: int = 1000) -> int | None:
     """Delete operations that ended `older_than` seconds ago, among the next `limit` after `after`.
 
-    Returns the last id it looked at, None if there are no more. An ended operation does not change
-    any more, so its row need not be locked first.
+    Returns the last id it looked at, None if there are no more. An ended operation no longer
+    changes, so its row need not be locked first.
     """
     cursor.execute(FORGET, {"older_than": older_than, "after": after, "limit": limit})
     row = cursor.fetchone()

@@ -37,7 +37,7 @@ class Aside(NamedTuple):
 def left_aside(cursor: Cursor, *, limit: int, after: UniqueId | None = None) -> Aside:
     """Return ids that no live message holds, though content is put aside for them.
 
-    The content was put aside while the message ended, or somebody deleted the message by hand.
+    The content was put aside while the message ended, or the message was deleted by hand.
     Looks at up to `limit` ids with content put aside, those after `after`.
     """
     begin = after or UniqueId("", "", "", "")

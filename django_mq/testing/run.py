@@ -21,7 +21,7 @@ from django_mq.store import Cursor, schedules
 from django_mq.store import testing as store
 from django_mq.worker.drain import Drain, DrainFailure, add_note
 
-#: What happens to the errors that handlers raise.
+#: How to treat the errors that handlers raise.
 Errors = Literal["raise", "keep"]
 
 

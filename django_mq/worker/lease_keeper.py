@@ -48,7 +48,7 @@ LOCK_SECONDS = 0.2
 
 
 class LeaseKeeper(threading.Thread):
-    """Renews the leases of what this process holds, and writes its heartbeat and figures.
+    """Renews the leases of held messages, and writes the heartbeat and figures of this process.
 
     `heartbeat()` returns the columns to write. After each heartbeat, `on_heartbeat(seconds)` is
     called with the seconds since the fleet last did its chores (None: never), and `on_commands`

@@ -58,7 +58,7 @@ class Parts:
         self._claim_numbers = count(1)
         self._batch = worker.batch_size or settings.batch_size
         self._policy = policies(settings, floor=settings.retry_floor)
-        #: Set when the drain is over: nothing waits for the database any more.
+        #: Set when the drain is over: nothing waits for the database any longer.
         self.giving_up = threading.Event()
         #: Whether the run drains: then no more ordered queues are taken.
         self.draining = False

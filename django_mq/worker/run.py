@@ -135,7 +135,7 @@ class Run:
         if not (was_refused(error) and statements.is_idle()):
             statements.close()
             self.held.in_doubt = True
-        self.parts.fetcher.on_freed()  # what it was about to claim is still due
+        self.parts.fetcher.on_freed()  # the messages that it was about to claim are still due
         self.parts.outage.wait(error, logged=not lost)
 
     def _fetch(self) -> float:

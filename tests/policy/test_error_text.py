@@ -292,7 +292,7 @@ def test_text_that_never_comes_is_not_waited_for(
     error = raised(lambda: fail(Hangs(), Hangs()))
     failure = describe(error)
     assert failure.text == "(its text took too long)"
-    assert "(text not asked for)" in failure.traceback
+    assert "(text not requested)" in failure.traceback
     assert asked == [error]
 
 

@@ -1,4 +1,4 @@
-"""The overview: what runs, what waits, and what went wrong, on one page."""
+"""The overview of running, waiting and failed messages on one page."""
 
 from django_mq.admin.overview.page import OverviewAdmin
 
