@@ -8,10 +8,18 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection
 from django.test import TransactionTestCase
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from psycopg import sql
 
 from tests.committing import CLEANER, empty_the_tables, left
 from tests.database import second_connection
+
+# An example may take long on a busy machine: that is no failure.
+hypothesis_settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("suite")
 
 # Two hundred processes are started, and most images of containers set this: each of them would
 # compile the package anew, and each process of pytest all tests.
