@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.policy.column_bounds import FIRST_TIME, KEY, LAST_TIME
-from django_mq.store.unique_ids import UniqueId, columns, holder_of
+from django_mq.store.unique_ids import UniqueId, columns, holder_of, if_as_seen
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -133,14 +133,7 @@ with aside as materialized (
     select queue, handler, type, unique_id, message_id, unique_for
       from next
      order by queue, handler, type, unique_id
-        on conflict (queue, handler, type, unique_id) where put_aside is null do update
-       set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
-     where exists (
-        select from next
-         where next.message_id = excluded.message_id
-           and next.seen_id is not distinct from u.message_id
-           and next.seen_until is not distinct from u.quiet_until)
-    returning u.message_id
+        {if_as_seen("next", "message_id")}
 ), gone as (
     delete from django_mq_uniquekey
      where id = any(array(select next.id from next join taken using (message_id)))
@@ -268,14 +261,7 @@ insert into django_mq_uniquekey as u (queue, handler, type, unique_id, message_i
 select queue, handler, type, unique_id, id, unique_for
   from free
  order by queue, handler, type, unique_id
-    on conflict (queue, handler, type, unique_id) where put_aside is null do update
-   set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
- where exists (
-    select from free
-     where free.id = excluded.message_id
-       and free.seen_id is not distinct from u.message_id
-       and free.seen_until is not distinct from u.quiet_until)
-returning message_id
+    {if_as_seen("free", "id")}
 """  # noqa: S608
 
 

@@ -44,6 +44,17 @@ def holder_of(id: str) -> str:
   ) u"""  # noqa: S608  (built from constants)
 
 
+def if_as_seen(rows: str, id: str) -> str:
+    """Return the end of an INSERT that takes the unique ids of `rows` that are still as seen."""
+    return f"""on conflict (queue, handler, type, unique_id) where put_aside is null do update
+       set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
+     where exists (
+        select from {rows} where {rows}.{id} = excluded.message_id
+           and {rows}.seen_id is not distinct from u.message_id
+           and {rows}.seen_until is not distinct from u.quiet_until)
+    returning u.message_id"""  # noqa: S608
+
+
 # quiet_until is text and is returned unchanged: its Python value would depend on USE_TZ.
 LOOK = f"""
 select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is not null,
@@ -114,31 +125,25 @@ class Unique(NamedTuple):
         )
 
 
+_ROW = """id bigint, queue text, type text, payload jsonb, max_attempts integer,
+        handler text, schema_version integer, metadata jsonb, priority smallint, key text,
+        retry jsonb, wants_result boolean, ordered boolean, due timestamptz, delay float8,
+        expires timestamptz, lifetime float8, unique_id text, unique_for float8"""
+
 # An id is taken only if its row is as it was seen. The row is locked, then compared in its current
 # version; the message that it names would be seen only as it was when the statement began.
-ADD = """
+ADD = f"""
 with new as materialized (
     select row.*
       from jsonb_to_recordset(%(rows)s::jsonb) as row (
-        id bigint, queue text, type text, payload jsonb, max_attempts integer, handler text,
-        schema_version integer, metadata jsonb, priority smallint, key text, retry jsonb,
-        wants_result boolean, ordered boolean, due timestamptz, delay float8, expires timestamptz,
-        lifetime float8, unique_id text, unique_for float8, seen_id bigint, seen_until timestamptz
-      )
+        {_ROW}, seen_id bigint, seen_until timestamptz)
 ), taken as (
     insert into django_mq_uniquekey as u (queue, handler, type, unique_id, message_id, unique_for)
     select queue, handler, type, unique_id, id, make_interval(secs => unique_for)
       from new
      where unique_id is not null
      order by queue collate "C", handler collate "C", type collate "C", unique_id collate "C"
-        on conflict (queue, handler, type, unique_id) where put_aside is null do update
-       set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
-     where exists (
-        select from new
-         where new.id = excluded.message_id
-           and new.seen_id is not distinct from u.message_id
-           and new.seen_until is not distinct from u.quiet_until)
-    returning u.message_id
+        {if_as_seen("new", "id")}
 )
 insert into django_mq_queuedmessage (
     id, queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key,
@@ -152,7 +157,7 @@ select
   from new
  where unique_id is null or id in (select message_id from taken)
 returning id
-"""
+"""  # noqa: S608
 
 
 def add(cursor: Cursor, rows: Sequence[Unique]) -> set[int]:
@@ -167,15 +172,10 @@ def add(cursor: Cursor, rows: Sequence[Unique]) -> set[int]:
 
 # A locked row is skipped: another session claims, changes or replaces it. Attempts are never
 # lowered, and at least one is left. A message that leaves its key is no longer blocked.
-REPLACE = """
+REPLACE = f"""
 with new as materialized (
     select row.*
-      from jsonb_to_recordset(%(rows)s::jsonb) as row (
-        id bigint, queue text, type text, payload jsonb, max_attempts integer, handler text,
-        schema_version integer, metadata jsonb, priority smallint, key text, retry jsonb,
-        wants_result boolean, ordered boolean, due timestamptz, delay float8, expires timestamptz,
-        lifetime float8, unique_id text, unique_for float8, sets_due boolean
-      )
+      from jsonb_to_recordset(%(rows)s::jsonb) as row ({_ROW}, sets_due boolean)
 ), waiting as materialized (
     select m.id, m.key
       from (select id from new order by id) new
@@ -216,7 +216,7 @@ update django_mq_queuedmessage m
  where m.id = any(array(select id from waiting)) and m.id = new.id
 returning m.id, m.queue, m.handler,
           case when waiting.key is distinct from new.key then waiting.key end
-"""
+"""  # noqa: S608
 
 
 class Replaced(NamedTuple):
