@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from django_mq.executor.minutes import FigureSource, Minutes
 from django_mq.messages import ClaimedRow
 from django_mq.policy.handler_stats import Tally
 from django_mq.policy.outcomes import DeadLettered, Retried
-from django_mq.store.figures import Arrived, MinuteRow
 
 if TYPE_CHECKING:
     from django_mq.executor.ended import Ended
@@ -39,9 +37,8 @@ class Timings:
     """The tallies of one worker by queue and handler, each in constant memory. Thread-safe."""
 
     def __init__(self) -> None:
-        self._minutes = Minutes()
+        self.minutes = Minutes()
         self._sources: set[FigureSource] = set()
-        self._lock = threading.Lock()
 
     def add(self, ended: Sequence[Ended]) -> None:
         """Count deliveries that are settled."""
@@ -54,11 +51,11 @@ class Timings:
                 apart[_names(each.delivery._row)].append(each)
             together = dict(apart)
         for (queue, handler), those in together.items():
-            with self._lock:
+            with self.minutes.lock:
                 source = self._source(queue, handler)
-                created = _count(self._minutes.tally(source), those)
+                created = _count(self.minutes.tally(source), those)
                 if created:
-                    self._minutes.arrived(source, created)
+                    self.minutes.arrived(source, created)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the heartbeat's tallies: at most 100 handlers, most messages first."""
@@ -76,36 +73,9 @@ class Timings:
 
         Beyond 500 pairs, the queue is empty.
         """
-        with self._lock:
+        with self.minutes.lock:
             sources = list(self._sources)
-        found = {}
-        for source in sources:
-            with self._lock:
-                found[source] = self._minutes.total(source)
-        return found
-
-    def set_clock(self, now: float, asked_at: float) -> None:
-        """Learn what the database's clock showed when `lease_clock()` showed `asked_at`."""
-        with self._lock:
-            self._minutes.set_clock(now, asked_at)
-
-    def take_unwritten(self) -> tuple[list[MinuteRow], list[Arrived]]:
-        """Return the figures to store: absolute counts of the minutes that changed.
-
-        Then call `written()` or `not_written()`.
-        """
-        with self._lock:
-            return self._minutes.take_unwritten()
-
-    def written(self) -> None:
-        """Forget the final figures among those taken last: they are stored."""
-        with self._lock:
-            self._minutes.written()
-
-    def not_written(self) -> None:
-        """Take the same figures again next time: they could not be stored."""
-        with self._lock:
-            self._minutes.not_written()
+        return {source: self.minutes.total(source) for source in sources}
 
     def _source(self, queue: str, handler: str) -> FigureSource:
         """Return the source that all names of a handler share; unknown names share the name ''."""

@@ -1,10 +1,11 @@
 """The figures of this process by minute, which the heartbeat stores.
 
-Counts are absolute, so that a row may be written any number of times. Nothing here is thread-safe.
+Counts are absolute, so that a row may be written any number of times.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -36,9 +37,12 @@ class Minutes:
     """Tallies by minute, and the sum of past ones.
 
     The database's clock decides which minute it is. Until `set_clock()`, the minute is 0.
+    Thread-safe, except `minute()`, `tally()` and `arrived()`: these need `lock`, and so does a
+    change of the tally.
     """
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self._past: dict[FigureSource, Tally] = {}
         self._open: dict[MinuteKey, Tally] = {}
         self._arrived: dict[MinuteKey, int] = {}
@@ -49,12 +53,13 @@ class Minutes:
 
     def set_clock(self, now: float, asked_at: float) -> None:
         """Learn what the database's clock showed when `lease_clock()` showed `asked_at`."""
-        first, self._offset = self._offset is None, now - asked_at
-        if first:
-            minute = self.minute()
-            for counts in (self._open, self._arrived):
-                _move(counts, minute)
-            self._changed = {key._replace(minute=minute) for key in self._changed}
+        with self.lock:
+            first, self._offset = self._offset is None, now - asked_at
+            if first:
+                minute = self.minute()
+                for counts in (self._open, self._arrived):
+                    _move(counts, minute)
+                self._changed = {key._replace(minute=minute) for key in self._changed}
 
     def minute(self) -> int:
         """Return the current minute. It never goes back, since a final row is not written again."""
@@ -88,44 +93,53 @@ class Minutes:
         self._changed.add(key)
 
     def take_unwritten(self) -> tuple[list[MinuteRow], list[Arrived]]:
-        """Return the rows that changed since they were last taken; none before `set_clock()`."""
-        if self._offset is None:
-            return [], []
-        self._taken, self._changed = self._changed, set()
-        keys = sorted(self._taken)  # all workers write in the same order
-        return (
-            [_row(key, self._open[key]) for key in keys if key in self._open],
-            [
-                Arrived(key.minute, *key.source, self._arrived[key])
-                for key in keys
-                if key in self._arrived
-            ],
-        )
+        """Return the rows that changed since they were last taken; none before `set_clock()`.
+
+        Then call `written()` or `not_written()`.
+        """
+        with self.lock:
+            if self._offset is None:
+                return [], []
+            self._taken, self._changed = self._changed, set()
+            keys = sorted(self._taken)  # all workers write in the same order
+            return (
+                [_row(key, self._open[key]) for key in keys if key in self._open],
+                [
+                    Arrived(key.minute, *key.source, self._arrived[key])
+                    for key in keys
+                    if key in self._arrived
+                ],
+            )
 
     def written(self) -> None:
         """Forget the rows that can no longer change: those taken last are stored."""
-        self._taken = set()
-        latest = self.minute()
-        for key in [key for key in self._open if key.minute < latest and key not in self._changed]:
-            tally = self._open.pop(key)
-            tally.merge(self._past.get(key.source, Tally()))
-            self._past[key.source] = tally
-        for key in [key for key in self._arrived if key.minute <= latest - LATE]:
-            if key not in self._changed:
-                del self._arrived[key]
+        with self.lock:
+            self._taken = set()
+            latest = self.minute()
+            for key in [
+                key for key in self._open if key.minute < latest and key not in self._changed
+            ]:
+                tally = self._open.pop(key)
+                tally.merge(self._past.get(key.source, Tally()))
+                self._past[key.source] = tally
+            for key in [key for key in self._arrived if key.minute <= latest - LATE]:
+                if key not in self._changed:
+                    del self._arrived[key]
 
     def not_written(self) -> None:
         """Take the same rows again next time: they could not be stored."""
-        self._changed |= self._taken
+        with self.lock:
+            self._changed |= self._taken
 
     def total(self, source: FigureSource) -> Tally:
         """Return the sum of all tallies of `source`."""
-        total = Tally()
-        for key in sorted(self._open, reverse=True):
-            if key.source == source:
-                total.merge(self._open[key])
-        total.merge(self._past.get(source, Tally()))
-        return total
+        with self.lock:
+            total = Tally()
+            for key in sorted(self._open, reverse=True):
+                if key.source == source:
+                    total.merge(self._open[key])
+            total.merge(self._past.get(source, Tally()))
+            return total
 
 
 def _move(counts: dict[MinuteKey, Any], minute: int) -> None:

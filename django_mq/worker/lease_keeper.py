@@ -180,7 +180,7 @@ class LeaseKeeper(threading.Thread):
             self._beat_at = monotonic()
             beat = store.beat(cursor, **columns, timings=told)
         if counted:
-            counted.set_clock(beat.now, asked_at)
+            counted.minutes.set_clock(beat.now, asked_at)
         if beat.commands:
             self._on_commands(beat.commands)
         self._on_heartbeat(beat.since_chores)
@@ -190,16 +190,16 @@ class LeaseKeeper(threading.Thread):
         worker = self._heartbeat()["worker"]
         if (counted := handler_counts.of(worker)) is None:
             return
-        rows, arrived = counted.take_unwritten()
+        rows, arrived = counted.minutes.take_unwritten()
         try:
             if rows or arrived:
                 with self._patient_for(LOCK_SECONDS) as cursor:
                     figures.write(cursor, worker=worker, rows=rows)
                     figures.write_arrived(cursor, worker=worker, rows=arrived)
         except Exception:
-            counted.not_written()
+            counted.minutes.not_written()
             raise
-        counted.written()
+        counted.minutes.written()
 
     def _leave(self) -> None:
         with self._patient_for(LOCK_SECONDS) as cursor:

@@ -41,13 +41,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def these(clock: Clock) -> Timings:
     these = Timings()
-    these.set_clock(START, clock())
+    these.minutes.set_clock(START, clock())
     return these
 
 
 def take(these: Timings) -> tuple[list[MinuteRow], list[Arrived]]:
-    found = these.take_unwritten()
-    these.written()
+    found = these.minutes.take_unwritten()
+    these.minutes.written()
     return found
 
 
@@ -73,10 +73,10 @@ def test_rows_hold_absolute_counts_of_a_minute(these: Timings, clock: Clock) -> 
 def test_what_could_not_be_stored_is_taken_again(these: Timings, clock: Clock) -> None:
     """With what was counted meanwhile, and also when its minute is over."""
     these.add([ended()])
-    assert len(these.take_unwritten()[0]) == 1
+    assert len(these.minutes.take_unwritten()[0]) == 1
     clock.seconds += 60
     these.add([ended()])
-    these.not_written()
+    these.minutes.not_written()
     rows, arrived = take(these)
     assert [(row.minute, row.acked) for row in rows] == [(FIRST, 1), (FIRST + 60, 1)]
     assert sum(each.messages for each in arrived) == 2
@@ -86,8 +86,8 @@ def test_what_could_not_be_stored_is_taken_again(these: Timings, clock: Clock) -
 def test_counts_wait_until_the_clock_is_known(clock: Clock) -> None:
     these = Timings()
     these.add([ended(age=60)])
-    assert these.take_unwritten() == ([], [])
-    these.set_clock(START, clock())
+    assert these.minutes.take_unwritten() == ([], [])
+    these.minutes.set_clock(START, clock())
     these.add([ended()])
     [row], arrived = take(these)
     assert (row.minute, row.acked) == (FIRST, 2)
@@ -97,7 +97,7 @@ def test_counts_wait_until_the_clock_is_known(clock: Clock) -> None:
 def test_a_clock_that_steps_back_overwrites_nothing(these: Timings, clock: Clock) -> None:
     these.add([ended()])
     take(these)
-    these.set_clock(START - 600, clock())
+    these.minutes.set_clock(START - 600, clock())
     these.add([ended()])
     [row], _ = take(these)
     assert (row.minute, row.acked) == (FIRST, 2)
