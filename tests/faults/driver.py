@@ -143,6 +143,11 @@ class Tree:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
+    def tell(self, number: int) -> None:
+        """Send a signal to the supervisor alone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
     def kill(self) -> None:
         self.signal_all(signal.SIGKILL)
 

@@ -1,7 +1,7 @@
 """What must hold, in SQL: each statement returns a line for every message that breaks it.
 
-`ALWAYS` holds at any moment at which no transaction is open; `FINALLY` once all is done. The
-tolerances are those of docs/guarantees.md.
+`ALWAYS` holds at any moment at which no transaction is open; `AT_REST` when no worker is there;
+`FINALLY` once all is done. The tolerances are those of docs/guarantees.md.
 """
 
 from __future__ import annotations
@@ -106,6 +106,17 @@ ALWAYS = {
         select name from facts
          where request is not null
            and waiting = exists (select from django_mq_result r where r.message_id = request)
+    """,
+}
+
+#: Where a worker has left and nobody else is there.
+AT_REST = {
+    "released: nothing is held by a worker that has left": """
+        select format('%s is held', name) from queued where leased_until is not null
+    """,
+    "refunded: what did not start is as it was": """
+        select format('%s: attempt %s, of which %s started', name, attempts, started)
+          from facts where waiting and attempts > started
     """,
 }
 

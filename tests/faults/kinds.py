@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from tests.faults.app import trace
 from tests.faults.driver import Tree, until
-from tests.faults.invariants import ALWAYS
-from tests.faults.wire import ANY, COMMIT, Fault, When
+from tests.faults.invariants import ALWAYS, AT_REST
+from tests.faults.wire import ANY, COMMIT, Fault, Link, When
 
 if TYPE_CHECKING:
     from tests.faults.stage import Stage
@@ -174,6 +174,34 @@ def freeze(among: re.Pattern[str] = ANY) -> Callable[[Stage, int], None]:
     return play
 
 
+def term(*, late: bool = False) -> Callable[[Stage, int], None]:
+    """The worker is told to stop, and another one does what it left; no time passes for a lease.
+
+    `late`: the answer to the request comes when the worker drains already.
+    """
+
+    def play(stage: Stage, at: int) -> None:
+        workers: list[Tree] = []
+
+        def tell(link: Link) -> None:
+            _first(workers).tell(signal.SIGTERM)
+            if late:
+                stage.proxy.hold(link)
+
+        stage.proxy.begin(Fault(at, tell, "passing"))
+        workers.append(stage.start())
+        stage.wait(lambda: stage.proxy.struck.is_set() or stage.is_done(), SOON)
+        if late:  # which a worker that has not started never says
+            stage.wait(lambda: "draining" in workers[0].said(), ASLEEP)
+            stage.proxy.let_in()
+        stage.leave(workers[0], told=True, codes=(0, 5))
+        stage.check(ALWAYS, AT_REST)
+        stage.start(direct=True)
+        stage.wait_done(SOON)
+
+    return play
+
+
 def held(stage: Stage, at: int) -> None:
     """Somebody has locked a message, say in psql: that one waits, and nothing else does."""
     stage.proxy.begin()
@@ -209,6 +237,8 @@ def twins(stage: Stage, at: int) -> None:
 
 KINDS = {
     "none": Kind(nothing, swept=False, strict=True),
+    "term": Kind(term(), strict=True),
+    "term-late": Kind(term(late=True), strict=True),
     "held": Kind(held, swept=False, only=("writes", "reads", "unused", "calls", "coroutines")),
     "deaf": Kind(deaf, swept=False, sends=True, only=("writes",)),
     "twins": Kind(twins, swept=False, strict=True, only=("long",)),

@@ -208,6 +208,19 @@ PATCHES = {
         ("writes", "calls"),
         ("child-inside",),
     ),
+    "no-refund": Patch(
+        "what a drain gives back keeps the attempt that the claim charged",
+        (
+            Text(
+                "django_mq.store.settle",
+                "claimed_by = null, attempts = attempts - 1\n where id = any(",
+                "claimed_by = null\n where id = any(",
+            ),
+        ),
+        ("writes", "calls", "coroutines"),
+        ("term",),
+        points=24,
+    ),
     "neighbours-again": Patch(
         "the failure of a neighbour runs again what used nothing",
         (

@@ -103,6 +103,19 @@ def batches() -> None:
     broadcast_many([_message("batch", f"b{number}", fails=int(number == 3)) for number in range(4)])
 
 
+def lists() -> None:
+    """Lists outside any transaction, in which one message is answered as failed."""
+    broadcast_many(
+        [_message("list", f"l{number}", "repeat", fails=int(number == 1)) for number in range(5)]
+    )
+
+
+def alists() -> None:
+    broadcast_many(
+        [_message("alist", f"a{number}", "repeat", fails=int(number == 1)) for number in range(5)]
+    )
+
+
 def keyed() -> None:
     messages = []
     for number in range(3):
@@ -166,6 +179,8 @@ SCENARIOS = {
     "finishes": Scenario(finishes),
     "coroutines": Scenario(coroutines, fifo=False, beside=True),
     "batches": Scenario(batches, once=False),
+    "lists": Scenario(lists, beside=True),
+    "alists": Scenario(alists, fifo=False, beside=True),
     "keyed": Scenario(keyed, fifo=False),
     "ordered": Scenario(ordered),
     "uniques": Scenario(uniques, fifo=False),

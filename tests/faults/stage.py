@@ -203,15 +203,15 @@ class Stage:
         """What all workers of this point said."""
         return "\n".join(f"--- worker {n}\n{tree.said()}" for n, tree in enumerate(self._trees))
 
-    def leave(self, *trees: Tree) -> None:
-        """Have these workers drain, and wait until they are gone."""
+    def leave(self, *trees: Tree, told: bool = False, codes: tuple[int, ...] = (0,)) -> None:
+        """Have these workers drain, unless they are `told` already; wait until they are gone."""
         for tree in trees:
-            if tree.code() is None:
-                os.kill(tree.pid, signal.SIGTERM)
+            if tree.code() is None and not told:
+                tree.tell(signal.SIGTERM)
         for tree in trees:
             until(tree.is_gone, "the end of a drain")
             # Before it has started, a worker leaves a signal to the system.
-            fine = (0,) if "started" in tree.said() else (0, -signal.SIGTERM)
+            fine = codes if "started" in tree.said() else (*codes, -signal.SIGTERM)
             if tree.code() not in fine:
                 self.find(f"exit code: a worker drained with code {tree.code()}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import connections
 
 from django_mq import RetryPolicy, broadcast, fixed, handler
@@ -98,6 +99,31 @@ def batch(deliveries: list[Any]) -> None:
         for delivery in deliveries:
             effect(delivery)
             may_fail(delivery)
+
+
+@handler("faults.list", queue=CALLS, batch=True, atomic=False, retry=OFTEN)
+def answered_one_by_one(deliveries: list[Any]) -> None:
+    """Not atomic: each has its effect by itself, or is answered as failed."""
+    with traced(*deliveries) as ended:
+        for delivery in deliveries:
+            try:
+                may_fail(delivery)
+                effect(delivery)
+            except Refused as error:
+                delivery.fail(error)
+                ended(delivery)
+
+
+@handler("faults.alist", queue=CALLS, batch=True, retry=OFTEN)
+async def aanswered_one_by_one(deliveries: list[Any]) -> None:
+    with traced(*deliveries) as ended:
+        for delivery in deliveries:
+            try:
+                may_fail(delivery)
+                await sync_to_async(effect)(delivery)
+            except Refused as error:
+                delivery.fail(error)
+                ended(delivery)
 
 
 @handler("faults.ordered", queue=ORDERED, retry=OFTEN)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,26 @@ def _write(event: str, delivery: Any) -> None:
 
 
 @contextmanager
-def traced(*deliveries: Any) -> Iterator[None]:
-    """Trace the start and the end of the handler inside."""
+def traced(*deliveries: Any) -> Iterator[Callable[[Any], None]]:
+    """Trace the start and the end of the handler inside.
+
+    The block gets a function that traces the end of one that was answered as failed: should the
+    process die after that, the message runs again on the same attempt.
+    """
     for delivery in deliveries:
         _write("start", delivery)
+    running = list(deliveries)
+
+    def answered(delivery: Any) -> None:
+        running.remove(delivery)
+        _write("raise", delivery)
+
     event = "raise"
     try:
-        yield
+        yield answered
         event = "return"
     finally:
-        for delivery in deliveries:
+        for delivery in running:
             _write(event, delivery)
 
 
