@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import os
 import random
 import re
+import resource
 import signal
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,13 @@ from .witness import PATIENCE, Witness
 SOON = RetryPolicy(max_attempts=3, backoff=fixed(0.1))
 #: Queues for tests that tell queues apart.
 OTHERS = ("first", "second", "mail.in", "mail.out")
+
+#: The first is what a bug of an extension module does.
+WAYS_TO_DIE: dict[str, Callable[[], object]] = {
+    "segv": lambda: ctypes.string_at(0),
+    "abort": os.abort,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
 
 _hoard: list[bytearray] = []
 
@@ -88,12 +99,31 @@ def spin(delivery: Any) -> None:
 
 @handler("acceptance.die", queue="work", retry=SOON)
 def die(delivery: Any) -> None:
-    """Write, then end the process: `how` is an exit code or `kill`."""
+    """Write, then end the process, unless the attempt is the one in `until`.
+
+    `how` is an exit code, or one of `WAYS_TO_DIE`.
+    """
     payload = begin(delivery)
     effect(delivery)
-    if payload["how"] == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if delivery.attempt == payload.get("until"):
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if payload["how"] in WAYS_TO_DIE:
+        WAYS_TO_DIE[payload["how"]]()
     os._exit(payload["how"])
+
+
+@handler("acceptance.exhaust", queue="work", retry=SOON)
+def exhaust(delivery: Any) -> None:
+    """Write, then have no memory, or no stack, unless the attempt is the one in `until`."""
+    payload = begin(delivery)
+    effect(delivery)
+    if delivery.attempt < payload["until"]:
+        deeper() if payload["how"] == "RecursionError" else bytearray(sys.maxsize)
+
+
+def deeper() -> None:
+    deeper()
 
 
 @handler("acceptance.list", queue="lists", batch=True, atomic=False, retry=SOON)
