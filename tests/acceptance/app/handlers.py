@@ -70,6 +70,19 @@ def write(delivery: Any) -> None:
     time.sleep(payload.get("pause", 0))
 
 
+@handler("acceptance.tally", queue="work", retry=SOON)
+def tally(delivery: Any) -> None:
+    """Read all effects, then write one, having seen the isolation level."""
+    begin(delivery)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select current_setting('transaction_isolation'), count(*) from acceptance_effect"
+        )
+        level = cursor.fetchone()[0]
+    witness().saw(level.replace(" ", "-"), delivery.attempt)
+    effect(delivery)
+
+
 @handler("acceptance.gate", queue="work", queues=OTHERS, retry=SOON)
 def gate(delivery: Any) -> None:
     """Write, then wait inside the transaction."""

@@ -1,0 +1,54 @@
+"""Guarantee 17: workers whose database runs at another isolation level. None lose or double."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from django.db import connection
+from psycopg import IsolationLevel
+
+from tests.acceptance.app.witness import Witness
+from tests.acceptance.conftest import Queue
+from tests.acceptance.processes import Worker
+
+LEVELS = {
+    IsolationLevel.REPEATABLE_READ: "repeatable-read",
+    IsolationLevel.SERIALIZABLE: "serializable",
+}
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=LEVELS.values())
+def test_every_kind_of_message(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, level: IsolationLevel
+) -> None:
+    """Handlers read what others write, so that some are victims of each other: uncharged."""
+    names = [f"m{n}" for n in range(300)]
+    witness.open("open")
+    for kind, share in (
+        ("write", names[:80]),
+        ("tally", names[80:160]),
+        ("call", names[160:200]),
+        ("acall", names[200:240]),
+        ("list", names[240:280]),
+    ):
+        queue.send(kind, *share, gate="open")
+    queue.send("line", *names[280:], line="one", queue="keyed")
+    failing = [f"f{n}" for n in range(20)]
+    queue.send("fail", *failing, until=2)
+
+    given = connection.get_connection_params()
+    place = {key: given[key] for key in ("host", "port") if given.get(key)}
+    worker = start(
+        *("--processes", 2, "--threads", 2),
+        database={"OPTIONS": {**place, "isolation_level": int(level)}},
+    )
+
+    queue.wait_empty(worker)
+    assert queue.done() == dict.fromkeys([*names, *failing], 1)
+    assert {name: a for name, a, _ in queue.effects() if a != 1} == dict.fromkeys(failing, 2)
+    assert {attempt for _, attempt, _ in witness.started(LEVELS[level])} == {1}
+    assert "could not serialize" not in worker.said()
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
