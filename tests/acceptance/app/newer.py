@@ -1,0 +1,21 @@
+"""What a worker has after a rolling deploy: another version of a type, and a new one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_mq import handler
+
+from . import handlers
+
+
+@handler("acceptance.versioned", queue="work", name="versioned", schema_version=2)
+def versioned(delivery: Any) -> None:
+    handlers.begin(delivery)
+    handlers.effect(delivery)
+
+
+@handler("acceptance.fresh", queue="work", name="fresh")
+def fresh(delivery: Any) -> None:
+    handlers.begin(delivery)
+    handlers.effect(delivery)

@@ -1,0 +1,63 @@
+"""Old workers beside new ones: what the old ones do not understand waits for the new, uncharged."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from django.db.models.functions import Now
+
+from django_mq.models import FailedAttempt, QueuedMessage
+from tests.acceptance.conftest import Queue
+from tests.acceptance.processes import Worker
+from tests.rows import add
+
+OLD, NEW = [
+    {"ACCEPTANCE_IMPORT": f"tests.acceptance.app.{module}"} for module in ("older", "newer")
+]
+#: What only new code runs, as new producers write it.
+UNKNOWN: dict[str, dict[str, Any]] = {
+    "no-handler": {"type": "acceptance.fresh", "handler": "fresh"},
+    "no-subscriber": {"type": "acceptance.fresh", "handler": ""},
+    "newer-version": {
+        "type": "acceptance.versioned",
+        "handler": "versioned",
+        "schema_version": 2,
+    },
+}
+
+
+def test_an_old_worker_beside_a_new_one(start: Callable[..., Worker], queue: Queue) -> None:
+    """Guarantees 14, 18; the old one goes on with all that it knows, and so does the new one."""
+    for name, columns in UNKNOWN.items():
+        add("work", payload={"name": name}, **columns)
+    add("work", payload={"name": "v1"}, type="acceptance.versioned", handler="versioned")
+    old = start("--processes", 1, **OLD)
+    queue.send("write", "before")
+    old.until(
+        lambda: QueuedMessage.objects.exclude(held_since=None).count() == len(UNKNOWN),
+        "what it does not know is held",
+    )
+    old.until(lambda: queue.done() == {"v1": 1, "before": 1}, "the rest is done")
+    held = QueuedMessage.objects.values_list("attempts", "leased_until", "dead_at")
+    assert list(held) == [(0, None, None)] * len(UNKNOWN)
+
+    new = start("--processes", 1, **NEW)
+    new.has_started(1)
+    queue.send("write", *[f"beside{n}" for n in range(40)])
+
+    def ask_again() -> bool:
+        """Have the messages looked at, by whichever of the two comes first."""
+        QueuedMessage.objects.filter(leased_until=None).update(processable_after=Now())
+        return queue.empty()
+
+    new.until(ask_again, "an empty queue")
+    beside = [f"beside{n}" for n in range(40)]
+    assert queue.done() == dict.fromkeys(["v1", "before", *UNKNOWN, *beside], 1)
+    assert {attempt for _, attempt, _ in queue.effects()} == {1}
+    assert {pid for name, _, pid in queue.effects() if name in UNKNOWN} == set(new.children())
+    assert not FailedAttempt.objects.exists()
+    for worker in (old, new):
+        worker.tell(signal.SIGTERM)
+        assert worker.ends() == 0
