@@ -22,9 +22,9 @@ def open_second(**more: str) -> psycopg.Connection[Any]:
 
 
 @contextmanager
-def second_connection() -> Iterator[psycopg.Connection[Any]]:
+def second_connection(**more: str) -> Iterator[psycopg.Connection[Any]]:
     """Open a connection of the bare driver, in autocommit mode, for as long as it is needed."""
-    with open_second() as other:
+    with open_second(**more) as other:
         yield other
 
 
