@@ -12,7 +12,7 @@ from django.core.exceptions import ValidationError
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
 from django_mq.handlers.cron import times_of
-from django_mq.handlers.periodic import check_metadata
+from django_mq.handlers.periodic import check_metadata, check_type
 from django_mq.models import Schedule
 from django_mq.policy.routing import check_name
 
@@ -53,7 +53,7 @@ class ScheduleForm(StockForm):
         return self._checked(lambda: check_name(self.cleaned_data["name"], "name"))
 
     def clean_type(self) -> Any:
-        return self._checked(lambda: check_name(self.cleaned_data["type"], "type"))
+        return self._checked(lambda: check_type(self.cleaned_data["type"]))
 
     def clean_queue(self) -> str:
         queue: str = self.cleaned_data["queue"]

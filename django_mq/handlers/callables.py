@@ -17,11 +17,7 @@ def check_function(function: object) -> bool:
         raise InvalidHandler(
             f"{shown(function)} is a class: put @handler on a function, which may make an instance"
         )
-    # Compared by name: Django 5.2 has no django.tasks, and django_tasks may not be installed.
-    if any(
-        base.__name__ == "Task" and base.__module__.startswith(("django.tasks", "django_tasks"))
-        for base in type(function).__mro__
-    ):
+    if is_task(function):
         raise InvalidHandler(
             f"{shown(function)} is a Django task: put @handler on a plain function that calls"
             " its enqueue(), or on the function without @task"
@@ -49,6 +45,15 @@ def check_function(function: object) -> bool:
     except ValueError:  # written in C, without a signature
         pass
     return inspect.iscoroutinefunction(called)
+
+
+def is_task(thing: object) -> bool:
+    """Return whether `thing` is a Django task."""
+    # Compared by name: Django 5.2 has no django.tasks, and django_tasks may not be installed.
+    return any(
+        base.__name__ == "Task" and base.__module__.startswith(("django.tasks", "django_tasks"))
+        for base in type(thing).__mro__
+    )
 
 
 def name_of(function: Callable[..., Any]) -> str:

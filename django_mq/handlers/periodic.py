@@ -7,19 +7,24 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_mq.exceptions import InvalidOption, MQError
+from django_mq.exceptions import InvalidName, InvalidOption, MQError
 from django_mq.handlers import registry
+from django_mq.handlers.callables import is_task, shown
 from django_mq.handlers.cron import times_of
 from django_mq.handlers.registry import Declaration
+from django_mq.messages.classes import class_of, message_class
 from django_mq.policy.backoff import as_seconds
 from django_mq.policy.column_bounds import LONGEST_SPAN
 from django_mq.policy.due_times import CATCH_UP, OVERLAP, CatchUp, Overlap
-from django_mq.policy.routing import check_name
+from django_mq.policy.routing import TASKS, check_name
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
 
 Seconds = float | timedelta
+
+#: What to write instead of a schedule that cannot be.
+CLOCK = '@handler("shop.reports.due", cron="0 6 * * *")'
 
 
 def periodic(
@@ -83,11 +88,22 @@ def declaration(
         raise InvalidOption(f'tz must be a name such as "Europe/Berlin", not {tz!r}')
     return Declaration(
         name=check_name(name, "schedule name"),
-        type=check_name(type, "type"),
+        type=_type_name(type),
         cron=" ".join(cron.split()) if cron else "",
         every=None if every is None else _duration(every, "every", least=1),
         tz=tz,
     )
+
+
+def check_type(type: str) -> str:
+    """Return the type of a schedule; raise InvalidName if it cannot be broadcast."""
+    name = check_name(type, "type")
+    if name.startswith(TASKS):
+        raise InvalidName(
+            f"its type {name} is that of a Django task, and tasks are not broadcast: declare a"
+            f" {CLOCK} whose function calls the task's enqueue()"
+        )
+    return name
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -111,11 +127,28 @@ def problems(settings: Settings) -> Iterable[tuple[str, str]]:
             yield each.name, "is declared twice: give each schedule a name of its own"
             continue
         try:
+            check_type(each.type)
             times_of(each.cron, each.every, each.tz, start=datetime(2000, 1, 1, tzinfo=UTC))
             settings.encode(each.payload, "payload")
             settings.encode(each.metadata, "metadata")
         except MQError as error:
             yield each.name, str(error)
+
+
+def _type_name(type: Any) -> str:
+    """Return the type; raise InvalidName for what is taken for one by mistake."""
+    if is_task(type):
+        raise InvalidName(
+            f"a schedule broadcasts a message, and {shown(type.func)} is a Django task: declare a"
+            f" {CLOCK} whose function calls {shown(type.func)}.enqueue()"
+        )
+    found = class_of(type) or message_class(type)
+    if found is not None:
+        raise InvalidName(
+            f"a schedule takes a type and a payload, not {found.cls.__qualname__}: declare a"
+            f" {CLOCK} whose function broadcasts the instance"
+        )
+    return check_name(type, "type")
 
 
 def _duration(value: Seconds, what: str, *, least: int) -> timedelta:

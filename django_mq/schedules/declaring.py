@@ -13,6 +13,7 @@ from django_mq.conf import Settings
 from django_mq.exceptions import MQError
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import times_of
+from django_mq.handlers.periodic import check_type
 from django_mq.handlers.registry import Declaration
 from django_mq.policy.error_text import one_line
 from django_mq.store import Cursor
@@ -96,13 +97,14 @@ def declare(cursor: Cursor, declared: Declaration, settings: Settings) -> None:
     The code decides everything except `enabled`, if an operator has decided that. The next time is
     computed again only if the cron expression, the interval or the time zone has changed.
     """
+    type = check_type(declared.type)
     now = store.now(cursor)
     times = times_of(declared.cron, declared.every, declared.tz, start=now)
     store.declare(
         cursor,
         fresh=FRESH,
         name=declared.name,
-        type=declared.type,
+        type=type,
         payload=settings.encode(declared.payload, "payload"),
         metadata=settings.encode(declared.metadata, "metadata"),
         cron=declared.cron,

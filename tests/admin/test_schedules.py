@@ -221,6 +221,7 @@ def test_one_that_is_not_enabled_yet(keeper):
     [
         ({"name": "a name"}, "name"),
         ({"type": "shop.*"}, "type"),
+        ({"type": "tasks.shop.tasks.report"}, "type"),
         ({"queue": "a b"}, "queue"),
         ({"cron": "61 * * * *"}, "cron"),
         ({"cron": "0 6 * * *", "every": "60"}, "cron"),

@@ -12,7 +12,7 @@ from django.utils.module_loading import import_string
 from django_mq.models import QueuedMessage
 from django_mq.testing import assert_broadcast, deliver, drain, due
 from testproject.shop.models import Invoice, Order, Product, Statistic
-from tests.docs.pages import DOCS, story
+from tests.docs.pages import DOCS, namespace, story
 from tests.test_docs import snippets
 
 pytestmark = pytest.mark.django_db
@@ -49,7 +49,12 @@ def test_celery(order: Order) -> None:
             raise Busy
 
     bank = SimpleNamespace(Busy=Busy, capture=capture)
-    with story("coming-from/celery.md", bank=bank) as page:
+    reports: list[str] = []
+    task = SimpleNamespace(enqueue=lambda: reports.append("report"))
+    tasks = {"shop.tasks": namespace("shop.tasks", report=task)}
+    with story("coming-from/celery.md", tasks, bank=bank) as page:
+        deliver(page.weekly)
+        assert reports == ["report"]
         page.pay(order)
         assert drain() == 1  # a Retry is no failure
         due()

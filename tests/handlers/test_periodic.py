@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
 from django.test import override_settings
 
-from django_mq import InvalidHandler, InvalidName, InvalidOption, handler, periodic
+from django_mq import InvalidHandler, InvalidName, InvalidOption, handler, message, periodic
 from django_mq.checks import check_schedules
 from django_mq.handlers import all_handlers, all_schedules, isolated
+from django_mq.messages import classes
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +92,28 @@ def test_names_that_are_refused_where_they_stand(wrong):
         periodic(**{"name": "name", "type": "shop.ping", "every": 60, **wrong})
 
 
+@dataclass
+class Placed:
+    order_id: int
+
+
+# As django.tasks makes them, and where it may not be installed.
+Task = type("Task", (), {"__module__": "django_tasks.base", "func": reported})
+
+
+def test_a_task_is_not_scheduled_but_a_handler_that_enqueues_it():
+    with pytest.raises(InvalidName, match=r"reported is a Django task: .*reported.enqueue\(\)"):
+        periodic("name", Task(), every=60)
+
+
+@pytest.mark.parametrize("given", [Placed, Placed(7)], ids=["class", "instance"])
+def test_an_instance_is_not_scheduled_but_a_handler_that_broadcasts_it(given):
+    with classes.isolated():
+        message("shop.orders.placed", version=2)(Placed)
+        with pytest.raises(InvalidName, match=r"not Placed: .* broadcasts the instance"):
+            periodic("name", given, every=60)
+
+
 def test_a_handler_with_a_clock_is_a_schedule_of_its_name():
     @handler("shop.#", "shop.reports.daily", name="report", cron="0 6 * * *", tz="Europe/Berlin")
     def report(delivery):
@@ -126,13 +150,14 @@ def test_a_handler_that_no_schedule_can_be_made_of_is_no_handler(patterns, optio
         ({"cron": "61 * * * *"}, "Bad minute"),
         ({"cron": "0 6 * * *", "tz": "Europe/Bonn"}, "unknown time zone 'Europe/Bonn'"),
         ({"every": 60, "tz": "Europe/Bonn"}, "unknown time zone 'Europe/Bonn'"),
+        ({"every": 60, "type": "tasks.shop.more.low"}, "whose function calls the task's enqueue()"),
         ({"every": 60, "payload": {"at": object()}}, "payload.at"),
         ({"every": 60, "metadata": {"at": float("nan")}}, "metadata.at"),
     ],
 )
 def test_e010_reports_a_schedule_that_cannot_run(options, says):
     periodic("good", "shop.ping", every=60)
-    periodic("bad", "shop.ping", **options)
+    periodic(**{"name": "bad", "type": "shop.ping", **options})
     [(id, message)] = reported()
     assert id == "django_mq.E010"
     assert message.startswith("The schedule 'bad' cannot run: ")

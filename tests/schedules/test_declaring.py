@@ -252,3 +252,9 @@ def test_a_row_that_is_locked_stops_no_other():
                 declare_all(hasty, get_settings())
     assert Schedule.objects.get(name="a").type == "shop.ping"
     assert Schedule.objects.get(name="b").type == "shop.pong"
+
+
+def test_a_schedule_of_a_task_is_not_stored(caplog):
+    start({"name": "task", "type": "tasks.shop.more.low"}, {})
+    assert the().name == "daily"
+    assert "schedule task cannot run: its type tasks.shop.more.low is that of a" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import unittest
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +12,11 @@ import django
 import pytest
 
 from django_mq import DuplicateMessage, RetryPolicy, exponential
+from django_mq.checks import check_schedules
 from django_mq.contrib.tasks.compat import task_backends
 from django_mq.models import QueuedMessage
+from django_mq.testing import drain, due
+from testproject.shop.models import Invoice, Order, Product
 from tests.contrib.tasks.conftest import BACKEND
 from tests.test_docs import ROOT, snippets
 
@@ -60,6 +64,16 @@ def test_the_options_of_the_page(story: dict[str, Any]) -> None:
     assert (posted.key, posted.max_attempts) == ("account/a", 1)
     with pytest.raises(DuplicateMessage):
         story["send_receipt"].using(unique_id="receipt-7", on_duplicate="raise").enqueue(7)
+
+
+@pytest.mark.django_db
+def test_the_task_by_the_clock(story: dict[str, Any]) -> None:
+    product = Product.objects.create(name="chair", price=20, stock=1)
+    Order.objects.create(product=product, price=20, quantity=2, email="ada@example.com")
+    assert not check_schedules(None)
+    due(until=timedelta(days=1))
+    assert drain() == 2  # the handler, and the task that it enqueued
+    assert Invoice.objects.get().total == 40
 
 
 def test_the_settings_of_the_page(story: dict[str, Any]) -> None:
