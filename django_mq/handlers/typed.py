@@ -200,7 +200,8 @@ def _annotation(function: Callable[..., Any]) -> Any:
 
 def _takes(function: Callable[..., Any], *, batch: bool) -> Takes:
     hint = _resolved(function)
-    if batch and typing.get_origin(hint) is list:
+    listed = typing.get_origin(hint) is list
+    if listed:
         [hint] = typing.get_args(hint)
     wrapped = typing.get_origin(hint) is Delivery
     if wrapped:
@@ -217,7 +218,24 @@ def _takes(function: Callable[..., Any], *, batch: bool) -> Takes:
                 f"the argument of {shown(function)} is annotated with"
                 f" {getattr(member, '__qualname__', member)}, which has no @message(...)"
             )
+    if listed != batch:
+        one = " | ".join(each.cls.__qualname__ for each in classes.values())
+        raise Unresolved(_contradiction(function, f"Delivery[{one}]" if wrapped else one, batch))
     return Takes(classes, wrapped)
+
+
+def _contradiction(function: Callable[..., Any], one: str, batch: bool) -> str:
+    """Say that an annotation and `batch=` disagree; `one` is the annotation of a single message."""
+    argument = f"the argument of {shown(function)} is annotated with"
+    if batch:
+        return (
+            f"{argument} {one}, but with batch=True it is a list: annotate it with list[{one}], or"
+            " leave out batch=True"
+        )
+    return (
+        f"{argument} list[{one}], but without batch=True it is one message: add batch=True, or"
+        f" annotate it with {one}"
+    )
 
 
 def _resolved(function: Callable[..., Any]) -> Any:

@@ -260,6 +260,39 @@ def test_annotations_that_no_message_can_follow(
     assert any(text in each for _, each in found)
 
 
+@pytest.mark.parametrize(
+    ("annotation", "batch", "text"),
+    [
+        (list[Placed], False, "list[Placed], but without batch=True it is one message: add batch"),
+        (list[Delivery[Placed]], False, "or annotate it with Delivery[Placed]"),
+        (Placed, True, "Placed, but with batch=True it is a list: annotate it with list[Placed]"),
+        (Delivery[Placed], True, "annotate it with list[Delivery[Placed]]"),
+        (Placed | Cancelled, True, "annotate it with list[Placed | Cancelled]"),
+    ],
+    ids=str,
+)
+def test_annotations_that_contradict_batch(annotation: Any, batch: bool, text: str) -> None:
+    def count(events: Any) -> None: ...
+
+    upcast("shop.orders.placed", 1)(lambda payload: payload)
+    count.__annotations__["events"] = annotation
+    handler("shop.orders.placed", "shop.orders.cancelled", batch=batch)(count)
+    [(id, found)] = problems()
+    assert id == "django_mq.E012"
+    assert text in found
+
+
+def test_lists_of_others_are_not_ours() -> None:
+    upcast("shop.orders.placed", 1)(lambda payload: payload)
+    for annotation, batch in ((list[dict[str, Any]], False), (dict, True), (int, True)):
+
+        def count(events: Any) -> None: ...
+
+        count.__annotations__["events"] = annotation
+        handler("a.b", name=f"h{len(handlers.all_handlers())}", batch=batch)(count)
+    assert problems() == []
+
+
 def test_other_annotations_are_not_ours() -> None:
     upcast("shop.orders.placed", 1)(lambda payload: payload)
 
