@@ -35,6 +35,7 @@ from django_mq.handlers.registry import (
     all_handlers,
     all_schedules,
     allowed_queues,
+    disallowed,
     get,
     is_subscribed,
     isolated,
@@ -56,6 +57,7 @@ __all__ = [
     "all_handlers",
     "all_schedules",
     "allowed_queues",
+    "disallowed",
     "get",
     "handler",
     "is_subscribed",
@@ -150,6 +152,8 @@ def handler(
     if cron is not None or every is not None:
         type = scheduled_type(checked_patterns, where)
         schedule = partial(declaration, type=type, cron=cron, every=every, tz=tz)
+    elif tz != "UTC":
+        raise InvalidHandler("tz= is the time zone of a schedule: add cron= or every=")
 
     def register(function: F) -> F:
         is_async = check_function(function)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -130,9 +131,24 @@ def problems(settings: Settings) -> Iterable[tuple[str, str]]:
             check_type(each.type)
             times_of(each.cron, each.every, each.tz, start=datetime(2000, 1, 1, tzinfo=UTC))
             settings.encode(each.payload, "payload")
-            settings.encode(each.metadata, "metadata")
+            metadata = json.loads(settings.encode(each.metadata, "metadata"))
         except MQError as error:
             yield each.name, str(error)
+            continue
+        if refused := _disallowed(each, metadata, settings):
+            yield each.name, refused
+
+
+def _disallowed(declared: Declaration, metadata: dict[str, Any], settings: Settings) -> str:
+    """Say why the message of a schedule cannot go to its queue; empty if it can, as far as known.
+
+    `broadcast()` refuses it if one of its handlers does not allow the queue.
+    """
+    if not declared.queue:
+        return ""
+    found = registry.table().match(declared.type, metadata)
+    texts = (registry.disallowed(each, declared.type, declared.queue, settings) for each in found)
+    return next(filter(None, texts), "")
 
 
 def _type_name(type: Any) -> str:

@@ -209,6 +209,17 @@ def allowed_queues(handler: Handler, settings: Settings) -> tuple[str, ...]:
     return AnyQueue(names) if handler.any_queue else tuple(names)
 
 
+def disallowed(handler: Handler, type: str, queue: str, settings: Settings) -> str:
+    """Say why messages of this type for `handler` cannot go to a queue; empty if they can."""
+    allowed = allowed_queues(handler, settings)
+    if queue in allowed:
+        return ""
+    return (
+        f"{type} cannot go to queue {queue}: its handler {handler.name} allows only"
+        f" {', '.join(allowed)}; allow the queue with @handler(..., queues=({queue!r},))"
+    )
+
+
 def retry_of(handler: Handler | None, queue: str, settings: Settings) -> RetryPolicy:
     """Return the policy of a message that carries none: the handler's, else the queue's."""
     if handler is not None and handler.retry is not None:

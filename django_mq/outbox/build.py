@@ -225,10 +225,6 @@ def _queue_for(
         return handlers.queue_of(handler, settings)
     if not handler.patterns:
         return queue  # the task backend has checked the queue
-    allowed = handlers.allowed_queues(handler, settings)
-    if queue not in allowed:
-        raise RoutingError(
-            f"{type} cannot go to queue {queue}: its handler {handler.name} allows only"
-            f" {', '.join(allowed)}; allow the queue with @handler(..., queues=({queue!r},))"
-        )
+    if refused := handlers.disallowed(handler, type, queue, settings):
+        raise RoutingError(refused)
     return queue

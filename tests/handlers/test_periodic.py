@@ -164,6 +164,19 @@ def test_e010_reports_a_schedule_that_cannot_run(options, says):
     assert says in message
 
 
+def test_e010_reports_a_queue_that_a_handler_of_the_type_does_not_allow():
+    periodic("nobody", "shop.pong", every=60, queue="nowhere")
+    assert not reported()  # the handlers may be elsewhere
+    handler("shop.ping", name="one", queue="mail", queues=("slow",))(lambda delivery: None)
+    handler("shop.ping", name="gold", queue="gold", where={"tier": "gold"})(lambda delivery: None)
+    periodic("good", "shop.ping", every=60, queue="slow")
+    assert not reported()
+    periodic("bad", "shop.ping", every=60, queue="slow", metadata={"tier": "gold"})
+    [(id, message)] = reported()
+    assert id == "django_mq.E010"
+    assert "'bad' cannot run: shop.ping cannot go to queue slow: its handler gold allows" in message
+
+
 def test_e010_reports_equal_names_but_not_a_module_that_was_imported_twice():
     periodic("same", "shop.ping", every=60)
     periodic("same", "shop.ping", every=60)
