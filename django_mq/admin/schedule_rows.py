@@ -12,6 +12,10 @@ from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.texts import badge, block, breakable, full, link, moment, pretty, span, when
 from django_mq.exceptions import InvalidOption
 from django_mq.models import QueuedMessage, Schedule
+from django_mq.queues.scheduling import state_of
+
+#: The badge of each state of a schedule.
+LOOKS = {"disabled": "paused", "failed": "dead", "enabled": "processable", "over": "idle"}
 
 
 class ScheduleRowsAdmin(ReadOnlyAdmin):
@@ -41,11 +45,8 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def condition(self, row: Schedule) -> Any:
-        if not row.enabled:
-            return badge("paused", "disabled")
-        if row.last_error:
-            return badge("dead", "failed")
-        return badge("processable", "enabled") if row.next_at else badge("idle", "over")
+        state = state_of(row)
+        return badge(LOOKS[state], state)
 
     @admin.display(description="state")
     def condition_full(self, row: Schedule) -> Any:

@@ -35,6 +35,18 @@ def schedules(*, using: str | None = None) -> list[Schedule]:
     return list(Schedule.objects.using(alias_of(using)).order_by("name"))
 
 
+def state_of(schedule: Schedule) -> str:
+    """Return the state of a schedule in a word, the same for commands and the admin.
+
+    disabled; failed: its last broadcast was an error; enabled; over: no time is left.
+    """
+    if not schedule.enabled:
+        return "disabled"
+    if schedule.last_error:
+        return "failed"
+    return "over" if schedule.next_at is None else "enabled"
+
+
 def next_times(
     schedule: str | Schedule, count: int = 3, *, using: str | None = None
 ) -> list[datetime]:

@@ -166,6 +166,16 @@ def test_the_list():
     assert mq_schedule("list", "off").count("\n") == 2
 
 
+def test_the_states_are_those_of_the_admin():
+    put("failed", last_error="RoutingError: no")
+    put("off", enabled=False, due=None, last_error="full")
+    put("on")
+    put("over", due=None)
+    states = [line.split()[5] for line in mq_schedule().splitlines()[1:]]
+    assert states == ["failed", "disabled", "enabled", "over"]
+    assert [each["state"] for each in as_json()] == states
+
+
 def test_the_list_as_json_has_the_next_times_and_no_content():
     made = put(due=60, payload={"password": "canary"}, metadata={"x": "canary"})
     put("off", enabled=False, due=None)

@@ -15,6 +15,7 @@ from django_mq.management.output import as_json, span, table
 from django_mq.models import Schedule
 from django_mq.policy.routing import check_name
 from django_mq.queues.obstacles import shown
+from django_mq.queues.scheduling import state_of
 
 ACTIONS = ("list", "run", "enable", "disable", "next")
 #: The number of times shown per schedule.
@@ -67,7 +68,7 @@ class Command(OperatorCommand):
         if json:
             rows = [
                 {name: getattr(each, name) for name in COLUMNS}
-                | {"next": _next_times(each, database)[0]}
+                | {"state": state_of(each), "next": _next_times(each, database)[0]}
                 for each in found
             ]
             self.stdout.write(as_json(rows))
@@ -144,7 +145,7 @@ def _row(schedule: Schedule) -> tuple[object, ...]:
         schedule.name,
         schedule.type,
         f"{schedule.cron} {schedule.tz}" if schedule.cron else f"every {span(schedule.every)}",
-        "enabled" if schedule.enabled else "disabled",
+        state_of(schedule),
         shown(schedule.last_at) if schedule.last_at else "-",
         schedule.last_message or "-",
         shown(schedule.next_at) if schedule.next_at else "-",
