@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from django_mq.handlers.registry import all_handlers
+from django_mq.policy.routing import plain_types
 
 #: How similar a suggested name must be, from 0 to 1, and how many are suggested.
 CUTOFF, MOST = 0.7, 3
@@ -15,7 +16,7 @@ PLACE = "handlers are looked for in handlers.py of each installed app"
 def nearest_types(type: str) -> str:
     """Return the similar plain types that handlers here take, and where handlers are looked for."""
     patterns = {pattern for each in all_handlers() for pattern in each.patterns}
-    return _told(type, tuple(sorted(p for p in patterns if "*" not in p and "#" not in p)))
+    return _told(type, tuple(sorted(plain_types(patterns))))
 
 
 def nearest_handlers(name: str) -> str:

@@ -12,7 +12,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django_mq.exceptions import InvalidHandler, InvalidName
 from django_mq.handlers.callables import shown
 from django_mq.policy.backoff import MAX_WAIT, RetryPolicy, as_seconds
-from django_mq.policy.routing import TASKS, check_name, check_pattern
+from django_mq.policy.routing import TASKS, check_name, check_pattern, plain_types
 
 #: The longest history, in seconds: as in the settings.
 LONGEST_HISTORY = 36525 * 86400.0
@@ -47,9 +47,8 @@ def scheduled_type(patterns: tuple[str, ...], where: object) -> str:
             "cron= and every= broadcast without metadata, which where= would not match: declare the"
             " schedule with periodic(name, type, metadata=...)"
         )
-    for each in patterns:
-        if not {"*", "#"} & set(each.split(".")):
-            return each
+    for each in plain_types(patterns):
+        return each
     raise InvalidHandler(
         f"cron= and every= need a type to broadcast, and {', '.join(patterns)} has wildcards:"
         " add a plain type, or declare the schedule with periodic(name, type, ...)"

@@ -126,6 +126,15 @@ class Pattern:
         return f"Pattern({self.text!r})"
 
 
+def plain_types(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the patterns that have no wildcard: each is a type.
+
+    >>> plain_types(["shop.#", "shop.orders.placed"])
+    ('shop.orders.placed',)
+    """
+    return tuple(each for each in patterns if Pattern(each).is_plain)
+
+
 class Subscription(Protocol):
     """The attributes of a handler that routing reads. `match` is "all" or "any" of `where`."""
 

@@ -18,6 +18,7 @@ from django_mq.handlers import Handler, queue_of
 from django_mq.messages import ClaimedRow, Delivery, Message, current_delivery
 from django_mq.messages.classes import class_of
 from django_mq.outbox.send import queue_connection
+from django_mq.policy.routing import plain_types
 from django_mq.store import Cursor
 
 _delivered = count(1)
@@ -27,7 +28,7 @@ def deliver(
     handler: Callable[..., Any] | str,
     payload: Any = None,
     *,
-    type: str = "test.message",
+    type: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     queue: str | None = None,
     schema_version: int = 1,
@@ -39,7 +40,9 @@ def deliver(
     """Call one handler as a worker does.
 
     The payload goes through JSON, and an atomic handler runs in a block. An instance of a
-    `@message` class as payload brings its type and version along. `handler` is the function
+    `@message` class as payload brings its type and version along. Otherwise `type` is by default
+    the one that the handler names without wildcards, if it names one, else `test.message`.
+    `handler` is the function
     or its name; a batch handler gets a list of one delivery. No message is stored. Returns the
     handler's return value, or raises its error, undoing an atomic handler's writes; an answer, such
     as `delivery.reject()` in a batch, is raised as the exception that it stands for. Raises
@@ -51,6 +54,8 @@ def deliver(
     if class_of(payload) is not None:
         message = Message(payload)
         type, payload, schema_version = message.type, message.payload, message.schema_version
+    elif type is None:
+        type = _type_of(found)
     now = time()
     row = ClaimedRow(
         id=next(_delivered),
@@ -131,6 +136,12 @@ def _handler(handler: Callable[..., Any] | str) -> Handler:
     raise LookupError(
         f"{handler!r} is not a handler: decorate it with @handler, and import its module"
     )
+
+
+def _type_of(handler: Handler) -> str:
+    """Return the only plain type of a handler; of several, or none, nothing says which."""
+    plain = plain_types(handler.patterns)
+    return plain[0] if len(plain) == 1 else "test.message"
 
 
 def encoded(payload: Any) -> str:

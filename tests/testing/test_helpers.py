@@ -163,6 +163,19 @@ class DeliverTest(TestCase):
         assert deliver("one", {"n": 1})[0] == {"n": 1}
         assert not QueuedMessage.objects.exists()
 
+    def test_the_type_is_the_only_plain_one_of_the_handler(self) -> None:
+        """Else test.message: the handler does not say which."""
+        for patterns, type in (
+            (("shop.orders.placed",), "shop.orders.placed"),
+            (("shop.orders.placed", "shop.*.moved"), "shop.orders.placed"),
+            (("shop.orders.placed", "shop.orders.moved"), "test.message"),
+            (("shop.#",), "test.message"),
+        ):
+            with isolated():
+                handler(*patterns, name="one")(lambda delivery: delivery.type)
+                assert deliver("one") == type
+                assert deliver("one", type="test.one") == "test.one"
+
     def test_errors_reach_the_caller_and_writes_are_undone(self) -> None:
         @handler("test.one", name="one")
         def one(delivery: Any) -> None:

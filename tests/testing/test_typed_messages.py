@@ -109,6 +109,17 @@ def test_a_delivery_with_the_instance_as_payload() -> None:
     assert seen == [7]  # other code gets the JSON
 
 
+def test_a_handler_is_called_with_json_of_its_class() -> None:
+    got: list[Any] = []
+
+    @handler("shop.orders.cancelled")
+    def refund(event: Cancelled) -> None:
+        got.append(event)
+
+    deliver(refund, {"order_id": 7})
+    assert got == [Cancelled(7)]
+
+
 def test_a_union_takes_several_types() -> None:
     got: list[Any] = []
 
