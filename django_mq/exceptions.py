@@ -32,6 +32,9 @@ class InvalidOption(BroadcastError, ValueError):
 class InvalidPayload(BroadcastError, ValueError):
     """The payload or metadata cannot be stored as JSON and read back unchanged."""
 
+    #: What a log says of it: the text without anything of the payload. Empty: nothing is known.
+    _told = ""
+
 
 class UnexpectedPayload(InvalidPayload):
     """A stored payload does not fit the message class that its handler takes: dead at once."""

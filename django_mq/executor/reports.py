@@ -13,8 +13,9 @@ from django_mq.executor import handler_counts
 from django_mq.executor.ended import ACKED, DONE, Ended, Settled
 from django_mq.executor.handler_counts import queued_for
 from django_mq.messages import Delivery
-from django_mq.policy.error_text import Failure
+from django_mq.policy.error_text import Failure, one_line
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried
+from django_mq.policy.textless import told
 
 logger = logging.getLogger("django_mq")
 
@@ -53,8 +54,7 @@ def _say(ended: Ended) -> None:
     if ended.settled in DONE:
         _announce(signals.message_acked, ended, f"acked after {ended.seconds:.3f} s")
     elif isinstance(outcome, DeadLettered):
-        # The reason of Reject is the handler's own text.
-        reason = outcome.reason if outcome.reason == EXHAUSTED or _texts() else "rejected"
+        reason = _reason(outcome, ended.error)
         text = f"is dead: {reason} ({_told(outcome.failure)})"
         _announce(signals.message_dead, ended, text, reason=outcome.reason)
     elif ended.settled is Settled.BURIED:
@@ -75,6 +75,14 @@ def _say(ended: Ended) -> None:
             ended.reason,
             extra={"event": "message_held", "message_id": delivery.id, "queue": delivery.queue},
         )
+
+
+def _reason(outcome: DeadLettered, error: BaseException | None) -> str:
+    """Return the reason as the log gives it: that of Reject is the handler's own text."""
+    if outcome.reason == EXHAUSTED or _texts():
+        return outcome.reason
+    plain = told(error)
+    return one_line(f"InvalidPayload: {plain}") if plain else "rejected"
 
 
 def _texts() -> bool:

@@ -157,11 +157,17 @@ def annotation_errors(handler: Handler) -> Iterator[str]:
 def _instance(delivery: Delivery[Any], classes: dict[str, MessageClass]) -> Any:
     found = classes.get(delivery.type)
     if found is None:
-        raise UnexpectedPayload(f"the handler takes {', '.join(classes)}, not {delivery.type}")
+        raise _unexpected(f"the handler takes {', '.join(classes)}, not {delivery.type}")
     try:
         return found.load(delivery.raw, delivery.schema_version)
     except InvalidPayload as error:
-        raise UnexpectedPayload(str(error)) from error
+        raise _unexpected(str(error), told=error._told) from error
+
+
+def _unexpected(text: str, *, told: str = "") -> UnexpectedPayload:
+    error = UnexpectedPayload(text)
+    error._told = told or text
+    return error
 
 
 def _accepted(deliveries: list[Delivery[Any]], classes: dict[str, MessageClass]) -> list[Any]:

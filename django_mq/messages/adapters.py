@@ -6,6 +6,7 @@ The last two libraries are optional: a class made with one of them has imported 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from typing import Any, ClassVar, Protocol
 
@@ -24,6 +25,9 @@ class _ModelInstance(Protocol):
 class _StructInstance(Protocol):
     __struct_fields__: ClassVar[tuple[str, ...]]
 
+
+#: How the errors of msgspec begin that name types and fields alone.
+_PLAIN = ("Expected `", "Object missing required field `")
 
 #: An instance of a class that `@message` may decorate, for type checkers.
 MessageInstance = _DataclassInstance | _ModelInstance | _StructInstance
@@ -84,7 +88,18 @@ class _Model:
             if not hasattr(error, "errors"):
                 raise
             first = error.errors(include_url=False, include_input=False)[0]
-            raise Mismatch(f"is refused: {first['msg']}", _path(first["loc"])) from None
+            told = self._told_path(first["loc"]), f"is refused: {first['type']}"
+            raise Mismatch(f"is refused: {first['msg']}", _path(first["loc"]), told=told) from None
+
+    def _told_path(self, steps: tuple[str | int, ...]) -> str:
+        """Return the path up to the first step that may be the key of a dict."""
+        fields = self._cls.model_fields
+        known = {*fields, *(each.alias for each in fields.values())}
+        if not steps or steps[0] not in known:
+            return "..." if steps else ""
+        told = list(itertools.takewhile(lambda each: isinstance(each, int), steps[1:]))
+        rest = "..." if len(told) + 1 < len(steps) else ""
+        return _path((steps[0], *told)) + rest
 
     def schema(self) -> dict[str, Any]:
         schema: dict[str, Any] = self._cls.model_json_schema(by_alias=True)
@@ -117,7 +132,11 @@ class _Struct:
             return self._msgspec.convert(value, self._cls)
         except self._msgspec.ValidationError as error:
             problem, _, path = str(error).partition(" - at `$")
-            raise Mismatch(f"is refused: {problem}", path.rstrip("`").removeprefix(".")) from None
+            path = path.rstrip("`").removeprefix(".")
+            # Other texts quote the value, or are those of the class's own __post_init__.
+            is_plain = error.__cause__ is None and problem.startswith(_PLAIN)
+            told = path, f"is refused: {problem}" if is_plain else "is refused"
+            raise Mismatch(f"is refused: {problem}", path, told=told) from None
 
     def schema(self) -> dict[str, Any]:
         return self._msgspec.json.schema(self._cls)

@@ -48,14 +48,15 @@ class MessageClass:
         """
         for each in range(version, self.version):
             if not isinstance(payload, dict):
-                raise InvalidPayload(
+                raise _invalid(
                     f"{self.type}: version {each} of the payload must be an object to be upcast"
                 )
             payload = _upcasts[self.type, each](payload)
         try:
             return self.codec.load(payload)
         except Mismatch as error:
-            raise InvalidPayload(f"{self.cls.__qualname__}: {error}") from error
+            name = self.cls.__qualname__
+            raise _invalid(f"{name}: {error}", told=f"{name}: {error.told}") from error
 
     def gap(self, version: int) -> int | None:
         """Return the first version from `version` on that has no upcast; None if all have one."""
@@ -159,6 +160,13 @@ def isolated() -> Iterator[None]:
 
 
 _Type = type
+
+
+def _invalid(text: str, *, told: str = "") -> InvalidPayload:
+    """Return the error; `told` is its text for a log, by default the same."""
+    error = InvalidPayload(text)
+    error._told = told or text
+    return error
 
 
 def _full_name(thing: Any) -> tuple[str, str]:

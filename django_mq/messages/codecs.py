@@ -142,7 +142,7 @@ class _Object:
     def _each(self, value: Any, convert: Callable[[Any], Any]) -> Any:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise Mismatch(f"must be a dict with text keys; got {kind_of(value)}")
-        return {key: _at(f"[{key!r}]", convert, each) for key, each in value.items()}
+        return {key: _at(f"[{key!r}]", convert, each, told="[...]") for key, each in value.items()}
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": self._value.schema()}
@@ -194,7 +194,9 @@ class DataclassCodec:
         try:
             return self.cls(**given)
         except (TypeError, ValueError) as error:  # from its __post_init__
-            raise Mismatch(f"is refused by {self.cls.__qualname__}: {error}") from error
+            refused = f"is refused by {self.cls.__qualname__}"
+            told = "", f"{refused}: {type(error).__qualname__}"
+            raise Mismatch(f"{refused}: {error}", told=told) from error
 
     def schema(self) -> dict[str, Any]:
         return {"$ref": f"#/$defs/{self.cls.__qualname__}"}
@@ -262,11 +264,11 @@ class Codecs:
         return codec
 
 
-def _at(step: str, convert: Callable[[Any], Any], value: Any) -> Any:
+def _at(step: str, convert: Callable[[Any], Any], value: Any, *, told: str | None = None) -> Any:
     try:
         return convert(value)
     except Mismatch as error:
-        raise error.under(step) from None
+        raise error.under(step, told) from None
 
 
 def _json_members(cls: type[enum.Enum]) -> list[enum.Enum]:

@@ -13,17 +13,43 @@ from django.utils.duration import duration_iso_string
 
 
 class Mismatch(ValueError):
-    """A value does not have its type: `path` leads to it, `problem` says what it must be."""
+    """A value does not have its type: `path` leads to it, `problem` says what it must be.
 
-    def __init__(self, problem: str, path: str = "") -> None:
-        super().__init__(f"{path} {problem}" if path else problem)
+    `told` is path and problem without anything of the value, such as the keys of a dict or the text
+    of an application's own check. By default they are the same.
+    """
+
+    def __init__(
+        self, problem: str, path: str = "", *, told: tuple[str, str] | None = None
+    ) -> None:
+        super().__init__(_sentence(path, problem))
         self.problem = problem
         self.path = path
+        self._told = (path, problem) if told is None else told
 
-    def under(self, step: str) -> Mismatch:
+    @property
+    def told(self) -> str:
+        """The text for a log: `told`, in a sentence."""
+        return _sentence(*self._told)
+
+    def under(self, step: str, told: str | None = None) -> Mismatch:
         """Return this mismatch, seen from the value that holds the one at `step`."""
-        separator = "." if self.path and not self.path.startswith("[") else ""
-        return Mismatch(self.problem, f"{step}{separator}{self.path}")
+        path, problem = self._told
+        told_path = _below(step if told is None else told, path)
+        return Mismatch(self.problem, _below(step, self.path), told=(told_path, problem))
+
+
+def _sentence(path: str, problem: str) -> str:
+    return f"{path} {problem}" if path else problem
+
+
+def _below(step: str, path: str) -> str:
+    """Return the path to what is at `path` of the value at `step`.
+
+    >>> _below("lines", "[0].sku"), _below("order", "id"), _below("order", "")
+    ('lines[0].sku', 'order.id', 'order')
+    """
+    return f"{step}.{path}" if path and not path.startswith("[") else f"{step}{path}"
 
 
 class Scalar:

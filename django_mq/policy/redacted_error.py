@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from django_mq.exceptions import UnexpectedPayload
 from django_mq.policy.error_text import describe
 
 #: The replacement for the text.
@@ -18,6 +19,7 @@ _get_traceback = BaseException.__dict__["__traceback__"].__get__
 def redacted(error: BaseException) -> Exception:
     """Return an exception with the class name and the stack of `error`, and none of its texts.
 
+    That of content that does not fit a message class is there, as far as it has no value.
     Its causes and notes are left out, since they also have texts.
 
     >>> try:
@@ -28,8 +30,13 @@ def redacted(error: BaseException) -> Exception:
     ('ValueError', True, True)
     """
     module, _, name = describe(error).error_class.rpartition(".")
-    found = _bare_class(module, name)(HIDDEN)
+    found = _bare_class(module, name)(told(error) or HIDDEN)
     return found.with_traceback(_get_traceback(error))
+
+
+def told(error: BaseException | None) -> str:
+    """Return the text of content that does not fit, without any value; empty for other errors."""
+    return error._told if isinstance(error, UnexpectedPayload) else ""
 
 
 @lru_cache(maxsize=256)

@@ -5,13 +5,25 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
-from django_mq import Reject, Retry, RetryPolicy, Snooze, fixed, handler, queues, signals
-from django_mq.messages import Delivery
+from django_mq import (
+    Reject,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    UnexpectedPayload,
+    fixed,
+    handler,
+    message,
+    queues,
+    signals,
+)
+from django_mq.messages import Delivery, classes
 from django_mq.models import FailedAttempt, QueuedMessage
 from tests.rows import add, stored
 from tests.worker.conftest import Running, Said
@@ -74,6 +86,56 @@ def run_all(start: Start) -> None:
     add(handler="policy", max_attempts=3)
     add(handler="finished")
     assert start(until_empty=True).join()
+
+
+@dataclass
+class Placed:
+    order_id: int = 0
+    tags: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.order_id < 0:
+            raise ValueError(SECRET)
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ({"order_id": SECRET}, "InvalidPayload: Placed: order_id must be a whole number; got text"),
+        ({"tags": {SECRET: "x"}}, "Placed: tags[...] must be a whole number; got text"),
+        ({"order_id": -1}, "InvalidPayload: Placed: is refused by Placed: ValueError"),
+    ],
+    ids=["type", "key", "own"],
+)
+def test_the_log_says_which_field_has_wrong_content(
+    payload: Any, reason: str, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The package's own text, without what is the payload's or the application's."""
+    with classes.isolated():
+        message("typed")(Placed)
+
+        @handler("typed", queue="mail", name="h")
+        def h(event: Placed) -> None: ...
+
+        add(handler="h", type="typed", payload=payload)
+        assert start(until_empty=True).join()
+    lines = all_of(caplog)
+    assert SECRET not in lines
+    assert f"{reason} (django_mq.exceptions.UnexpectedPayload)" in lines
+    assert "text is hidden" not in lines
+
+
+def test_what_a_handler_says_is_unexpected_is_its_own_text(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        raise UnexpectedPayload(SECRET)
+
+    add(handler="h")
+    assert start(until_empty=True).join()
+    assert SECRET not in all_of(caplog)
+    assert "is dead: rejected (django_mq.exceptions.UnexpectedPayload)" in all_of(caplog)
 
 
 def receiver(**data: Any) -> None:

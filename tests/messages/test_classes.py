@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pydantic
 import pytest
 
 from django_mq import InvalidMessage, InvalidName, InvalidPayload, Message, message, upcast
-from django_mq.messages.classes import isolated, message_class, message_classes
+from django_mq.messages.classes import (
+    class_of_type,
+    isolated,
+    message_class,
+    message_classes,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -155,3 +160,56 @@ def test_a_changed_instance_is_checked_before_it_is_stored(cls: Any) -> None:
     instance.order_id = "seven"
     with pytest.raises(InvalidPayload, match=id_field):
         Message(instance)
+
+
+class Line(pydantic.BaseModel):
+    sku: int
+
+
+class Picky(pydantic.BaseModel):
+    lines: list[Line] = []
+    tags: dict[str, int] = {}
+    tier: Literal["gold"] = "gold"
+    mail: str = ""
+
+    @pydantic.field_validator("mail")
+    @classmethod
+    def no_mail(cls, value: str) -> str:
+        if value:
+            raise ValueError(value)
+        return value
+
+
+class PickyStruct(msgspec.Struct):
+    lines: list[dict[str, int]] = []
+    tags: dict[str, int] = {}
+    tier: Literal["gold"] = "gold"
+    mail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.mail:
+            raise ValueError(self.mail)
+
+
+SECRET = "joe@example.com"
+
+
+@pytest.mark.parametrize(
+    ("cls", "payload", "told"),
+    [
+        (Picky, {"tags": {SECRET: "x"}}, "tags... is refused: int_type"),
+        (Picky, {"lines": [{"sku": SECRET}]}, "lines[0]... is refused: int_type"),
+        (Picky, {"tier": SECRET}, "tier is refused: literal_error"),
+        (Picky, {"mail": SECRET}, "mail is refused: value_error"),
+        (PickyStruct, {"tags": {SECRET: "x"}}, "tags[...] is refused: Expected `int`, got `str`"),
+        (PickyStruct, {"tier": SECRET}, "tier is refused"),
+        (PickyStruct, {"mail": SECRET}, "is refused"),
+    ],
+)
+def test_what_a_log_may_say_has_nothing_of_the_payload(cls: Any, payload: Any, told: str) -> None:
+    message("a.b")(cls)
+    found = class_of_type("a.b")
+    assert found is not None
+    with pytest.raises(InvalidPayload) as caught:
+        found.load(payload, 1)
+    assert caught.value._told == f"{cls.__name__}: {told}"
