@@ -87,12 +87,11 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
 
     queue_field = None
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the workers that serve one of the user's queues."""
-        found = WorkerHeartbeat.objects.using(self.alias).order_by(*self.ordering)
+    def scoped(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Filter rows to the workers that serve one of the user's queues."""
         if self.get_queues(request) is None:
-            return found
-        return found.filter(pk__in=[each.id for each in self._visible(request)])
+            return queryset
+        return queryset.filter(pk__in=[each.id for each in self._visible(request)])
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
+
 import pytest
 from django.db.models.functions import Now
 
@@ -168,6 +171,13 @@ class TestWorkers:
     def test_how_they_are(self, boss, columns, words):
         beat(**columns)
         assert words in text(boss.get(url("workerheartbeat")))
+
+    def test_when_it_started_and_was_last_seen(self, boss):
+        """The page needs the database's time beside the two moments."""
+        beat("a1", started_at=Now() - timedelta(hours=2), seen=-5)
+        page = text(boss.get(url("workerheartbeat", "change", "a1")))
+        assert re.search(r"Started: [-0-9]{10} [:0-9]{8} \(2 h ago\)", page)
+        assert re.search(r"Last seen: [-0-9]{10} [:0-9]{8} \([5-9] s ago\)", page)
 
     def test_many_running_messages_are_cut(self, boss):
         beat(running=list(range(1, 101)))
