@@ -85,10 +85,10 @@ def beat(id: str = "worker", **given: Any) -> WorkerHeartbeat:
 
 
 def tally(
-    *, waited: Sequence[float] = (), ran: Sequence[float] = (), **counts: int
+    *, waited: Sequence[float] = (), ran: Sequence[float] = (), **given: Any
 ) -> dict[str, Any]:
     """Return what a heartbeat says of one handler."""
-    tally = Tally(**counts)
+    tally = Tally(**given)
     tally.waited.add(waited)
     tally.ran.add(ran)
     return tally.as_json()

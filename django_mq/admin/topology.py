@@ -11,8 +11,9 @@ from django.urls import path, reverse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.texts import breakable
+from django_mq.admin.texts import badge, breakable
 from django_mq.models import QueuedMessage
+from django_mq.states import MessageState
 
 #: The maximum numbers of types and handlers in the table; `mq_routes` lists all.
 MOST_TYPES, MOST_HANDLERS = 200, 40
@@ -52,6 +53,7 @@ class TopologyAdmin(ReadOnlyAdmin):
                 )
                 for each in found.types[:MOST_TYPES]
             ],
+            held=badge(MessageState.HELD),
             unheard=found.unheard[:MOST_TYPES],
             uncalled=found.uncalled,
             observed=found.observed,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import attrgetter
+
+from django.utils import timezone
 
 from django_mq import handlers
 from django_mq.conf import alias_of, get_settings
@@ -13,25 +15,40 @@ from django_mq.models import Schedule
 from django_mq.policy.handler_stats import HandlerTimings
 from django_mq.policy.routing import TASKS, Pattern
 from django_mq.queues.fleet import timings, workers
+from django_mq.queues.totals import read_names
 from django_mq.queues.transactions import reading
+from django_mq.store import read_figures
 from django_mq.store import types as store
+from django_mq.store.readers import prepare_to_read
 
 #: The newest stored messages, and handled ones, whose types are counted.
 NEWEST = 10_000
+#: Messages of a queue and priority, and of all, among which held ones are looked for.
+NEAR, MOST_NEAR = 1_000, 50_000
+#: How far back calls of handlers are counted.
+PERIOD = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageType:
-    """A type, the handlers that subscribe to it, and its number among the newest messages."""
+    """A type, the handlers that subscribe to it, and how many of the newest messages are of it.
+
+    `held` says whether messages of the type are held, however old they are.
+    """
 
     type: str
     handlers: tuple[str, ...]
     messages: int
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A handler, and how many attempts the live workers have counted since they started."""
+    """A handler, how many of its attempts ended in the last seven days, and when the last did.
+
+    Workers that have ended count, too. Of an attempt that ended in a worker that has gone, the
+    moment is known to the minute or, after an hour or two, to the hour.
+    """
 
     name: str
     patterns: tuple[str, ...]
@@ -45,7 +62,7 @@ class Subscriber:
 class Topology:
     """The types and the handlers that are known here, by name.
 
-    `observed` says whether a worker is alive that could have called a handler.
+    `observed` says whether any worker is alive, or has called a handler in the last seven days.
     """
 
     types: tuple[MessageType, ...]
@@ -59,17 +76,18 @@ class Topology:
 
     @property
     def uncalled(self) -> tuple[Subscriber, ...]:
-        """The handlers that no live worker has called; empty if none is alive."""
+        """The handlers not called in the last seven days; empty if nothing is `observed`."""
         return tuple(each for each in self.handlers if self.observed and not each.attempts)
 
 
 def topology(*, only: Collection[str] | None = None, using: str | None = None) -> Topology:
     """Return which types reach which of the handlers of this process.
 
-    Types are the plain patterns of handlers, those that schedules broadcast, and those of the
-    newest 10,000 stored messages and the newest 10,000 in the history. `only` limits handlers and
-    messages to these queues. Whether `where` of a handler lets a message pass is not considered.
-    Tasks subscribe to nothing and are left out.
+    Types are the plain patterns of handlers, those that schedules broadcast, those of the newest
+    10,000 stored messages and the newest 10,000 in the history, and those of held messages: of each
+    queue and priority, 1,000 each of those due for longest, due last and due next are examined.
+    `only` limits handlers and messages to these queues. Whether `where` of a handler lets a message
+    pass is not considered. Tasks subscribe to nothing and are left out.
     """
     alias, settings = alias_of(using), get_settings()
     found = [
@@ -78,32 +96,47 @@ def topology(*, only: Collection[str] | None = None, using: str | None = None) -
         if each.patterns and (only is None or handlers.queue_of(each, settings) in only)
     ]
     with reading(alias) as cursor:
+        prepare_to_read(cursor)
         counted = store.newest(cursor, limit=NEWEST, queues=only)
-    names = {type for type in counted if not type.startswith(TASKS)}
+        asked = [name for name in read_names(cursor) if only is None or name in only]
+        held = store.held(cursor, queues=asked, limit=NEAR, most=MOST_NEAR)
+        calls = read_figures.calls(cursor, since=PERIOD.total_seconds())
+    names = {type for type in counted.keys() | held if not type.startswith(TASKS)}
     names.update(text for each in found for text in each.patterns if Pattern(text).is_plain)
     if only is None:
         schedules = Schedule.objects.using(alias).filter(enabled=True)
         names.update(schedules.values_list("type", flat=True))
-    ended, table = timings(using=alias), handlers.table()
+    live, table = timings(using=alias), handlers.table()
     types = tuple(
         MessageType(
             type,
             tuple(each.name for each in found if table.takes(each, type)),
             counted.get(type, 0),
+            type in held,
         )
         for type in sorted(names)
     )
-    by_name = sorted(found, key=attrgetter("name"))
-    subscribers = tuple(_subscriber(each, ended.get(each.name)) for each in by_name)
-    return Topology(types, subscribers, any(each.alive for each in workers(using=alias)))
+    subscribers = tuple(
+        _subscriber(each, calls.get(each.name), live.get(each.name))
+        for each in sorted(found, key=attrgetter("name"))
+    )
+    observed = bool(calls) or any(each.alive for each in workers(using=alias))
+    return Topology(types, subscribers, observed)
 
 
-def _subscriber(handler: handlers.Handler, ended: HandlerTimings | None) -> Subscriber:
+def _subscriber(
+    handler: handlers.Handler, stored: read_figures.Calls | None, live: HandlerTimings | None
+) -> Subscriber:
+    """Return what is known of a handler; snoozed attempts are known of live workers alone."""
+    attempts, last_at = (stored.attempts, stored.last_at) if stored else (0, None)
+    if live is not None and live.last_at and live.last_at > timezone.now() - PERIOD:
+        attempts = max(attempts, live.acked + live.failed + live.snoozed)
+        last_at = max(last_at or live.last_at, live.last_at)
     return Subscriber(
         handler.name,
         handler.patterns,
         tuple(handlers.allowed_queues(handler, get_settings())),
         bool(handler.where),
-        ended.acked + ended.failed + ended.snoozed if ended else 0,
-        ended.last_at if ended else None,
+        attempts,
+        last_at,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -52,6 +53,46 @@ def parts(cursor: Cursor, *, since: int, queues: Sequence[str] | None) -> list[P
     """Return the figures since a moment, in seconds since 1970; each message counts once."""
     cursor.execute(PARTS, {"since": float(since), "queues": queues})
     return [Part._make(row) for row in cursor.fetchall()]
+
+
+class Calls(NamedTuple):
+    """How many attempts of a handler ended since a moment, and the last minute or hour of them."""
+
+    handler: str
+    attempts: int
+    last_at: datetime
+
+
+# A message that died without an attempt counts as dead alone. Hours that are added up are read as
+# such, later ones by minute.
+CALLS = """
+with rolled (until) as (
+    select coalesce(max(h.hour) + interval '1 hour', '-infinity')
+      from django_mq_hourfigures h
+     where h.hour <= statement_timestamp()
+), part as (
+    select f.minute as at, f.handler, f.acked + f.failed as attempts
+      from rolled, django_mq_minutefigures f
+     where f.minute >= greatest(statement_timestamp() - make_interval(secs => %(since)s),
+                                rolled.until)
+       and f.minute <= statement_timestamp()
+    union all
+    select f.hour, f.handler, f.acked + f.failed
+      from rolled, django_mq_hourfigures f
+     where f.hour >= statement_timestamp() - make_interval(secs => %(since)s)
+       and f.hour < rolled.until
+)
+select part.handler, sum(part.attempts)::bigint, max(part.at)
+  from part
+ where part.attempts > 0
+ group by part.handler
+"""
+
+
+def calls(cursor: Cursor, *, since: float) -> dict[str, Calls]:
+    """Return the attempts of each handler in the last `since` seconds, whoever ran them."""
+    cursor.execute(CALLS, {"since": since})
+    return {row[0]: Calls._make(row) for row in cursor.fetchall()}
 
 
 class Flow(NamedTuple):

@@ -1,11 +1,9 @@
-"""The types of the newest messages: no index has them, so a bounded number is examined."""
+"""The types of the newest and of held messages: no index has them, so a bounded number is read."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
-
-from django_mq.store.readers import prepare_to_read
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -26,11 +24,82 @@ select newest.type, count(*)
 
 
 def newest(cursor: Cursor, *, limit: int, queues: Collection[str] | None) -> dict[str, int]:
-    """Count the types among the `limit` newest stored and the `limit` newest handled messages.
+    """Count the types of the `limit` newest stored and handled messages each, in `queues`.
 
-    Only messages of `queues` count; None: of all.
+    Call it after `prepare_to_read()`.
     """
-    prepare_to_read(cursor)
     only = None if queues is None else list(queues)
     cursor.execute(NEWEST, {"limit": limit, "queues": only})
     return dict(cursor.fetchall())
+
+
+# Held messages are claimed again and again, so they lie anywhere in the order of the claim: among
+# those due for longest or last, where a backlog is long, or due next. The limits bound the rows
+# read of each queue and priority, and of all.
+HELD = """
+with recursive lane (queue, priority) as (
+    select asked.queue, highest.priority
+      from unnest(%(queues)s::text[]) as asked (queue)
+     cross join lateral (
+        select m.priority
+          from django_mq_queuedmessage m
+         where m.queue = asked.queue
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+         order by m.priority desc
+         limit 1
+     ) highest
+    union all
+    select lane.queue, following.priority
+      from lane
+     cross join lateral (
+        select m.priority
+          from django_mq_queuedmessage m
+         where m.queue = lane.queue and m.priority < lane.priority
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+         order by m.priority desc
+         limit 1
+     ) following
+)
+select distinct looked.type
+  from (
+    select near.type, near.held_since
+      from lane
+     cross join lateral (
+        (select m.type, m.held_since
+           from django_mq_queuedmessage m
+          where m.queue = lane.queue and m.priority = lane.priority
+            and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+            and m.processable_after <= statement_timestamp()
+          order by m.processable_after
+          limit %(limit)s)
+        union all
+        (select m.type, m.held_since
+           from django_mq_queuedmessage m
+          where m.queue = lane.queue and m.priority = lane.priority
+            and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+            and m.processable_after <= statement_timestamp()
+          order by m.processable_after desc
+          limit %(limit)s)
+        union all
+        (select m.type, m.held_since
+           from django_mq_queuedmessage m
+          where m.queue = lane.queue and m.priority = lane.priority
+            and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+            and m.processable_after > statement_timestamp()
+          order by m.processable_after
+          limit %(limit)s)
+     ) near
+     limit %(most)s
+  ) looked
+ where looked.held_since is not null
+"""
+
+
+def held(cursor: Cursor, *, queues: Sequence[str], limit: int, most: int) -> set[str]:
+    """Return the types of held messages, reading about `most` rows of `queues`.
+
+    Of each queue and priority it reads the `limit` messages that have been due for longest, those
+    that became due last, and those that are due next. Call it after `prepare_to_read()`.
+    """
+    cursor.execute(HELD, {"queues": list(queues), "limit": limit, "most": most})
+    return {type for (type,) in cursor.fetchall()}

@@ -96,6 +96,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "why": lambda: queues.why(2),
     "why, behind those of a higher priority": lambda: queues.why(-1),
     "heads": queues.heads,
+    "topology": queues.topology,
 }
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from importlib import import_module
 
 import pytest
 from django.core.management import CommandError
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from django_mq import handler, handlers, queues
-from django_mq.models import HandledMessage, Schedule
+from django_mq.models import HandledMessage, HourFigures, MinuteFigures, Schedule
 from tests.management.conftest import run, run_json
-from tests.rows import add, beat, tally
+from tests.rows import add, add_all, beat, tally
 
 pytestmark = pytest.mark.django_db
 
@@ -56,10 +58,47 @@ def test_types_come_from_handlers_schedules_and_messages() -> None:
 def test_handlers_that_no_worker_called() -> None:
     """Without a worker nobody can tell."""
     assert (queues.topology().observed, queues.topology().uncalled) == (False, ())
-    beat(timings={"mails": tally(acked=2), "odds": tally(failed=1)})
+    now = timezone.now()
+    beat(timings={"mails": tally(acked=2, last_at=now), "odds": tally(failed=1, last_at=now)})
     found = queues.topology()
     assert [each.name for each in found.uncalled] == ["audits"]
     assert {each.name: each.attempts for each in found.handlers}["mails"] == 2
+
+
+def test_calls_outlive_the_worker_that_made_them() -> None:
+    """The figures of a replaced process stay; those of last month say nothing of today."""
+    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+    for ago, name in ((5 * 24, "mails"), (20 * 24, "odds")):
+        HourFigures.objects.create(
+            hour=hour - timedelta(hours=ago), queue="mail", handler=name, acked=3, failed=1
+        )
+    MinuteFigures.objects.create(minute=hour, worker="gone", queue="q", handler="odds", dead=1)
+    beat("new")
+    found = queues.topology()
+    assert found.observed
+    assert [each.name for each in found.uncalled] == ["audits", "odds"]
+    mails = next(each for each in found.handlers if each.name == "mails")
+    assert (mails.attempts, mails.last_at) == (4, hour - timedelta(days=5))
+    MinuteFigures.objects.create(minute=hour, worker="gone", queue="q", handler="audits", acked=1)
+    assert [each.name for each in queues.topology().uncalled] == ["odds"]
+
+
+def test_types_of_held_messages_stay_among_many_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A type that nobody hears is listed for as long as its messages are held."""
+    monkeypatch.setattr(import_module("django_mq.queues.topology"), "NEWEST", 5)
+    monkeypatch.setattr(import_module("django_mq.queues.topology"), "NEAR", 3)
+    for name, after in (("due.longest", -900), ("due.last", -10), ("due.next", 5)):
+        add(type=name, held=-600, after=after)
+    add_all({"type": "shop.placed", "after": -60} for _ in range(20))
+    add_all({"type": "shop.placed", "after": 60} for _ in range(20))
+    found = {each.type: each.held for each in queues.topology().types}
+    held = {"due.longest": True, "due.last": True, "due.next": True}
+    assert found == {**held, "shop.placed": False}
+    assert {each.type for each in queues.topology().unheard} == set(held)
+    assert {each.type for each in queues.topology(only={"other"}).types} == set()
+    assert ["due.next", "0,", "held", "nobody", "-"] in [
+        line.split() for line in run("mq_routes").splitlines()
+    ]
 
 
 def test_only_some_queues() -> None:
@@ -69,17 +108,22 @@ def test_only_some_queues() -> None:
 
 def test_the_command_without_a_type() -> None:
     add(type="nobody.hears")
-    beat(timings={"mails": tally(acked=2)})
+    beat(timings={"mails": tally(acked=2, last_at=timezone.now())})
     lines = [line.split() for line in run("mq_routes").splitlines()]
     assert ["nobody.hears", "1", "nobody", "-"] in lines
     assert ["shop.placed", "0", "audits", "audit"] in lines
     text = run("mq_routes")
     assert "Handlers that take none of these types: odds (odd.#)\n" in text
     assert "Types that no handler here takes: nobody.hears\n" in text
-    assert "Handlers not called since the workers started: audits, odds\n" in text
+    assert "Handlers not called in the last 7 days: audits, odds\n" in text
     told = run_json("mq_routes")
     assert (told["unheard"], told["uncalled"]) == (["nobody.hears"], ["audits", "odds"])
-    assert told["types"][0] == {"type": "nobody.hears", "handlers": [], "messages": 1}
+    assert told["types"][0] == {
+        "type": "nobody.hears",
+        "handlers": [],
+        "messages": 1,
+        "held": False,
+    }
     with pytest.raises(CommandError, match="name its type"):
         run("mq_routes", "--metadata", "{}")
 

@@ -80,7 +80,7 @@ class Command(OperatorCommand):
         rows = [
             (
                 each.type,
-                each.messages,
+                f"{each.messages}, held" if each.held else each.messages,
                 name or "nobody",
                 ", ".join(of[name].queues) if name else "-",
             )
@@ -92,7 +92,7 @@ class Command(OperatorCommand):
         for label, names in (
             ("Handlers that take none of these types", _idle(found)),
             ("Types that no handler here takes", [each.type for each in found.unheard]),
-            ("Handlers not called since the workers started", [h.name for h in found.uncalled]),
+            ("Handlers not called in the last 7 days", [h.name for h in found.uncalled]),
         ):
             if names:
                 self.stdout.write(f"{label}: {', '.join(names)}")
