@@ -12,8 +12,9 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 
 from django_mq.admin.heads import HeadsAdmin
-from django_mq.admin.texts import excerpt, full, link, plain, span
+from django_mq.admin.texts import excerpt, full, link, plain
 from django_mq.models import QueuedMessage, QueueState, Result, UniqueKey
+from django_mq.policy.durations import span
 from django_mq.queues.reasons import OWN_REASONS
 from django_mq.queues.stalled import shown_count
 from django_mq.states import MessageState

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from django_mq import handlers, queues
 from django_mq.admin.texts import excerpt
 from django_mq.conf import get_settings
-from django_mq.policy.histogram import Durations, brief
+from django_mq.policy.durations import measured
+from django_mq.policy.histogram import Durations
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def _shown(found: Durations | None) -> Shown | None:
     )
     names = ("last", "min", "max", "mean", "deviation", "p90")
     return Shown(
-        brief(found.p50),
-        brief(found.p99),
-        text % {name: brief(getattr(found, name)) for name in names},
+        measured(spread.p50),
+        measured(spread.p99),
+        text % {name: measured(getattr(spread, name)) for name in names},
     )

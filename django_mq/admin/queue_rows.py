@@ -11,8 +11,9 @@ from django.http import HttpRequest
 from django_mq import queues
 from django_mq.admin.filters import IN_FLIGHT
 from django_mq.admin.heads import HeadsAdmin
-from django_mq.admin.texts import badge, clock, span
+from django_mq.admin.texts import badge, clock
 from django_mq.models import QueuedMessage, QueueState
+from django_mq.policy.durations import span
 from django_mq.states import MessageState
 
 #: The columns of counts, in the order of a message's life.

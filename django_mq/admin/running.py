@@ -13,8 +13,9 @@ from django.urls import NoReverseMatch, path, reverse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.texts import full, plain, span
+from django_mq.admin.texts import full, plain
 from django_mq.models import QueuedMessage, WorkerHeartbeat
+from django_mq.policy.durations import span
 from django_mq.queues.transactions import writing
 
 #: The commands to a worker, and the permission that each needs.

@@ -9,13 +9,10 @@ from django.utils.html import format_html, format_html_join
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.texts import badge, block, breakable, full, link, moment, pretty, span, when
+from django_mq.admin.texts import badge, block, breakable, full, link, moment, pretty, when
 from django_mq.exceptions import InvalidOption
 from django_mq.models import QueuedMessage, Schedule
-from django_mq.queues.scheduling import state_of
-
-#: The badge of each state of a schedule.
-LOOKS = {"disabled": "paused", "failed": "dead", "enabled": "processable", "over": "idle"}
+from django_mq.policy.durations import span
 
 
 class ScheduleRowsAdmin(ReadOnlyAdmin):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from django_mq.policy.durations import measured, span
 from django_mq.policy.error_text import one_line
 from django_mq.queues import redacted
 from django_mq.states import MessageState
@@ -27,14 +28,6 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u20
 
 
 _JOINTS = re.compile("[._:/-]+")
-
-# Seconds and name of a unit, then of the next smaller one.
-_UNITS = (
-    (86400, "d", 3600, "h"),
-    (3600, "h", 60, "min"),
-    (60, "min", 1, "s"),
-    (1, "s", 1, ""),
-)
 
 
 def plain(text: str) -> str:
@@ -86,28 +79,11 @@ def _dated(seconds: Any) -> Any:
         return seconds
 
 
-def span(duration: timedelta) -> str:
-    """Return a duration in its two largest units.
-
-    >>> span(timedelta(seconds=93.7)), span(timedelta(days=2, hours=3)), span(timedelta(0))
-    ('1 min 33 s', '2 d 3 h', '0 s')
-    """
-    seconds = max(0, int(duration.total_seconds()))
-    for size, unit, smaller, name in _UNITS:
-        if seconds >= size:
-            count, rest = seconds // size, seconds % size // smaller
-            return f"{count} {unit} {rest} {name}" if rest else f"{count} {unit}"
-    return f"0 {'s'}"
-
-
 def took(start: datetime | None, end: datetime) -> str:
     """Return a duration as text, empty if its start is not known."""
     if start is None:
         return ""
-    duration = end - start
-    if timedelta(0) <= duration < timedelta(seconds=1):
-        return f"{duration // timedelta(milliseconds=1)} {'ms'}"
-    return span(duration)
+    return measured((end - start).total_seconds())
 
 
 def moment(at: datetime) -> str:

@@ -11,8 +11,9 @@ from django.utils.html import format_html
 
 from django_mq.admin.filter_boxes import QueueFilter, TypeFilter
 from django_mq.admin.tables import TableAdmin
-from django_mq.admin.texts import badge, block, breakable, full, link, pretty, span, when
+from django_mq.admin.texts import badge, block, breakable, full, link, pretty, when
 from django_mq.models import QueuedMessage, UniqueKey
+from django_mq.policy.durations import span
 
 
 class UniqueKeyAdmin(TableAdmin):

@@ -17,8 +17,9 @@ from django.utils.html import format_html_join
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.handler_stats import timing_rows
-from django_mq.admin.texts import badge, full, link, moment, span
+from django_mq.admin.texts import badge, full, link, moment
 from django_mq.models import QueuedMessage, WorkerHeartbeat
+from django_mq.policy.durations import span
 from django_mq.states import MessageState
 
 #: The maximum number of running messages listed for one worker.

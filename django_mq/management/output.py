@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from datetime import date, timedelta
 from typing import Any
 
+from django_mq.policy import durations
 from django_mq.policy.error_text import one_line
 from django_mq.queues import Head
 from django_mq.queues.obstacles import shown
@@ -46,20 +47,12 @@ def as_json(value: object) -> str:
 
 
 def span(duration: timedelta | None) -> str:
-    """Return a duration in its two largest units, `-` for None.
+    """Return a duration as the pages show it, `-` for None.
 
-    >>> span(timedelta(seconds=93.7)), span(timedelta(days=2, hours=3)), span(None)
-    ('1m 33s', '2d 3h', '-')
+    >>> span(timedelta(seconds=93.7)), span(None)
+    ('1 min 33 s', '-')
     """
-    if duration is None:
-        return "-"
-    seconds = max(0, int(duration.total_seconds()))
-    parts: list[str] = []
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
-        count, seconds = divmod(seconds, size)
-        if count or parts or unit == "s":
-            parts.append(f"{count}{unit}")
-    return " ".join(parts[:2])
+    return "-" if duration is None else durations.span(duration)
 
 
 def heads_table(heads: Iterable[Head]) -> str:

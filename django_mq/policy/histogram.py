@@ -195,15 +195,3 @@ def _seconds(value: object) -> float:
     if not isinstance(value, int | float) or not 0 <= value <= LONGEST:
         raise ValueError("is not a duration")
     return float(value)
-
-
-def brief(seconds: float) -> str:
-    """Return a duration for a narrow column.
-
-    >>> brief(0.000042), brief(0.0042), brief(0.42), brief(4.2), brief(420), brief(42_000)
-    ('0.042ms', '4.2ms', '420ms', '4.2s', '7m', '11.7h')
-    """
-    for size, unit in ((3600.0, "h"), (60.0, "m"), (1.0, "s")):
-        if seconds >= size:
-            return f"{seconds / size:.3g}{unit}"
-    return f"{seconds * 1000:.3g}ms"

@@ -108,7 +108,7 @@ def test_charts_and_the_table_that_says_the_same(boss, span):
     assert page.count('role="img"') == 4
     assert "style=" not in page  # a strict policy lets no inline style in
     assert "1,234" in page
-    assert "p50 8.91ms, p95 8.91ms, p99 8.91ms" in page
+    assert "p50 8.91 ms, p95 8.91 ms, p99 8.91 ms" in page
     [step] = response.context["steps"]
     assert step.counts == ["0", "1,234", "6", "1"]
     [handler] = response.context["handlers"]

@@ -140,11 +140,11 @@ class TestWorkers:
         beat("a1", timings=timings, seen=-1)
         beat("a2", timings={"h": tally(acked=34, waited=[2.0] * 9)})
         page = boss.get(url("workerheartbeat"))
-        assert "h 1,234 3 0 0 0 2s p99 2s 500ms p99 500ms" in text(page)
-        numbers = "last 500ms, from 500ms to 500ms, mean 500ms, deviation 0ms"
+        assert "h 1,234 3 0 0 0 2 s p99 2 s 500 ms p99 500 ms" in text(page)
+        numbers = "last 500 ms, from 500 ms to 500 ms, mean 500 ms, deviation 0 ms"
         assert numbers in page.content.decode()
         page = boss.get(url("workerheartbeat", "change", "a1"))
-        assert "h 1,200 3 0 0 0 \N{EN DASH} 500ms" in text(page)
+        assert "h 1,200 3 0 0 0 \N{EN DASH} 500 ms" in text(page)
         assert "<b>" not in page.content.decode()
         assert "&lt;b&gt;" in page.content.decode()
 

@@ -54,7 +54,7 @@ def test_json_is_ascii_and_plain():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (59.9, "59s"), (60, "1m 0s"), (3600, "1h 0m"), (-5, "0s"), (90061, "1d 1h")],
+    [(0, "0 s"), (59.9, "59 s"), (60, "1 min"), (3600, "1 h"), (-5, "0 s"), (90061, "1 d 1 h")],
 )
 def test_span(seconds, text):
     assert output.span(timedelta(seconds=seconds)) == text

@@ -12,8 +12,8 @@ from typing import Any
 from django.utils import timezone
 from django.utils.formats import date_format
 
+from django_mq.policy.durations import measured
 from django_mq.policy.figures import Counted, Latency
-from django_mq.policy.histogram import brief
 from django_mq.queues import Figures
 
 #: The units of the drawing, which stretches.
@@ -153,7 +153,7 @@ def _latencies(
 
     total = read(figures.total)
     summary = (
-        ", ".join(f"{each.name} {brief(getattr(total, each.name))}" for each in series)
+        ", ".join(f"{each.name} {measured(getattr(total, each.name))}" for each in series)
         if total
         else "no data"
     )
@@ -161,9 +161,9 @@ def _latencies(
         name,
         title,
         summary,
-        [Shape(each.name, each.label, _line_path(each.values, position), False) for each in series],
-        _hits(figures, [(each.label, each.values, brief) for each in series]),
-        [brief(high), brief(low)] if values else [],
+        [Shape(each.name, each.label, _line_path(each.values, place), False) for each in series],
+        _hits(figures, [(each.label, each.values, measured) for each in series]),
+        [measured(high), measured(low)] if values else [],
         times(figures),
     )
 

@@ -10,9 +10,9 @@ from typing import Any
 from django_mq import queues
 from django_mq.admin.overview.charts import clock
 from django_mq.admin.queue_rows import COLUMNS, QueueRow
-from django_mq.admin.texts import excerpt, span
+from django_mq.admin.texts import excerpt
+from django_mq.policy.durations import measured, span
 from django_mq.policy.figures import Latency
-from django_mq.policy.histogram import brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def rough(count: int) -> int:
 
 def _percentiles(found: Latency | None) -> list[str]:
     """Return the percentiles as text, nothing without data."""
-    return [brief(found.p50), brief(found.p95), brief(found.p99)] if found else []
+    return [measured(found.p50), measured(found.p95), measured(found.p99)] if found else []
 
 
 def per(rate: float) -> str:

@@ -15,7 +15,8 @@ from django_mq.conf import alias_of, get_settings
 from django_mq.executor.connections import LOST
 from django_mq.management.base import OperatorCommand, add_queue, duration
 from django_mq.management.output import as_json, heads_table, span, table
-from django_mq.policy.histogram import Durations, brief
+from django_mq.policy.durations import measured
+from django_mq.policy.histogram import Durations
 from django_mq.queues.doctor import Finding
 from django_mq.queues.doctor.links import pooler
 from django_mq.queues.obstacles import shown
@@ -190,7 +191,7 @@ def _handler(handler: queues.HandlerTimings) -> tuple[object, ...]:
 
 
 def _spread(durations: Durations | None) -> tuple[str, str]:
-    return (brief(durations.p50), brief(durations.p99)) if durations else ("-", "-")
+    return (measured(durations.p50), measured(durations.p99)) if durations else ("-", "-")
 
 
 def _holder(holder: queues.HorizonHolder) -> tuple[object, ...]:
