@@ -79,7 +79,7 @@ def heads_table(heads: Iterable[Head]) -> str:
 
 def _is_number(cell: str) -> bool:
     count, _, most = cell.partition("/")
-    numbers = count.rstrip("+").replace(",", "") + most.replace(",", "")
+    numbers = count.removeprefix("≈ ").rstrip("+").replace(",", "") + most.replace(",", "")
     return cell == "-" or numbers.isdecimal()
 
 

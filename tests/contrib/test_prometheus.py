@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from django_mq.contrib.prometheus import QueueCollector
 from django_mq.contrib.prometheus import collector as collector_module
 from django_mq.contrib.prometheus.views import metrics
 from django_mq.store.limits import Limits
-from tests.rows import add, beat, decide
+from tests.rows import add, add_all, beat, decide
 from tests.test_docs import ROOT, snippets
 
 pytestmark = pytest.mark.django_db
@@ -55,6 +56,19 @@ def test_queues_and_workers() -> None:
     assert found["django_mq_queue_max_in_flight", "slow"] == 5
     assert ("django_mq_queue_max_in_flight", "mail") not in found
     assert found[("django_mq_workers",)] == 1
+
+
+def test_beyond_the_end_of_a_count_it_exports_an_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flat line at 10,000 would say that nothing happens."""
+    monkeypatch.setattr(import_module("django_mq.queues.totals"), "MOST", 5)
+    add_all({"dead": -1} for _ in range(30))
+    add("small", dead=-1)
+    found = read()
+    assert found["django_mq_messages", "mail", "dead"] == 30
+    assert found["django_mq_messages_estimated", "mail", "dead"] == 1
+    assert found["django_mq_messages_estimated", "small", "dead"] == 0
 
 
 def test_registering_asks_nothing(django_assert_num_queries: Any) -> None:

@@ -26,7 +26,22 @@ class TestStatus:
         decide("stopped", paused=-1)
         add("waiting", after=60)
         found = rows(run("mq_status"))
-        state = ["mail", "processable", "8", "3", "1", "1", "1", "1", "1", "3", "1", "h", "1", "min"]
+        state = [
+            "mail",
+            "processable",
+            "8",
+            "3",
+            "1",
+            "1",
+            "1",
+            "1",
+            "1",
+            "3",
+            "1",
+            "h",
+            "1",
+            "min",
+        ]
         assert found["mail"] == state
         header = "STATE DEPTH PROCESSABLE IN FLIGHT DELAYED RETRYING HELD BLOCKED DEAD OLDEST"
         assert " ".join(found["QUEUE"][1:]) == header
@@ -74,7 +89,19 @@ class TestStatus:
         beat("b" * 32, host="web2", pid=42, wakeup="degraded", draining=True, seen=-5)
         beat("c" * 32, host="web3", pid=43, wakeup="poll", seen=-90)
         found = rows(run("mq_status"))
-        first = ["aaaaaaaa", "web1", "41", "alive", "mail", "shop.*", "2", "notify", "0", "s", "ago"]
+        first = [
+            "aaaaaaaa",
+            "web1",
+            "41",
+            "alive",
+            "mail",
+            "shop.*",
+            "2",
+            "notify",
+            "0",
+            "s",
+            "ago",
+        ]
         assert found["aaaaaaaa"] == first
         assert found["bbbbbbbb"][3:7] == ["draining", "all", "0", "degraded"]
         assert found["cccccccc"][3] == "gone"

@@ -15,6 +15,8 @@ from django_mq.queues import totals as counting
 from django_mq.queues.transactions import reading
 from django_mq.states import MessageState
 from django_mq.store import counts as census
+from django_mq.store import estimates as sampled
+from tests.pages_read import pages_read
 from tests.rows import add, beat, decide
 
 pytestmark = pytest.mark.django_db
@@ -151,12 +153,34 @@ def test_counting_ends_somewhere(monkeypatch, columns, capped):
     assert not queues.counts("mail").capped
     add(**columns)
     counts = queues.counts("mail")
-    assert counts.shown(state) == "2+"
+    assert counts.shown(state) == "≈ 3"
     assert counts.capped == capped
     if state != "dead":
-        assert counts.shown("depth") == "2+"
+        assert (counts.shown("depth"), counts.about("depth")) == ("≈ 3", 3)
     if state == "leased":
-        assert counts.shown("in_flight") == "2+"
+        assert counts.shown("in_flight") == "≈ 3"
+    monkeypatch.setattr(sampled, "estimates", lambda cursor, queues: {name: {} for name in queues})
+    assert queues.counts("mail").shown(state) == "2+"
+
+
+def test_beyond_the_end_of_a_count_a_sample_says_about_how_many(monkeypatch):
+    """Without statistics, and for a state that lies together in the table."""
+    monkeypatch.setattr(counting, "MOST", 1_000)
+    monkeypatch.setattr(sampled, "PAGES", 100)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "insert into django_mq_queuedmessage (queue, type, payload, dead_at)"
+            " select case when n <= 3000 then 'rare' else 'mail' end, 't', '{}',"
+            "        case when n <= 12000 then now() end from generate_series(1, 20000) n"
+        )
+    with pages_read() as read:
+        counts = queues.counts("mail")
+    assert read.total < 1_500
+    assert counts.dead == 1_000
+    assert counts.about("dead") == pytest.approx(9_000, rel=0.35)
+    assert counts.about("processable") == pytest.approx(8_000, rel=0.35)
+    assert counts.shown("dead").startswith("≈ ")
+    assert queues.counts("rare").about("dead") == pytest.approx(3_000, rel=0.6)
 
 
 def test_only_counts_are_capped():

@@ -41,7 +41,6 @@ from django_mq.policy.figures import SPANS, Span
 from django_mq.queues.figures import figures_of, rates_of
 from django_mq.queues.totals import read_many_counts, read_names
 from django_mq.store import read_figures
-from django_mq.store.estimates import estimates
 from django_mq.store.readers import prepare_to_read
 
 #: The maximum numbers of queues that are counted, and of queues, handlers, error classes and
@@ -121,8 +120,6 @@ class OverviewAdmin(QueueRowsAdmin):
             names = [name for name in read_names(cursor) if self.may_see(request, name)]
             counts, _stop = read_many_counts(cursor, names[:COUNTED])
             new = read_figures.newcomers(cursor, queues=wanted)
-            large = [name for name, each in counts.items() if each.shown("depth").endswith("+")]
-            by_statistics = estimates(cursor, queues=large) if large else {}
             figures = figures_of(cursor, span, new, wanted)
             rates = rates_of(cursor, new, wanted)
             workers = queues.workers(using=self.alias)
@@ -132,7 +129,7 @@ class OverviewAdmin(QueueRowsAdmin):
             }
         if allowed is not None:
             workers = [each for each in workers if any(each.serves(name) for name in allowed)]
-        listed = overview_rows(self.rows(request, counts.values(), workers), rates, by_statistics)
+        lines = queue_lines(self.rows(request, counts.values(), workers), rates)
         may_see_workers = self._has_right(request, "view_workerheartbeat")
         workers_url = self.url(WorkerHeartbeat, "changelist") if may_see_workers else ""
         return {

@@ -12,6 +12,7 @@ from django_mq.admin.overview.charts import clock
 from django_mq.admin.queue_rows import COLUMNS, QueueRow
 from django_mq.admin.texts import excerpt
 from django_mq.policy.durations import measured, span
+from django_mq.policy.estimated import counted, rough
 from django_mq.policy.figures import Latency
 
 
@@ -32,8 +33,6 @@ class OverviewRow:
 
     row: QueueRow
     rate: queues.Rate
-    #: The number of its messages by the server's statistics, None if they lack it.
-    estimate: int | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -46,9 +45,9 @@ class OverviewRow:
     def _depth(self) -> tuple[int, str]:
         """The depth, and the sign before its text: nothing, about, or at least."""
         counts = self.row.counts
-        if not counts.shown("depth").endswith("+"):
+        if not counts.is_capped("depth"):
             return counts.depth, ""
-        estimated = rough((self.estimate or 0) - counts.dead)
+        estimated = rough(counts.about("depth"))
         return (estimated, "≈ ") if estimated > counts.depth else (counts.depth, "> ")
 
     @property
@@ -80,15 +79,10 @@ class OverviewRow:
         return f"{sign}{span(max(left, timedelta(seconds=1)))}"
 
 
-def overview_rows(
-    rows: Iterable[QueueRow], rates: Mapping[str, queues.Rate], estimates: Mapping[str, int]
-) -> list[OverviewRow]:
+def queue_lines(rows: Iterable[QueueRow], rates: Mapping[str, queues.Rate]) -> list[QueueLine]:
     """Return the queues by the age of their oldest due message, then by depth."""
     none = queues.Rate()
-    found = [
-        OverviewRow(row, rates.get(row.counts.queue, none), estimates.get(row.counts.queue))
-        for row in rows
-    ]
+    lines = [QueueLine(row, rates.get(row.counts.queue, none)) for row in rows]
     return sorted(
         found,
         key=lambda each: (
@@ -101,13 +95,14 @@ def overview_rows(
 
 
 def state_tiles(found: Collection[queues.QueueCounts], urls: Mapping[str, str]) -> list[StateTile]:
-    """Return the sum of each state; it has a `+` where a queue's count was capped."""
+    """Return the sum of each state, an estimate where a queue's count was capped."""
     tiles = []
     for name, label in COLUMNS:
         count = sum(getattr(each, name) for each in found)
-        more = any(each.shown(name).endswith("+") for each in found)
+        stopped = any(each.is_capped(name) for each in found)
+        text = counted(count, sum(each.about(name) for each in found), stopped=stopped)
         url = urls.get(name, "") if count else ""
-        tiles.append(StateTile(name, label, count, f"{count:,}{'+' if more else ''}", url))
+        tiles.append(StateTile(name, label, count, text, url))
     return tiles
 
 
@@ -200,15 +195,6 @@ def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> WorkersPan
         url=url,
         running=sum(len(each.running) for each in alive),
     )
-
-
-def rough(count: int) -> int:
-    """Return an estimate rounded to its significant digits.
-
-    >>> rough(1_234_567), rough(98_765), rough(7), rough(-3)
-    (1200000, 99000, 7, 0)
-    """
-    return round(count, min(0, 2 - len(str(count)))) if count > 0 else 0
 
 
 def _percentiles(found: Latency | None) -> list[str]:

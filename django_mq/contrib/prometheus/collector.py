@@ -23,9 +23,10 @@ STATES = tuple(state.value for state in MessageState if state is not MessageStat
 class QueueCollector(Collector):
     """Gauges of every known queue, and of the workers.
 
-    A scrape takes a few statements, of 5 s at most each, however many messages wait: counts stop
-    at 10,000. Its cost is linear in the number of queues. An error of the database is raised: the
-    scrape fails, and Prometheus shows that by `up`.
+    A scrape takes a few statements, of 5 s at most each, however many messages wait: beyond
+    10,000 it exports estimates, marked by `django_mq_messages_estimated`. Its cost is linear in
+    the number of queues. An error of the database is raised: the scrape fails, and Prometheus says
+    so by `up`.
     """
 
     def __init__(self, using: str | None = None) -> None:
@@ -44,10 +45,11 @@ class QueueCollector(Collector):
             counted = queues.counts(using=alias)
             workers = queues.workers(using=alias)
         families = _families()
-        messages, oldest, level, paused, limit, alive = families
+        messages, estimated, oldest, level, paused, limit, alive = families
         for name, each in counted.items():
             for state in STATES:
-                messages.add_metric([name, state], getattr(each, state))
+                messages.add_metric([name, state], each.about(state))
+                estimated.add_metric([name, state], each.is_capped(state))
             oldest.add_metric([name], _seconds(each))
             level.add_metric([name], each.backoff_level)
             paused.add_metric([name], each.paused)
@@ -62,7 +64,12 @@ def _families() -> tuple[GaugeMetricFamily, ...]:
     return (
         GaugeMetricFamily(
             "django_mq_messages",
-            "Messages by state; a count stops at 10,000.",
+            "Messages by state; beyond 10,000 an estimate.",
+            labels=["queue", "state"],
+        ),
+        GaugeMetricFamily(
+            "django_mq_messages_estimated",
+            "1 while django_mq_messages is an estimate.",
             labels=["queue", "state"],
         ),
         GaugeMetricFamily(

@@ -1,0 +1,25 @@
+"""Counts that stop somewhere, and the estimates that stand in for the rest."""
+
+from __future__ import annotations
+
+
+def rough(count: int) -> int:
+    """Return an estimate with the digits that it deserves.
+
+    >>> rough(1_234_567), rough(98_765), rough(7), rough(-3)
+    (1200000, 99000, 7, 0)
+    """
+    return round(count, min(0, 2 - len(str(count)))) if count > 0 else 0
+
+
+def counted(count: int, estimate: int, *, stopped: bool) -> str:
+    """Return a count as text; if it `stopped`, the estimate or, when that is lower, a `+`.
+
+    >>> counted(12, 0, stopped=False), counted(10_000, 182_345, stopped=True)
+    ('12', '≈ 180,000')
+    >>> counted(10_000, 0, stopped=True)
+    '10,000+'
+    """
+    if not stopped:
+        return f"{count:,}"
+    return f"≈ {rough(estimate):,}" if rough(estimate) > count else f"{count:,}+"
