@@ -68,7 +68,7 @@ def _shown(found: Durations | None) -> Shown | None:
     )
     names = ("last", "min", "max", "mean", "deviation", "p90")
     return Shown(
-        measured(spread.p50),
-        measured(spread.p99),
-        text % {name: measured(getattr(spread, name)) for name in names},
+        measured(found.p50),
+        measured(found.p99),
+        text % {name: measured(getattr(found, name)) for name in names},
     )

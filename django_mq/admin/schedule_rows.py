@@ -13,6 +13,10 @@ from django_mq.admin.texts import badge, block, breakable, full, link, moment, p
 from django_mq.exceptions import InvalidOption
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.policy.durations import span
+from django_mq.queues.scheduling import state_of
+
+#: The badge of each state of a schedule.
+LOOKS = {"disabled": "paused", "failed": "dead", "enabled": "processable", "over": "idle"}
 
 
 class ScheduleRowsAdmin(ReadOnlyAdmin):

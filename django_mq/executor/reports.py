@@ -15,7 +15,7 @@ from django_mq.executor.handler_counts import queued_for
 from django_mq.messages import Delivery
 from django_mq.policy.error_text import Failure, one_line
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried
-from django_mq.policy.textless import told
+from django_mq.policy.redacted_error import told
 
 logger = logging.getLogger("django_mq")
 

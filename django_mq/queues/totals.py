@@ -239,6 +239,7 @@ def _counts(row: store.Census, most: int) -> QueueCounts:
         owner=row.owner,
         owned_until=row.owned_until,
         capped=capped,
+        estimated={},
     )
 
 

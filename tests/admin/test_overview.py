@@ -135,7 +135,7 @@ def test_a_depth_beyond_the_count_is_an_estimate(boss, monkeypatch):
     add_all([{"created": -3600}] * 800 + [{"queue": "small"}] * 40 + [{"dead": -60}] * 20)
     with monkeypatch.context() as patch:
         patch.setattr(sampled, "estimates", lambda cursor, queues: {each: {} for each in queues})
-        assert live(boss).context["lines"][0].depth == "> 50"
+        assert live(boss).context["busy"][0].depth == "> 50"
     minute(1, acked=12000)
     mail, small = live(boss).context["busy"]
     assert mail.depth == "≈ 800"

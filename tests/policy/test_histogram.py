@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_mq.policy.histogram import Spread
+from django_mq.policy.histogram import Histogram
 
 durations = st.floats(1e-6, 1e6) | st.sampled_from([1e-6, 0.001, 1.0, 10.0, 1e6])
 
@@ -111,4 +111,4 @@ GOOD: dict[str, Any] = histogram_of([0.5, 2.0]).as_json()
 )
 def test_what_nobody_here_would_write_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match=r"is no|has other|add up"):
-        Spread.from_json(bad)
+        Histogram.from_json(bad)

@@ -161,7 +161,7 @@ def _latencies(
         name,
         title,
         summary,
-        [Shape(each.name, each.label, _line_path(each.values, place), False) for each in series],
+        [Shape(each.name, each.label, _line_path(each.values, position), False) for each in series],
         _hits(figures, [(each.label, each.values, measured) for each in series]),
         [measured(high), measured(low)] if values else [],
         times(figures),

@@ -129,7 +129,7 @@ class OverviewAdmin(QueueRowsAdmin):
             }
         if allowed is not None:
             workers = [each for each in workers if any(each.serves(name) for name in allowed)]
-        lines = queue_lines(self.rows(request, counts.values(), workers), rates)
+        listed = overview_rows(self.rows(request, counts.values(), workers), rates)
         may_see_workers = self._has_right(request, "view_workerheartbeat")
         workers_url = self.url(WorkerHeartbeat, "changelist") if may_see_workers else ""
         return {

@@ -79,10 +79,10 @@ class OverviewRow:
         return f"{sign}{span(max(left, timedelta(seconds=1)))}"
 
 
-def queue_lines(rows: Iterable[QueueRow], rates: Mapping[str, queues.Rate]) -> list[QueueLine]:
+def overview_rows(rows: Iterable[QueueRow], rates: Mapping[str, queues.Rate]) -> list[OverviewRow]:
     """Return the queues by the age of their oldest due message, then by depth."""
     none = queues.Rate()
-    lines = [QueueLine(row, rates.get(row.counts.queue, none)) for row in rows]
+    found = [OverviewRow(row, rates.get(row.counts.queue, none)) for row in rows]
     return sorted(
         found,
         key=lambda each: (
