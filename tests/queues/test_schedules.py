@@ -159,7 +159,7 @@ def test_the_list():
         "NEXT",
         "ERROR",
     ]
-    assert lines[1].split()[:7] == ["hourly", "shop.ping", "every", "1h", "0m", "enabled", "-"]
+    assert lines[1].split()[:7] == ["hourly", "shop.ping", "every", "1", "h", "enabled", "-"]
     assert f" 7  {made.next_at:%Y-%m-%d %H:%M}" in lines[1]
     assert "0 6 * * * Europe/Berlin  disabled" in lines[2]
     assert lines[2].endswith("full")
