@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq.store import LOCKED, fence_columns, fenced, literals
-from django_mq.store.limits import Limits, set_local
+from django_mq.store.limits import Limits, begin
 
 if TYPE_CHECKING:
     from django_mq.messages import Fence
@@ -56,8 +56,12 @@ def start(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> dict[int,
 
 
 def start_alone(fences: Sequence[Fence], *, lease: float) -> str:
-    """Return the query of `start()` under the limits of the worker, for the simple protocol."""
-    return f"{set_local(Limits())}; {START % literals({**fence_columns(fences), 'lease': lease})}"
+    """Return the query of `start()`, in a transaction of the worker's, for the simple protocol.
+
+    At READ COMMITTED, whatever the connection of the handlers is set to: no conflict refuses it.
+    """
+    start = START % literals({**fence_columns(fences), "lease": lease})
+    return f"{begin(Limits())}; {start}; commit"
 
 
 def started(rows: Sequence[Sequence[bytes | None]]) -> dict[int, bool]:
