@@ -94,6 +94,7 @@ def test_it_works_behind_a_pooler(
     queue.wait_empty(worker)
     assert queue.done() == dict.fromkeys([*names, "slow", "failing"], 1)
     assert {n: a for n, a, _ in queue.effects() if a != 1} == {"slow": 2, "failing": 3}
-    assert "Traceback" not in worker.said()
+    assert "database lost" not in worker.said()
+    assert worker.said().count("Traceback") == 2, "of the handler that fails twice"
     worker.tell(signal.SIGTERM)
     assert worker.ends() == 0
