@@ -1,4 +1,4 @@
-"""python -m tests.faults sweep | bite: see README.md."""
+"""python -m tests.faults sweep | bite | nightly: see README.md."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ def main() -> int:
     bite = commands.add_parser("bite", help="break the package, and see what notices")
     bite.add_argument("--patch", action="append", default=[], help="again for more")
     bite.add_argument("--enough", type=int, help="stop after so many points that noticed")
-    for command in (sweep, bite):
+    nightly = commands.add_parser("nightly", help="all that is too slow for each change")
+    for command in (sweep, bite, nightly):
         command.add_argument("--seed", type=int, default=None)
         command.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    if options.seed is None:
+        options.seed = random.randrange(1000)
+    if options.command == "nightly":
+        return _nightly(options)
     if getattr(options, "settings", None):
         os.environ["FAULTS_SETTINGS"] = options.settings
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.faults.settings"
@@ -38,8 +43,6 @@ def main() -> int:
 
     django.setup()
     _check_names(parser, options)
-    if options.seed is None:
-        options.seed = random.randrange(1000)
     return _sweep(options) if options.command == "sweep" else _bite(options)
 
 
@@ -105,6 +108,13 @@ def _bite(options: argparse.Namespace) -> int:
             tell=lambda b: _say(str(b)),
         )
     return 0 if all(each.caught for each in bites) else 1
+
+
+def _nightly(options: argparse.Namespace) -> int:
+    from tests.faults.nightly import run, steps
+
+    _say(f"seed {options.seed}")
+    return 1 if run(steps(jobs=options.jobs, seed=options.seed), _say) else 0
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,73 @@
+"""Everything that is too slow for each change: one step after another, whatever fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+#: How many orders the model plays, and how many messages must leave nothing behind.
+EXAMPLES, MESSAGES = 2000, 20_000
+#: Tests that look at a third of what they could take three seeds in a row to see it all.
+THIRDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command and what is set in its environment."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def steps(*, jobs: int, seed: int) -> list[Step]:
+    """Return the steps of a night; `seed` chooses what is left to chance."""
+    chance = ["--jobs", str(jobs), "--seed", str(seed)]
+    return [
+        Step("every request, every scenario, every kind", _faults("sweep", *chance)),
+        Step("every broken package", _faults("bite", *chance)),
+        Step(
+            f"{EXAMPLES} orders against the model",
+            _pytest("tests/faults/test_model.py"),
+            {"FAULTS_EXAMPLES": str(EXAMPLES), "FAULTS_SEED": str(seed)},
+        ),
+        Step(
+            f"leaks over {MESSAGES} messages",
+            _pytest("tests/acceptance/test_leaks.py"),
+            {"LEAKS_MESSAGES": str(MESSAGES)},
+        ),
+        *(
+            Step(
+                f"acceptance, seed {each}",
+                _pytest("tests/acceptance"),
+                {"FAULTS_SEED": str(each)},
+            )
+            for each in range(seed, seed + THIRDS)
+        ),
+    ]
+
+
+def _faults(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tests.faults", *arguments]
+
+
+def _pytest(path: str) -> list[str]:
+    # One test may take longer than any does for a change.
+    return [sys.executable, "-m", "pytest", "-q", "-o", "faulthandler_timeout=0", path]
+
+
+def run(night: Sequence[Step], say: Callable[[str], object]) -> int:
+    """Run all steps, also after one has failed; return how many did."""
+    failed = 0
+    for step in night:
+        say(f"=== {step.name}")
+        began = time.monotonic()
+        code = subprocess.run(step.command, env={**os.environ, **step.environment}).returncode
+        failed += bool(code)
+        said = f"failed with code {code}" if code else "passed"
+        say(f"=== {step.name}: {said} after {time.monotonic() - began:.0f} s")
+    return failed
