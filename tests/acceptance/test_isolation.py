@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from django.db import connection
 from psycopg import IsolationLevel
 
+from django_mq.executor.settlement import MOST_CONFLICTS
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
@@ -23,7 +25,7 @@ LEVELS = {
 def test_every_kind_of_message(
     start: Callable[..., Worker], queue: Queue, witness: Witness, level: IsolationLevel
 ) -> None:
-    """Handlers read what others write, so that some are victims of each other: uncharged."""
+    """Handlers read what others write, so that some are victims of each other."""
     names = [f"m{n}" for n in range(300)]
     witness.open("open")
     for kind, share in (
@@ -47,8 +49,10 @@ def test_every_kind_of_message(
 
     queue.wait_empty(worker)
     assert queue.done() == dict.fromkeys([*names, *failing], 1)
-    assert {name: a for name, a, _ in queue.effects() if a != 1} == dict.fromkeys(failing, 2)
-    assert {attempt for _, attempt, _ in witness.started(LEVELS[level])} == {1}
-    assert "could not serialize" not in worker.said()
+    charged = {name: a for name, a, _ in queue.effects() if a != 1 and name not in failing}
+    ran = Counter((name, attempt) for name, attempt, _ in witness.started())
+    # One that loses again and again has failed in the end: no handler runs for ever.
+    assert all(ran[name, 1] > MOST_CONFLICTS for name in charged), charged
+    assert witness.started(LEVELS[level])
     worker.tell(signal.SIGTERM)
     assert worker.ends() == 0
