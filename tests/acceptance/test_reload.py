@@ -49,6 +49,29 @@ def test_it_starts_again_when_code_changes(
     assert "Traceback" not in worker.said()
 
 
+def test_it_outlives_code_that_does_not_load(
+    start: Callable[..., Worker], queue: Queue, tmp_path: Path
+) -> None:
+    """As runserver does: it shows the error, and starts with the next change."""
+    module = tmp_path / "broken_by_reload.py"
+    module.write_text("")
+    worker = start("--reload", PYTHONPATH=str(tmp_path), ACCEPTANCE_IMPORT="broken_by_reload")
+    worker.has_started(1)
+    module.write_text("def broken(:\n")
+    moments = itertools.count(1)
+    worker.until(
+        lambda: os.utime(module, (0, next(moments))) or "SyntaxError" in worker.said(),
+        "the error is shown",
+    )
+    worker.says("it waits for a change of the code")
+    module.write_text("")
+    worker.has_started(2)
+    queue.send("write", "mended")
+    queue.wait_empty(worker)
+    worker.tell_all(signal.SIGINT)
+    assert worker.ends() in (0, -signal.SIGINT)
+
+
 @pytest.mark.parametrize("option", ["--processes=2", "--health-port=8999", "--until-empty"])
 def test_it_goes_with_no_option_that_needs_a_supervisor(
     start: Callable[..., Worker], option: str

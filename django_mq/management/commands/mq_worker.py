@@ -12,7 +12,6 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, InterfaceError, connections
-from django.utils.autoreload import DJANGO_AUTORELOAD_ENV, run_with_reloader
 
 from django_mq import queues
 from django_mq.conf import Settings, get_settings
@@ -21,6 +20,7 @@ from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.management.arguments import port, port_and_address, positive, seconds
 from django_mq.management.base import chosen_database, must_be_migrated
+from django_mq.management.reloading import is_reloaded, run_reloading
 from django_mq.management.serving import mistaken, served
 from django_mq.signals import message_started
 from django_mq.store.driver import may_prepare
@@ -94,7 +94,7 @@ class Command(BaseCommand):
         _check_max_rss(max_rss)
         if options["reload"]:
             _check_reloadable(options)
-            run_with_reloader(_run_reloadable, worker)
+            run_reloading(_run_reloadable, worker)
             return
         supervisor = self._supervisor(options, settings, worker, max_rss)
         _warn_of_surroundings()
@@ -174,7 +174,7 @@ class Command(BaseCommand):
 
 def _will_start_again(options: dict[str, Any]) -> bool:
     """Return whether this is the reloader's own process, which starts the worker in another."""
-    return options["reload"] and os.environ.get(DJANGO_AUTORELOAD_ENV) != "true"
+    return options["reload"] and not is_reloaded()
 
 
 def _warn_of_surroundings() -> None:
