@@ -16,8 +16,9 @@ from django_mq.admin.base import id_of
 from django_mq.admin.bounds import MOST, AtLeast, impatient, ran_out
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
-from django_mq.admin.message_filters import HEADS, filter_of, in_words
+from django_mq.admin.message_filters import HEADS, filter_of
 from django_mq.models import Operation
+from django_mq.operations.filter_words import in_words
 from django_mq.operations.heads import ACTIONS
 from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import MessageFilter

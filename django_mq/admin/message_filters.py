@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
 from typing import Any
 
 from django.http import QueryDict
@@ -12,7 +11,6 @@ from django.utils import timezone
 from django_mq.admin.base import id_of
 from django_mq.admin.filter_moments import read_moment
 from django_mq.admin.json_paths import read_path
-from django_mq.admin.texts import moment
 from django_mq.policy.message_filter import MessageFilter
 
 #: Parameters of the URL, and the conditions that they set.
@@ -84,31 +82,3 @@ def _search(text: str, *, private: bool) -> dict[str, Any]:
     if not private or path.is_secret:
         return _no("q")  # type: ignore[no-any-return]
     return {"path": (path.column, *path.path), "at_path": path.value}
-
-
-def in_words(conditions: dict[str, Any]) -> list[str]:
-    """Return the stored conditions of an operation, each in a few words.
-
-    >>> in_words({"queues": ["mail"], "state": "dead", "at_path": "7", "path": ["payload", "id"]})
-    ['queue mail', 'state dead', 'at path 7', 'path payload.id']
-    """
-    found = []
-    for name, value in conditions.items():
-        if name == HEADS:
-            found.append("the first message of the line of each")
-            continue
-        if name == "path":
-            value = ".".join(map(str, value)) if isinstance(value, list) else value
-        elif isinstance(value, list):
-            value = " or ".join(map(str, value)) or "none"
-        elif isinstance(value, str) and name in MOMENTS.values():
-            value = _shown(value)
-        found.append(f"{'queue' if name == 'queues' else name.replace('_', ' ')} {value}")
-    return found
-
-
-def _shown(text: str) -> str:
-    try:
-        return moment(datetime.fromisoformat(text))
-    except (ValueError, OverflowError):
-        return text

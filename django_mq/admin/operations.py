@@ -19,9 +19,9 @@ from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, id_of
 from django_mq.admin.bounds import ran_out
 from django_mq.admin.message_actions import MESSAGE_ACTIONS
-from django_mq.admin.message_filters import in_words
 from django_mq.admin.texts import excerpt, full, took, under, when
 from django_mq.models import Operation
+from django_mq.operations.filter_words import in_words
 from django_mq.queues.transactions import writing
 
 OPEN = ("waiting", "running")

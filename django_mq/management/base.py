@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Any
 
@@ -297,3 +297,13 @@ def moment(text: str) -> datetime:
             f"{one_line(text)!r} is not a date and time such as 2026-12-24T18:00+01:00"
         )
     return timezone.make_aware(found) if timezone.is_naive(found) else found
+
+
+def moment_or_ago(text: str) -> datetime:
+    """Read a moment, or a duration with its unit that is counted back from now."""
+    if re.fullmatch(r"[\d.]+[smhd]", text.strip()):
+        return timezone.now() - timedelta(seconds=duration(text))
+    try:
+        return moment(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, and no duration such as 1h") from None

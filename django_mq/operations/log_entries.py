@@ -6,6 +6,7 @@ from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.db import connections, router, transaction
 
+from django_mq.operations.filter_words import public_words
 from django_mq.signals import log_failure
 
 REMOVES = ("cancel", "discard")
@@ -32,13 +33,16 @@ def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:
             user = users.filter(pk=user_id).first()
             if user is None:
                 return
+            asked = Operation.objects.using(alias).filter(pk=id).values_list("filter", flat=True)
+            conditions = asked.first()
+            words = public_words(conditions if isinstance(conditions, dict) else {})
             LogEntry.objects.using(log_alias).create(
                 user_id=user.pk,
                 content_type=ContentType.objects.db_manager(log_alias).get_for_model(Operation),
                 object_id=str(id),
-                object_repr=f"operation {id}: {action}",
+                object_repr=f"operation {id}",
                 action_flag=DELETION if action in REMOVES else CHANGE,
-                change_message=text,
+                change_message=f"{text} ({words})",
             )
     except Exception as error:
         log_failure("no_log_entry", error, "operation %d has no entry in the admin's log", id)

@@ -103,16 +103,14 @@ def end(
 
 def report(id: int, action: str, user_id: str, progress: Progress, alias: str) -> None:
     """Log the end of an operation once, in its transaction."""
-    text = (
-        f"{action} on all messages that matched: {progress.state}, {progress.done:,} changed,"
-        f" {progress.skipped:,} skipped"
-    )
-    log_end(id, action, user_id, text, alias)
+    ending = f"{progress.state}, {progress.done:,} changed, {progress.skipped:,} skipped"
+    log_end(id, action, user_id, f"{action.replace('_', ' ').capitalize()}: {ending}", alias)
     logger.log(
         logging.WARNING if progress.state == "failed" else logging.INFO,
-        "operation %d: %s",
+        "operation %d: %s on everything that matched: %s",
         id,
-        text,
+        action,
+        ending,
         extra={
             "event": "operation_ended",
             "operation": id,

@@ -15,8 +15,10 @@ from django.conf import settings
 from django.core import checks
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.db.models.functions import Now
 
 from django_mq import handler, queues
+from django_mq.models import HandledMessage
 from tests.acceptance.conftest import database_url
 from tests.acceptance.processes import eventually
 from tests.management.conftest import rows, run, run_json
@@ -63,8 +65,31 @@ class TestNothingToPeek:
         add()
         add("other", dead=-1)
         assert run("mq_peek", "empty").endswith("There are messages in: mail 1.\n")
-        assert "did you mean 'mail'" in run("mq_peek", "mial")
+        text = run("mq_peek", "mial")
+        assert "did you mean 'mail'? There are messages in" in text
         assert run("mq_peek", "mail", "--dead").endswith("There are dead letters in: other 1.\n")
+
+
+class TestStop:
+    def test_nothing_to_stop_is_said_without_a_question(self) -> None:
+        assert run("mq_stop", "99").endswith("nothing to stop.\n")
+        assert run_json("mq_stop", "99") == {"ids": [], "skipped": 1, "dry_run": False}
+        message = add(leased=60)
+        with pytest.raises(CommandError, match="Pass --yes"):
+            run("mq_stop", message.pk)
+
+
+class TestReplay:
+    @pytest.mark.parametrize("text", ["1h", "1.5h", "2026-11-24T10:00"])
+    def test_since_takes_a_moment_or_a_duration(self, text: str) -> None:
+        handler("t", queue="mail", name="h")(print)
+        HandledMessage.objects.create(
+            id=1, queue="mail", type="t", payload={}, metadata={}, keep_until=Now()
+        )
+        found = run("mq_replay", "--since", text, "--to", "h", "--dry-run")
+        assert found == "Would replay 1 message.\n"
+        with pytest.raises(CommandError, match="no duration such as 1h"):
+            run("mq_replay", "--since", "long ago", "--dry-run")
 
 
 class TestStatus:
@@ -89,6 +114,17 @@ class TestStatus:
             assert "connects through a pooler" in run("mq_status")
             [text] = run_json("mq_status")["warnings"]
             assert "'default' connects through a pooler" in text
+
+    @pytest.mark.parametrize("text", ["0", "0.05"])
+    def test_watch_pauses_between_two_looks(self, text: str) -> None:
+        with pytest.raises(CommandError, match=r"at least 0\.1 seconds"):
+            run("mq_status", "--watch", text)
+
+    def test_messages_without_a_handler_that_did_nothing_have_no_row(self) -> None:
+        beat("a", timings={"": tally(), "h": tally()})
+        found = rows(run("mq_status"))
+        assert "h" in found
+        assert "-" not in found
 
     def test_watch_takes_no_json(self) -> None:
         with pytest.raises(CommandError, match="--watch cannot be combined"):

@@ -68,6 +68,8 @@ def test_five_thousand_messages_in_steps_and_what_comes_later_stays(caplog):
     entry = LogEntry.objects.get()
     assert (entry.user, entry.object_id) == (boss, str(made.pk))
     assert "5,000 changed" in entry.change_message
+    assert "everything" not in entry.get_change_message()
+    assert str(entry.object_repr).count("requeue") == 0
     events = [each for each in caplog.records if getattr(each, "event", "") == "operation_ended"]
     assert [each.done for each in events] == [5000]
 

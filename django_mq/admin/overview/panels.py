@@ -124,8 +124,14 @@ class HandlerRow:
 
 def handler_rows(figures: queues.Figures, most: int) -> tuple[list[HandlerRow], int]:
     """Return the handlers that did most, and how many others there are."""
-    ordered = sorted(
-        figures.handlers.items(),
+    counted = (
+        (names, each)
+        for names, each in figures.handlers.items()
+        # Messages that were split among their handlers have none, and only arrived.
+        if names[1] or each.acked or each.failed or each.dead
+    )
+    lines = sorted(
+        counted,
         key=lambda item: (-(item[1].acked + item[1].failed + item[1].dead), item[0]),
     )
     shown = [

@@ -111,7 +111,7 @@ def _nothing(queue: str | None, options: dict[str, Any], database: str | None) -
     counted = queues.counts(using=database)
     text = f"No messages in queue {queue}." if queue else "No messages."
     if queue and (warning := mistaken(queue, counted)):
-        text = f"No messages: {warning}."
+        text = f"No messages: {warning}{'' if warning.endswith('?') else '.'}"
     wanted = "dead" if options["dead"] else "depth"
     elsewhere = {name: each for name, each in counted.items() if getattr(each, wanted)}
     if elsewhere:

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_mq import queues
-from django_mq.management.base import OperatorCommand, add_common_selection, count, moment
+from django_mq.management.base import OperatorCommand, add_common_selection, count, moment_or_ago
 
 #: The options that select messages.
 SELECTION = ("ids", "queue", "type", "handler", "since", "until")
@@ -21,10 +21,16 @@ class Command(OperatorCommand):
         super().add_arguments(parser)
         add_common_selection(parser)
         parser.add_argument(
-            "--since", type=moment, metavar="MOMENT", help="messages handled at or after it"
+            "--since",
+            type=moment_or_ago,
+            metavar="MOMENT|DURATION",
+            help="messages handled at or after it, or within, for example, 1h",
         )
         parser.add_argument(
-            "--until", type=moment, metavar="MOMENT", help="messages handled before it"
+            "--until",
+            type=moment_or_ago,
+            metavar="MOMENT|DURATION",
+            help="messages handled before it, or longer ago than, for example, 10m",
         )
         parser.add_argument(
             "--to", metavar="HANDLER", help="replay to this handler, not to the original ones"

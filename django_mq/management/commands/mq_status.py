@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from time import sleep
@@ -24,7 +25,9 @@ from django_mq.queues.obstacles import shown
 #: Moves the cursor home and clears the terminal.
 CLEAR = "\x1b[H\x1b[2J"
 
-#: The maximum number of blocking messages shown; mq_peek --heads shows more.
+#: Seconds between two looks, at least.
+LEAST = 0.1
+#: Blocking messages shown; mq_peek --heads shows more.
 MOST_HEADS = 10
 #: Headers of `_worker()`.
 WORKERS = ("worker", "host", "pid", "state", "queues", "running", "woken by", "last seen")
@@ -42,7 +45,7 @@ class Command(OperatorCommand):
             "--watch",
             nargs="?",
             const=2.0,
-            type=duration,
+            type=_interval,
             metavar="SECONDS",
             help="refresh the output, every 2 s by default, until Ctrl-C",
         )
@@ -118,9 +121,18 @@ class Command(OperatorCommand):
         none = "No worker is known" if queue is None else f"No worker serves {queue}"
         text = f"{none}: start one with manage.py mq_worker."
         self.stdout.write(table(WORKERS, map(_worker, workers)) if workers else text)
+        timings = [each for each in timings if each.handler or any(_counts(each))]
         if timings:
             headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
             self.stdout.write("\n" + table(headers, map(_handler, timings)))
+
+
+def _interval(text: str) -> float:
+    """Read the seconds between two looks; without a pause the command would be a load."""
+    found = duration(text)
+    if found < LEAST:
+        raise ArgumentTypeError(f"{text!r} is too short: at least {LEAST:g} seconds")
+    return found
 
 
 def _pooled(alias: str) -> list[Finding]:
@@ -185,8 +197,12 @@ def _worker(worker: queues.WorkerProcess) -> tuple[object, ...]:
     )
 
 
+def _counts(handler: queues.HandlerTimings) -> list[int]:
+    return [getattr(handler, name) for name in COUNTED_OF_HANDLERS]
+
+
 def _handler(handler: queues.HandlerTimings) -> tuple[object, ...]:
-    counts = (f"{getattr(handler, name):,}" for name in COUNTED_OF_HANDLERS)
+    counts = (f"{count:,}" for count in _counts(handler))
     return (handler.handler or "-", *counts, *_spread(handler.waited), *_spread(handler.ran))
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.conf import alias_of
 from django_mq.management.base import Declined, OperatorCommand, count
+from django_mq.models import QueuedMessage
+from django_mq.queues import Changed
+from django_mq.queues.arguments import LARGEST
 
 
 class Command(OperatorCommand):
@@ -22,16 +27,28 @@ class Command(OperatorCommand):
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         ids, by = options["ids"], options["by"]
+        if not _are_in_flight(ids, database):
+            self._report(Changed((), len(set(ids))), options)
+            return
         question = f"Stop {count(len(set(ids)))}? The attempt fails."
         if not self.confirm(question, **options):
             raise Declined
         asked = queues.stop(ids, by=_login() if by is None else by, using=database)
+        self._report(asked, options)
+
+    def _report(self, asked: Changed, options: dict[str, Any]) -> None:
         if options["json"]:
             self.report("", asked, dry_run=False, **options)
         elif asked:
             self.stdout.write(f"Asked the workers to stop {count(len(asked.ids))}.")
         else:
             self.stdout.write("No live worker has any of these messages: there is nothing to stop.")
+
+
+def _are_in_flight(ids: Sequence[int], database: str | None) -> bool:
+    """Return whether a worker has any of these messages."""
+    found = QueuedMessage.objects.using(alias_of(database)).filter(leased_until__isnull=False)
+    return found.filter(pk__in=[id for id in ids if 0 < id <= LARGEST]).exists()
 
 
 def _login() -> str:

@@ -1,0 +1,53 @@
+"""The stored filter of an operation, as people read it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+
+_MOMENTS = ("since", "until", "due_since", "due_until", "dead_since", "dead_until")
+#: Conditions with values of payloads or metadata.
+_PRIVATE = ("at_path", "metadata")
+
+
+def public_words(conditions: dict[str, Any]) -> str:
+    """Return the conditions on one line, without values of payloads and metadata.
+
+    >>> public_words({"queues": ["mail"], "state": "dead", "at_path": "7"})
+    'queue mail, state dead, at path ...'
+    >>> public_words({})
+    'no filter'
+    """
+    shown = {name: "..." if name in _PRIVATE else each for name, each in conditions.items()}
+    return ", ".join(in_words(shown)) or "no filter"
+
+
+def in_words(conditions: dict[str, Any]) -> list[str]:
+    """Return the stored conditions of an operation, each in a few words.
+
+    >>> in_words({"queues": ["mail"], "state": "dead", "at_path": "7", "path": ["payload", "id"]})
+    ['queue mail', 'state dead', 'at path 7', 'path payload.id']
+    """
+    found = []
+    for name, value in conditions.items():
+        if name == "heads":
+            found.append("the first message of the line of each")
+            continue
+        if name == "path":
+            value = ".".join(map(str, value)) if isinstance(value, list) else value
+        elif isinstance(value, list):
+            value = " or ".join(map(str, value)) or "none"
+        elif isinstance(value, str) and name in _MOMENTS:
+            value = _shown(value)
+        found.append(f"{'queue' if name == 'queues' else name.replace('_', ' ')} {value}")
+    return found
+
+
+def _shown(text: str) -> str:
+    try:
+        at = datetime.fromisoformat(text)
+        return f"{timezone.localtime(at) if timezone.is_aware(at) else at:%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError):
+        return text
