@@ -17,6 +17,7 @@ from django_mq.admin.fields import MessageFieldsAdmin
 from django_mq.admin.heads import Offered
 from django_mq.admin.running import RunningAdmin
 from django_mq.admin.texts import badge, excerpt, full, plain, pretty, took
+from django_mq.admin.timeline import timeline
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues.stalled import standings
 
@@ -78,6 +79,7 @@ class MessagePageAdmin(
             "documents": self._documents(message) if private else (),
             **self.chain_context(request, message.pk),
             "attempts": attempts[:RECENT],
+            "timeline": timeline(message, [each["row"] for each in attempts]),
             "attempts_url": self.url(FailedAttempt, "changelist", message_id=message.pk)
             if len(attempts) > RECENT and self._has_right(request, "view_failedattempt")
             else "",

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.staticfiles.testing import StaticLiveServerTestCase
 
 from django_mq.models import QueuedMessage, QueueState
-from tests.admin.pages import LIST, url
+from tests.admin.pages import LIST, fail, url
 from tests.rows import add, beat, decide
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -205,6 +205,27 @@ def test_the_queues_refresh_while_somebody_looks(visit):
     add("appeared")
     page.clock.run_for(6000)
     page.wait_for_selector("text=appeared")
+
+
+@pytest.mark.parametrize("model", ["handledmessage", "operation", "schedule"])
+def test_filters_of_every_list_fold_on_a_phone(visit, model):
+    page = visit(url(model), viewport={"width": 390, "height": 800})
+    sync_api.expect(page.locator("#changelist-filter")).to_be_hidden()
+    page.locator(".mq-filters > summary").click()
+    sync_api.expect(page.locator("#changelist-filter")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_of_a_message_copies_and_has_a_timeline(visit, width):
+    message = add(payload={"user": {"id": 7}}, attempts=1, after=60)
+    fail(message)
+    page = visit(
+        url("queuedmessage", "change", message.pk), viewport={"width": width, "height": 900}
+    )
+    page.get_by_role("button", name="Copy payload").click()
+    says(page, ".mq-document", "Copied")
+    says(page, ".mq-timeline", "Attempt 1 failed")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_message_is_found_by_a_box_and_a_search_on_a_phone(visit):

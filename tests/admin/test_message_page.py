@@ -85,7 +85,7 @@ class TestMessage:
             fail(message, number, error_class=f"Error{number}", worker="f00d")
         fail(add(), error_class="Other")
         page = text(self.page(boss, message))
-        assert page.index("Error2") < page.index("Error1")
+        assert page.rindex("Error2") < page.rindex("Error1")
         assert "Traceback: 1" in page
         assert "f00d" in page
         assert "Other" not in page
@@ -174,3 +174,38 @@ class TestUniqueIds:
         assert '"n": 1' in pages["aside"]
         assert "s3cr3t" not in pages["aside"]
         assert '"n": 1' not in text(viewer.get(url("uniquekey", "change", rows["aside"].pk)))
+
+
+def test_the_timeline_has_how_long_each_attempt_waited_and_ran(boss):
+    message = add(attempts=2, after=60, created=-600)
+    for number, started, ended in ((1, -500, -440), (2, -200, -195)):
+        FailedAttempt.objects.create(
+            message_id=message.pk,
+            queue="mail",
+            type=message.type,
+            attempt=number,
+            started_at=Now() + timedelta(seconds=started),
+            ended_at=Now() + timedelta(seconds=ended),
+            error_class="ValueError",
+        )
+    page = text(boss.get(url("queuedmessage", "change", message.pk)))
+    part = page[page.index("Timeline") :]
+    events = (
+        "Broadcast",
+        "waited 1 min 4",
+        "ran 1 min, ValueError",
+        "waited 4 min",
+        "ran 5 s",
+        "Due",
+    )
+    places = [part.find(each) for each in events]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_what_can_be_copied_is_marked_and_needs_no_script(boss):
+    message = add(payload={"n": 1})
+    page = boss.get(url("queuedmessage", "change", message.pk)).content.decode()
+    assert f'data-mq-copy="id">{message.pk}<' in page
+    assert 'data-mq-copy="payload"' in page
+    assert "django_mq/copy.js" in page

@@ -1,0 +1,39 @@
+// Adds a button that copies the text of an element with data-mq-copy, which names it.
+"use strict";
+{
+    const copy = async (text) => {
+        if (navigator.clipboard) {
+            await navigator.clipboard.writeText(text);
+            return;
+        }
+        // Without HTTPS there is no clipboard.
+        const box = document.createElement("textarea");
+        box.value = text;
+        document.body.append(box);
+        box.select();
+        const copied = document.execCommand("copy");
+        box.remove();
+        if (!copied) {
+            throw new Error("the browser does not copy");
+        }
+    };
+    for (const source of document.querySelectorAll("[data-mq-copy]")) {
+        const label = `Copy ${source.dataset.mqCopy}`;
+        const button = document.createElement("button");
+        button.type = "button";
+        button.className = "mq-copy";
+        button.textContent = label;
+        button.addEventListener("click", async () => {
+            try {
+                await copy(source.textContent);
+                button.textContent = "Copied";
+            } catch {
+                button.textContent = "Could not copy";
+            }
+            window.setTimeout(() => {
+                button.textContent = label;
+            }, 2000);
+        });
+        source.before(button);
+    }
+}
