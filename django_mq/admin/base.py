@@ -81,6 +81,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     """A page on which nothing can be added, changed or deleted."""
 
     actions_on_bottom = False
+    change_list_template = "admin/django_mq/folded_list.html"
     list_max_show_all = 0
     ordering = ("-pk",)
     paginator = CappedPaginator
