@@ -134,6 +134,22 @@ class TypeFilter(BoxFilter):
         return queryset.filter(type__startswith=value[:-1])
 
 
+class PriorityFilter(BoxFilter):
+    """By priority."""
+
+    title = "priority"
+    parameter_name = "priority"
+    hint = "a whole number, from -100 to 100"
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        value = self.value()
+        if value is None:
+            return None
+        if re.fullmatch(r"-?[0-9]{1,3}", value) is None:
+            raise IncorrectLookupParameters
+        return queryset.filter(priority=int(value))
+
+
 class KeyFilter(BoxFilter):
     """By order key; an index finds its messages."""
 

@@ -272,3 +272,11 @@ def test_where_messages_stand_is_asked_once(boss):
     for n in range(20):
         add(key=f"k{n % 5}", blocked_by=1)
     assert count() == few
+
+
+def test_messages_are_filtered_by_priority(boss):
+    wanted = add(priority=-5)
+    add(priority=5)
+    add()
+    assert listed(boss.get(LIST, {"priority": "-5"})) == [wanted.pk]
+    assert boss.get(LIST, {"priority": "high"}).status_code == 302
