@@ -44,14 +44,19 @@ class MessageClass:
     def load(self, payload: Any, version: int) -> Any:
         """Return the instance of a payload of any version that has no `gap()`.
 
-        Raises InvalidPayload, which has the field's path.
+        Raises InvalidPayload, which has the field's path, or the version whose upcast raised.
         """
         for each in range(version, self.version):
             if not isinstance(payload, dict):
                 raise _invalid(
                     f"{self.type}: version {each} of the payload must be an object to be upcast"
                 )
-            payload = _upcasts[self.type, each](payload)
+            try:
+                payload = _upcasts[self.type, each](payload)
+            except Exception as error:
+                raise _invalid(
+                    f"{self.type}: the upcast from version {each} raised {type(error).__qualname__}"
+                ) from error
         try:
             return self.codec.load(payload)
         except Mismatch as error:
@@ -111,8 +116,9 @@ def message(type: str, *, version: int = 1) -> Callable[[C], C]:
 def upcast(type: str, from_version: int) -> Callable[[U], U]:
     """Register a function that turns a payload of `from_version` into one of the next version.
 
-    The function gets the payload as a dict and returns a dict. A chain of upcasts leads from the
-    version of a stored message to that of its class. Raises InvalidMessage if there is one already.
+    It gets the payload as a dict and returns a dict. A chain of upcasts leads from the version of
+    a stored message to that of its class. A message whose upcast raises has wrong content and is
+    dead at once. Raises InvalidMessage if there is one already.
     """
     _check_version(from_version, "from_version")
 

@@ -32,7 +32,7 @@ from django_mq import (
 )
 from django_mq.checks import check_message_classes
 from django_mq.messages import classes
-from django_mq.models import QueuedMessage
+from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.testing import answering, assert_broadcast, deliver, drain
 from tests.rows import add
 
@@ -208,6 +208,37 @@ def test_old_versions_are_upcast() -> None:
     assert drain() == 1
     assert got == [Placed(7)]
     assert problems() == []
+
+
+def test_an_upcast_that_raises_is_wrong_content() -> None:
+    """Design 15: dead at once, for a second attempt would raise again."""
+    upcast("shop.orders.placed", 1)(lambda payload: {"order_id": int(payload["id"])})
+
+    @handler("shop.orders.placed")
+    def write_invoice(event: Placed) -> None:
+        raise AssertionError("nobody can read it")
+
+    send("shop.orders.placed", payload={"id": "secret"})
+    [error] = drain(errors="keep")
+    assert isinstance(error, UnexpectedPayload)
+    dead = QueuedMessage.objects.get()
+    assert dead.dead_reason == (
+        "InvalidPayload: shop.orders.placed: the upcast from version 1 raised ValueError"
+    )
+    assert (dead.attempts, error._told) == (1, dead.dead_reason.removeprefix("InvalidPayload: "))
+    attempt = FailedAttempt.objects.get()
+    assert "<lambda>" in attempt.traceback
+
+
+def test_an_upcast_that_returns_no_object_is_wrong_content() -> None:
+    upcast("shop.orders.placed", 1)(lambda payload: None)  # type: ignore[arg-type,return-value]
+
+    @handler("shop.orders.placed")
+    def write_invoice(event: Placed) -> None:
+        raise AssertionError("nobody can read it")
+
+    with pytest.raises(UnexpectedPayload, match="Placed: must be an object; got null"):
+        deliver(write_invoice, {"id": 7})
 
 
 def test_a_gap_and_a_newer_version_are_held() -> None:
