@@ -6,27 +6,42 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from django_mq.handlers.registry import all_handlers
-from django_mq.policy.routing import plain_types
+from django_mq.policy.routing import TASKS, plain_types
 
 #: How similar a suggested name must be, from 0 to 1, and how many are suggested.
 CUTOFF, MOST = 0.7, 3
 PLACE = "handlers are looked for in handlers.py of each installed app"
+TASKS_PLACE = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules']"
 
 
 def nearest_types(type: str) -> str:
-    """Return the similar plain types that handlers here take, and where handlers are looked for."""
+    """Return which types handlers here take that are spelled like `type`, and their place."""
+    if type.startswith(TASKS):
+        return _told(type, tuple(sorted(TASKS + name for name in _names(tasks=True))), TASKS_PLACE)
     patterns = {pattern for each in all_handlers() for pattern in each.patterns}
     return _told(type, tuple(sorted(plain_types(patterns))))
 
 
-def nearest_handlers(name: str) -> str:
-    """Return the handlers here with similar names, and where handlers are looked for."""
-    return _told(name, tuple(sorted(each.name for each in all_handlers())))
+def nearest_handlers(name: str, type: str | None = None) -> str:
+    """Return which handlers here have names like `name`, and where they are looked for.
+
+    `type` is that of the message that names the handler: it says whether it is a task. None: both
+    are meant.
+    """
+    if type is None:
+        return _told(name, (*_names(tasks=False), *_names(tasks=True)))
+    is_task = type.startswith(TASKS)
+    return _told(name, tuple(_names(tasks=is_task)), TASKS_PLACE if is_task else PLACE)
+
+
+def _names(*, tasks: bool) -> list[str]:
+    """Return the names of the tasks, or of the other handlers: a task has no patterns."""
+    return sorted(each.name for each in all_handlers() if tasks is not bool(each.patterns))
 
 
 @lru_cache(maxsize=256)
-def _told(name: str, known: tuple[str, ...]) -> str:
-    """Return the remark that follows an unknown name in an error text.
+def _told(name: str, known: tuple[str, ...], place: str = PLACE) -> str:
+    """Return a remark that follows the name.
 
     >>> _told("shop.order.placed", ("shop.orders.placed", "mail.sent")) == (
     ...     f" (did you mean shop.orders.placed? {PLACE})"
@@ -36,4 +51,4 @@ def _told(name: str, known: tuple[str, ...]) -> str:
     True
     """
     near = get_close_matches(name, known, MOST, CUTOFF)
-    return f" (did you mean {' or '.join(near)}? {PLACE})" if near else f" ({PLACE})"
+    return f" (did you mean {' or '.join(near)}? {place})" if near else f" ({place})"

@@ -26,7 +26,7 @@ def obstacle(message: QueuedMessage) -> str:
     if message.handler:
         known = handlers.get(message.handler)
         if known is None:
-            near = nearest_handlers(message.handler)
+            near = nearest_handlers(message.handler, message.type)
             return f"no handler named {message.handler} is registered here{near}"
         found: tuple[handlers.Handler, ...] = (known,)
     else:

@@ -131,7 +131,7 @@ class Resolver:
                 cursor, row, f"handler {handler.name} is not allowed in queue {row.queue}"
             )
         if row.handler:
-            near = nearest_handlers(row.handler)
+            near = nearest_handlers(row.handler, row.type)
             return self._hold(cursor, row, f"this worker has no handler named {row.handler}{near}")
         try:
             metadata = json.loads(row.metadata)

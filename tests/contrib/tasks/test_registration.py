@@ -19,6 +19,7 @@ from django_mq import (
     broadcast_many,
     handler,
     handlers,
+    queues,
 )
 from django_mq.contrib.tasks import MessageQueueBackend
 from django_mq.contrib.tasks.compat import InvalidTask, task_backends
@@ -130,6 +131,24 @@ def test_a_row_of_a_task_without_its_name_is_held() -> None:
     assert drain() == 0
     assert QueuedMessage.objects.with_state().get().state == "held"
     assert jobs.ran == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_held_task_names_the_places_of_tasks() -> None:
+    """Tasks are not in handlers.py, and a pattern is never what was meant."""
+    handler("tests.contrib.tasks.jobs.notes", name="tests.contrib.tasks.jobs.notes")(len)
+    for name in ("", f"{NOTE}s.x"):
+        QueuedMessage.objects.create(
+            queue="default", type=f"tasks.{NOTE}s.x", payload={}, handler=name
+        )
+    assert drain() == 0
+    place = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules'])"
+    typed, named = QueuedMessage.objects.order_by("id")
+    assert f"(did you mean tasks.{NOTE}" in typed.last_error
+    assert f"(did you mean {NOTE}" in named.last_error
+    for each in (typed, named):
+        assert place in each.last_error
+        assert place in str(queues.why(each.pk))
 
 
 # ---- checks
