@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 
-from .models import Invoice, Order, Product, Statistic
+from .models import Invoice, Order, Product, Report, Statistic
 
 
 @admin.register(Product)
@@ -22,6 +22,12 @@ class OrderAdmin(admin.ModelAdmin):
 class InvoiceAdmin(admin.ModelAdmin):
     list_display = ("number", "order", "total", "handled_at")
     readonly_fields = ("handled_at",)
+
+
+@admin.register(Report)
+class ReportAdmin(admin.ModelAdmin):
+    list_display = ("scheduled_for", "orders", "turnover", "written_at")
+    readonly_fields = ("written_at",)
 
 
 @admin.register(Statistic)

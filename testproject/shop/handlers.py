@@ -4,20 +4,21 @@ shop.orders.placed ────┬─> write_invoice ──> shop.invoices.issue
                        ├─> send_confirmation
 shop.orders.cancelled ─┴─> count_sales
 
-Once a day, by the clock: shop.statistics.prune ──> forget_old_sales
+By the clock, once a day:                          shop.statistics.prune ──> forget_old_sales
+By the clock, every two seconds while a demo runs: shop.reports.due ──> write_report
 """
 
 import asyncio
 from collections import Counter
 from datetime import date, timedelta
 
-from django.db.models import F
+from django.db.models import Count, DecimalField, F, Sum
 from django.utils import timezone
 
-from django_mq import Delivery, RetryPolicy, broadcast, handler, intervals
+from django_mq import Delivery, RetryPolicy, broadcast, handler, intervals, periodic
 
 from . import mailing
-from .models import CLOCK, Invoice, Order, Statistic
+from .models import CLOCK, Invoice, Order, Report, Statistic
 
 
 @handler("shop.orders.placed", queue="invoices")
@@ -94,6 +95,22 @@ def count_sales(deliveries: list[Delivery]) -> None:
 def forget_old_sales(delivery: Delivery) -> None:
     """By the clock, once a day over all workers. The admin lists it under Schedules."""
     Statistic.objects.filter(day__lt=timezone.localdate() - timedelta(days=365)).delete()
+
+
+#: Off until somebody enables it: the demo does, and a button of the admin.
+REPORTS = "shop-reports"
+periodic(REPORTS, "shop.reports.due", every=2, catch_up="none", enabled=False)
+
+
+@handler("shop.reports.due", queue="reports")
+def write_report(delivery: Delivery) -> None:
+    """Atomic: each time of the schedule has one report, whichever worker broadcasts it."""
+    amount = Sum(F("price") * F("quantity"), default=0, output_field=DecimalField())
+    sold = Order.objects.exclude(status=Order.Status.CANCELLED)
+    Report.objects.create(
+        scheduled_for=delivery.metadata["mq.scheduled_for"],
+        **sold.aggregate(orders=Count("pk"), turnover=amount),
+    )
 
 
 @handler("shop.invoices.issued", queue="warehouse")

@@ -51,6 +51,19 @@ class Invoice(models.Model):
         return self.number
 
 
+class Report(models.Model):
+    """What the shop had sold at one time of the schedule."""
+
+    # Each time is broadcast once: the database would refuse a second report of it.
+    scheduled_for = models.DateTimeField(unique=True)
+    orders = models.PositiveIntegerField()
+    turnover = models.DecimalField(max_digits=14, decimal_places=2)
+    written_at = models.DateTimeField(db_default=CLOCK, editable=False)
+
+    def __str__(self) -> str:
+        return f"report of {self.scheduled_for:%Y-%m-%d %H:%M:%S}"
+
+
 class Statistic(models.Model):
     """Units of one product sold and cancelled on one day."""
 

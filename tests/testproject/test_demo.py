@@ -46,6 +46,7 @@ FINE = Ledger(
     units_counted=7,
     waiting=0,
     failed_attempts=2,
+    reports=4,
     seconds=0.5,
     latencies=[0.001, 0.002, 0.009],
 )
@@ -192,6 +193,7 @@ def test_it_adds_up_and_leaves_nothing(demo: Any, mark: str, tmp_path: Path) -> 
     assert re.search(r"invoices +50 .* ok", said)
     assert re.search(r"dead letters +1 .*no such mailbox", said)
     assert re.search(r"mails \+ dead +50 .* ok", said)
+    assert re.search(r"reports +[1-9]\d* .* ok", said)
     assert "nothing lost, nothing twice" in said
     assert "\x1b" not in said  # not a terminal
     assert not marked(mark)

@@ -10,10 +10,11 @@ from django.db import IntegrityError
 from django.test import Client
 from django.utils import timezone
 
-from django_mq.models import QueuedMessage
+from django_mq import queues
+from django_mq.models import QueuedMessage, Schedule
 from django_mq.testing import deliver, drain, due
 from testproject.shop import handlers, mailing
-from testproject.shop.models import Invoice, Order, Product, Statistic
+from testproject.shop.models import Invoice, Order, Product, Report, Statistic
 
 pytestmark = pytest.mark.django_db
 
@@ -133,6 +134,21 @@ def test_old_sales_are_forgotten_once_a_day(tea: Product) -> None:
     assert due(until=timedelta(days=1)) == 1
     drain()
     assert Statistic.objects.get().day == today - timedelta(days=364)
+
+
+def test_a_report_by_the_clock(tea: Product) -> None:
+    """The demo enables it; each time has one report."""
+    for _ in range(2):
+        place(tea)
+    drain()
+    due(until=timedelta(seconds=0))
+    assert not Schedule.objects.get(name=handlers.REPORTS).enabled
+    queues.enable_schedule(handlers.REPORTS)
+    assert due(until=timedelta(seconds=5)) == 2
+    drain()
+    first, second = Report.objects.order_by("scheduled_for")
+    assert second.scheduled_for - first.scheduled_for == timedelta(seconds=2)
+    assert (first.orders, first.turnover) == (2, 18)
 
 
 def test_a_letter_that_is_refused_at_first_is_sent_again(tea: Product, letters: Path) -> None:

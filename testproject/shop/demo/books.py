@@ -13,7 +13,7 @@ from django.db.models.functions import Cast, Now
 from django_mq.models import FailedAttempt, QueuedMessage
 
 from .. import mailing
-from ..models import Invoice, Order, Statistic
+from ..models import Invoice, Order, Report, Statistic
 from .ledger import Ledger
 
 
@@ -24,6 +24,7 @@ class Progress(NamedTuple):
     invoices: int = 0
     mails: int = 0
     packed: int = 0
+    reports: int = 0
     waiting: int = 0
     retrying: int = 0
     dead: int = 0
@@ -59,7 +60,7 @@ class Books:
             retrying=Count("pk", filter=alive & ~due & Q(attempts__gt=0)),
             dead=Count("pk", filter=~alive),
         )
-        return Progress(**orders, **messages)
+        return Progress(**orders, **messages, reports=self.reports().count())
 
     def balance(self, answers: Counter[int], seconds: float) -> Ledger:
         """Count everything at one moment; `answers` is what the clients were told, by status."""
@@ -88,6 +89,7 @@ class Books:
                 failed_attempts=FailedAttempt.objects.filter(
                     queue="mail", started_at__gte=self.opened
                 ).count(),
+                reports=self.reports().count(),
                 seconds=seconds,
                 latencies=[
                     waited.total_seconds()
@@ -100,6 +102,10 @@ class Books:
     def orders(self) -> QuerySet[Order]:
         """Return the orders of the run."""
         return Order.objects.filter(run=self.run)
+
+    def reports(self) -> QuerySet[Report]:
+        """Return what was written by the clock since the run began."""
+        return Report.objects.filter(written_at__gte=self.opened)
 
     def messages(self) -> QuerySet[QueuedMessage]:
         """Return the messages about orders of the run, dead ones too."""
@@ -121,7 +127,7 @@ _TEXT = Cast("pk", TextField())
 
 
 def _about() -> QuerySet[QueuedMessage]:
-    messages = QueuedMessage.objects.filter(type__startswith="shop.")
+    messages = QueuedMessage.objects.filter(type__startswith="shop.", payload__has_key="order_id")
     return messages.annotate(order=KT("payload__order_id"))
 
 

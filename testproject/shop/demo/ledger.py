@@ -33,6 +33,7 @@ class Ledger:
     units_counted: int
     waiting: int
     failed_attempts: int
+    reports: int
     seconds: float
     latencies: Sequence[float] = field(repr=False)
 
@@ -92,6 +93,7 @@ class Ledger:
                 "= units ordered",
                 self.units_counted == self.units_ordered,
             ),
+            Row("reports", f"{self.reports}", "by the clock: once each time", self.reports > 0),
             Row("lost", f"{self.lost}", "nothing", not self.lost),
             Row("twice", f"{self.twice}", "nothing", not self.twice),
             Row(

@@ -19,12 +19,14 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 from django.utils import timezone
 
-from django_mq.models import WorkerHeartbeat
+from django_mq import queues
+from django_mq.models import Schedule, WorkerHeartbeat
 from testproject.shop import mailing
 from testproject.shop.demo.books import Books
 from testproject.shop.demo.customers import Customers, Purchase, plan
 from testproject.shop.demo.processes import Processes, Trouble
 from testproject.shop.demo.screen import Screen
+from testproject.shop.handlers import REPORTS
 from testproject.shop.models import Product
 
 CATALOGUE = {"tea": "4.50", "teapot": "38.00", "cup": "9.90", "kettle": "54.00", "sugar": "2.20"}
@@ -92,7 +94,8 @@ class Command(BaseCommand):
         self.stdout.write("")
 
         customers = Customers(address, shopping, clients=clients, rate=rate, run=run)
-        seconds = self.watch(processes, books, customers, screen, orders)
+        with reporting(processes):
+            seconds = self.watch(processes, books, customers, screen, orders)
         ledger = books.balance(customers.answers, seconds)
         screen.table(ledger.rows())
         self.stdout.write(f"  The letters: {mailing.directory(run)}")
@@ -138,10 +141,11 @@ class Command(BaseCommand):
             processes.check()
             if customers.errors:
                 raise Trouble(f"A request failed: {customers.errors[0]}\n{processes.last_words()}")
-            if not busy and not now.waiting:
+            if not busy and not now.waiting and now.reports:
                 return seconds
-            if now != before:
-                before, moved = now, time.monotonic()
+            reached = now._replace(reports=min(now.reports, 1))  # reports never end
+            if reached != before:
+                before, moved = reached, time.monotonic()
             elif time.monotonic() - moved > PATIENCE:
                 return seconds  # the count will say what is missing
             time.sleep(0.25)
@@ -164,6 +168,18 @@ class Command(BaseCommand):
                 time.sleep(0.5)
         except KeyboardInterrupt:
             self.stdout.write("\n  Ending.")
+
+
+@contextlib.contextmanager
+def reporting(processes: Processes) -> Iterator[None]:
+    """Enable the schedule of the reports in the block; it is off between demos."""
+    stored = Schedule.objects.filter(name=REPORTS)
+    processes.wait_for(stored.exists, "The schedule, which a worker stores")
+    queues.enable_schedule(REPORTS)
+    try:
+        yield
+    finally:
+        queues.disable_schedule(REPORTS)
 
 
 @contextlib.contextmanager
