@@ -4,6 +4,7 @@
 |-----------------|--------------|---------------------------------------------------------------|
 | `DATABASE_URL`  | none         | the PostgreSQL to use, `postgresql://user:password@host/name` |
 | `POSTGRES_DIR`  | `.postgres`  | otherwise, with `DEBUG`: data of a private server             |
+| `EMAIL_URL`     | none: files  | server of the shop's letters, `smtp://user:password@host:587` |
 | `DEBUG`         | true         |                                                               |
 | `SECRET_KEY`    | with `DEBUG` | required without it                                           |
 | `ALLOWED_HOSTS` | none         | separated by commas                                           |
@@ -41,6 +42,9 @@ else:
         "Set DATABASE_URL=postgresql://user:password@host:5432/name; "
         "only with DEBUG does the test project start a server of its own."
     )
+
+if env.str("EMAIL_URL", default=""):
+    globals().update(env.email_url("EMAIL_URL"))
 
 INSTALLED_APPS = [
     "django.contrib.admin",

@@ -1,6 +1,8 @@
-"""Letters as files, and a mail server that fails as real ones do.
+"""Letters as files or by SMTP, and a mail server that fails as real ones do.
 
-A letter lies in `settings.SHOP_LETTERS` (default `.mail`), as `<run of the demo>/order-<id>.eml`.
+With `EMAIL_URL` letters go to that server. Otherwise a letter lies in `settings.SHOP_LETTERS`
+(default `.mail`), as `<run of the demo>/order-<id>.eml`.
+
 Two kinds of addresses have trouble:
 
 - `flaky+2@...` is refused twice and then accepted, as by servers that greylist strangers;
@@ -11,10 +13,13 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from smtplib import SMTPRecipientsRefused
+from typing import Any
 
 from django.conf import settings
-from django.core.mail import EmailMessage
+from django.core.mail import EmailMessage, get_connection
 from django.core.mail.backends.filebased import EmailBackend
 
 from .models import Order
@@ -47,26 +52,47 @@ def confirmation(order: Order) -> EmailMessage:
     )
 
 
-@contextmanager
-def connection() -> Iterator[Callable[..., Path]]:
-    """Yield what sends letters over one connection, as `with get_connection()` does by SMTP.
+def has_server() -> bool:
+    """Return whether the settings name a mail server: Django's own default is one, too."""
+    is_smtp = settings.EMAIL_BACKEND == "django.core.mail.backends.smtp.EmailBackend"
+    return is_smtp and settings.is_overridden("EMAIL_HOST")
 
-    Letters that are files need none, so there is nothing to log in to here.
+
+@contextmanager
+def connection() -> Iterator[Callable[..., object]]:
+    """Yield what sends letters: by SMTP over one connection, else as files, which need none.
+
+    Both raise MailServerBusy or NoSuchMailbox.
     """
-    yield send
+    if not has_server():
+        yield send
+        return
+    with get_connection() as server:
+        yield partial(submit, server)
+
+
+def submit(server: Any, order: Order, *, attempt: int) -> None:
+    """Send the confirmation of `order` by an open connection.
+
+    A second time it has the same Message-ID, by which most mail programs show one letter.
+    """
+    _trouble(order.email, attempt)
+    try:
+        server.send_messages([confirmation(order)])
+    except SMTPRecipientsRefused as error:
+        # Below 500 is "not now".
+        [(code, text)] = error.recipients.values()
+        refused = f"{code} {text.decode(errors='replace')}: {order.email}"
+        raise (NoSuchMailbox if code >= 500 else MailServerBusy)(refused) from error
 
 
 def send(order: Order, *, attempt: int) -> Path:
-    """Send the confirmation of `order` and return its file.
+    """Write the confirmation of `order` to its file and return that.
 
     A second time it replaces the same file, so a handler that runs again (as one that is not
     atomic may) sends no second letter. With a mail provider, its idempotency key does that.
-    Raises MailServerBusy or NoSuchMailbox.
     """
-    if order.email.startswith("bounce@"):
-        raise NoSuchMailbox(f"550 no such mailbox: {order.email}")
-    if (flaky := re.match(r"flaky\+(\d)@", order.email)) and attempt <= int(flaky[1]):
-        raise MailServerBusy(f"451 try again later: {order.email}")
+    _trouble(order.email, attempt)
     letters = directory(order.run)
     letters.mkdir(parents=True, exist_ok=True)
     # Written aside and renamed when complete: a crash in between leaves no half letter.
@@ -74,3 +100,11 @@ def send(order: Order, *, attempt: int) -> Path:
         EmailBackend(file_path=draft).send_messages([confirmation(order)])
         [written] = Path(draft).iterdir()
         return written.replace(letters / f"order-{order.pk}.eml")
+
+
+def _trouble(email: str, attempt: int) -> None:
+    """Fail as the servers of these addresses do."""
+    if email.startswith("bounce@"):
+        raise NoSuchMailbox(f"550 no such mailbox: {email}")
+    if (flaky := re.match(r"flaky\+(\d)@", email)) and attempt <= int(flaky[1]):
+        raise MailServerBusy(f"451 try again later: {email}")

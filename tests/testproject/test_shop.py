@@ -1,6 +1,7 @@
 """The shop: what its views commit, and what its handlers make of it."""
 
 import json
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from django_mq.models import QueuedMessage, Schedule
 from django_mq.testing import deliver, drain, due
 from testproject.shop import handlers, mailing
 from testproject.shop.models import Invoice, Order, Product, Report, Statistic
+from tests.docs.smtp import MailServer
 
 pytestmark = pytest.mark.django_db
 
@@ -195,6 +197,48 @@ def test_a_letter_that_cannot_be_stored_leaves_no_draft(
     with pytest.raises(OSError, match="no space"):
         mailing.send(Order.objects.get(), attempt=1)
     assert not list(letters.iterdir())
+
+
+@pytest.fixture
+def mail_server(settings: Any) -> Iterator[MailServer]:
+    """What EMAIL_URL sets: a server, so that no files are written."""
+    with MailServer() as server:
+        settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+        settings.EMAIL_HOST, settings.EMAIL_PORT = server.server_address
+        yield server
+
+
+def test_letters_of_a_batch_share_a_connection(
+    tea: Product, letters: Path, mail_server: MailServer
+) -> None:
+    for name in ("ada", "bounce", "busy", "eve"):
+        place(tea, email=f"{name}@example.com")
+    with mailing.connection() as send:
+        for order in Order.objects.filter(email__in=("ada@example.com", "eve@example.com")):
+            send(order, attempt=1)
+    assert (mail_server.connections, len(mail_server.letters)) == (1, 2)
+    assert not list(letters.rglob("*.eml"))
+
+
+def test_a_server_refuses_for_now_or_for_good(tea: Product, mail_server: MailServer) -> None:
+    for name in ("ada", "bounce", "busy", "eve"):
+        place(tea, email=f"{name}@example.com")
+    drain(errors="keep")
+    assert sorted(mail_server.letters) == ["ada@example.com", "eve@example.com"]
+    assert Order.objects.exclude(mailed_at=None).count() == 2
+    reasons = dict(QueuedMessage.objects.values_list("payload__order_id", "dead_reason"))
+    orders = dict(Order.objects.values_list("email", "pk"))
+    assert reasons[orders["bounce@example.com"]] == "550 no such mailbox: bounce@example.com"
+    assert reasons[orders["busy@example.com"]] == ""  # is sent again
+
+
+def test_a_mailbox_that_the_server_does_not_know_is_a_dead_letter(
+    tea: Product, mail_server: MailServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailing, "_trouble", lambda email, attempt: None)
+    place(tea, email="bounce@example.com")
+    drain()
+    assert "no such mailbox" in str(QueuedMessage.objects.get().dead_reason)
 
 
 def test_sales_are_counted_once_for_many(tea: Product) -> None:

@@ -117,7 +117,10 @@ class Books:
         return _about().filter(created_at__gte=self.opened).exclude(order__in=existing).count()
 
     def letters(self) -> frozenset[int]:
-        """Return the ids of the orders that have a letter on disk."""
+        """Return the ids of the orders that have a letter: on disk, or accepted by the server."""
+        if mailing.has_server():
+            mailed = self.orders().exclude(mailed_at=None)
+            return frozenset(mailed.values_list("pk", flat=True))
         names = (path.name for path in mailing.directory(self.run).glob("order-*.eml"))
         return frozenset(int(name[len("order-") : -len(".eml")]) for name in names)
 

@@ -98,7 +98,8 @@ class Command(BaseCommand):
             seconds = self.watch(processes, books, customers, screen, orders)
         ledger = books.balance(customers.answers, seconds)
         screen.table(ledger.rows())
-        self.stdout.write(f"  The letters: {mailing.directory(run)}")
+        where = settings.EMAIL_HOST if mailing.has_server() else mailing.directory(run)
+        self.stdout.write(f"  The letters: {where}")
         if not ledger.adds_up:
             raise Trouble(f"It does not add up.\n{processes.last_words()}")
         self.stdout.write(self.style.SUCCESS("  It adds up: nothing lost, nothing twice."))
