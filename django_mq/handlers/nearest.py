@@ -15,7 +15,7 @@ TASKS_PLACE = "tasks are looked for in tasks.py of each installed app and in OPT
 
 
 def nearest_types(type: str) -> str:
-    """Return which types handlers here take that are spelled like `type`, and their place."""
+    """Return the similar types that handlers here take, and where those are looked for."""
     if type.startswith(TASKS):
         return _told(type, tuple(sorted(TASKS + name for name in _names(tasks=True))), TASKS_PLACE)
     patterns = {pattern for each in all_handlers() for pattern in each.patterns}

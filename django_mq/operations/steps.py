@@ -107,7 +107,7 @@ def report(id: int, action: str, user_id: str, progress: Progress, alias: str) -
     log_end(id, action, user_id, f"{action.replace('_', ' ').capitalize()}: {ending}", alias)
     logger.log(
         logging.WARNING if progress.state == "failed" else logging.INFO,
-        "operation %d: %s on everything that matched: %s",
+        "operation %d: %s on all messages that matched: %s",
         id,
         action,
         ending,

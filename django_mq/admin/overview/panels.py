@@ -130,7 +130,7 @@ def handler_rows(figures: queues.Figures, most: int) -> tuple[list[HandlerRow], 
         # Messages that were split among their handlers have none, and only arrived.
         if names[1] or each.acked or each.failed or each.dead
     )
-    lines = sorted(
+    ordered = sorted(
         counted,
         key=lambda item: (-(item[1].acked + item[1].failed + item[1].dead), item[0]),
     )

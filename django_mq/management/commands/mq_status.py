@@ -25,9 +25,9 @@ from django_mq.queues.obstacles import shown
 #: Moves the cursor home and clears the terminal.
 CLEAR = "\x1b[H\x1b[2J"
 
-#: Seconds between two looks, at least.
+#: The least number of seconds between two looks.
 LEAST = 0.1
-#: Blocking messages shown; mq_peek --heads shows more.
+#: The maximum number of blocking messages shown; mq_peek --heads shows more.
 MOST_HEADS = 10
 #: Headers of `_worker()`.
 WORKERS = ("worker", "host", "pid", "state", "queues", "running", "woken by", "last seen")
