@@ -59,11 +59,19 @@ class Workers(Drain):
     def _claim(self) -> list[ClaimedRow]:
         self._own(m.LINE)
         for queue in m.QUEUES:
-            found = take_over(
-                self._cursor(), queues=[queue], claimer="drain:0", lease=HOUR, limit=1, max_bytes=1
-            )
-            if found.taken:
-                return found.taken
+            looks = True
+            while looks:
+                found = take_over(
+                    self._cursor(),
+                    queues=[queue],
+                    claimer="drain:0",
+                    lease=HOUR,
+                    limit=1,
+                    max_bytes=1,
+                )
+                if found.taken:
+                    return found.taken
+                looks = bool(found.dead or found.released)  # others may have lapsed behind it
         return super()._claim()
 
 
