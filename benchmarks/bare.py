@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -96,8 +96,8 @@ def write(params: dict[str, Any]) -> Run:
     return Run(begin, end, ids)
 
 
-def copy(params: dict[str, Any], statement: str, rows: Sequence[tuple[Any, ...]]) -> Run:
-    """COPY rows that are ready-made tuples."""
+def copy(params: dict[str, Any], statement: str, rows: Iterable[tuple[Any, ...]]) -> Run:
+    """COPY rows; making them counts where they are made as they are asked for."""
     with psycopg.connect(**params) as connection, connection.cursor() as cursor:
         begin = monotonic()
         with cursor.copy(statement) as copying:

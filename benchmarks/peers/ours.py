@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import psycopg
-from django.db import connection
 
 from benchmarks import bare
 from benchmarks.database import Database, check
@@ -18,8 +16,6 @@ from benchmarks.workers import drained, verify
 from benchmarks.workloads import Bench, bulk, drain, latency
 from benchmarks.workloads.broadcast import INSERT, NOT_ONE, STORE, insert_and_broadcast
 
-#: As with any Django project that wants it; django-tasks-db's driver has the same.
-PREPARED = {"prepare_threshold": 5, "server_side_binding": True}
 OURS = "django_mq"
 BARE = "bare psycopg"
 
@@ -27,12 +23,11 @@ Figures = dict[str, tuple[float, ...]]
 
 
 def enqueued(bench: Bench, count: int, warm_up: int) -> Figures:
-    """Transactions a second: a row by a plain cursor, and one message."""
+    """Transactions a second: a row by a plain cursor, and one message; Django as it comes."""
     database = bench.database
     database.clear()
     database.settle()
-    with prepared():
-        ours = _rate(insert_and_broadcast, count, warm_up)
+    ours = _rate(insert_and_broadcast, count, warm_up)
     check(database.count() == count + warm_up, "messages are missing or doubled")
     check(database.execute(NOT_ONE) == [(0,)], "an order has not exactly one message")
     with database.connect(autocommit=False) as driver:
@@ -74,19 +69,6 @@ def waited(bench: Bench) -> Figures:
         OURS: (median.figure, last.figure),
         BARE: (median.against or 0.0, last.against or 0.0),
     }
-
-
-@contextmanager
-def prepared() -> Iterator[None]:
-    """Have Django's cursor prepare statements: those of the peers' drivers do."""
-    options = connection.settings_dict["OPTIONS"]
-    connection.close()
-    connection.settings_dict["OPTIONS"] = {**options, **PREPARED}
-    try:
-        yield
-    finally:
-        connection.close()
-        connection.settings_dict["OPTIONS"] = options
 
 
 def _insert_both(driver: psycopg.Connection[Any]) -> None:

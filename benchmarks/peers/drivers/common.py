@@ -53,23 +53,6 @@ def paced(count: int, every: float, enqueue: Callable[[], tuple[Any, Any]]) -> d
     return {"commits": commits}
 
 
-def producers(connect: Callable[[], Any], one: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """Return the commands that enqueue one at a time, on a connection that `connect` opens.
-
-    `one(connection, **how)` returns what `timed` and `paced` call.
-    """
-
-    def enqueue(count: int, warm_up: int, **how: Any) -> dict[str, Any]:
-        with connect() as connection:
-            return timed(count, warm_up, one(connection, **how))
-
-    def produce(count: int, every: float, **how: Any) -> dict[str, Any]:
-        with connect() as connection:
-            return paced(count, every, one(connection, **how))
-
-    return {"enqueue": enqueue, "produce": produce}
-
-
 class Work:
     """What one working process did."""
 

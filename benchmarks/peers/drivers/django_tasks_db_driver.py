@@ -1,7 +1,8 @@
 """django-tasks-db: https://github.com/RealOrangeOne/django-tasks-db
 
-Tuned: a connection that stays open, statements prepared and bound by the server, a poll each
-50 ms (it has no LISTEN). It claims and finishes tasks one by one, and has no bulk enqueue.
+Enqueued with stock settings. The worker is tuned: a connection that stays open, statements prepared
+and bound by the server, a poll each 50 ms (it has no LISTEN). It claims and finishes tasks one by
+one, and has no bulk enqueue.
 """
 
 from __future__ import annotations
@@ -11,31 +12,17 @@ import sys
 from time import monotonic
 from typing import Any
 
-import django
-from common import Work, main, paced, timed
-from django.conf import settings
+from common import Work, main
+from django_project import producers, setup
 
 INTERVAL = 0.05
+TUNED = {"prepare_threshold": 5, "server_side_binding": True}
 
-settings.configure(
-    DATABASES={
-        "default": {
-            "ENGINE": "django.db.backends.postgresql",
-            "HOST": os.environ.get("PGHOST", ""),
-            "PORT": os.environ.get("PGPORT", ""),
-            "USER": os.environ.get("PGUSER", ""),
-            "PASSWORD": os.environ.get("PGPASSWORD", ""),
-            "NAME": os.environ["PGDATABASE"],
-            "CONN_MAX_AGE": None,
-            "OPTIONS": {"prepare_threshold": 5, "server_side_binding": True},
-        }
-    },
-    INSTALLED_APPS=["django_tasks_db"],
+setup(
+    "django_tasks_db",
+    tuned=TUNED if sys.argv[1] == "work" else None,
     TASKS={"default": {"BACKEND": "django_tasks_db.DatabaseBackend"}},
-    LOGGING_CONFIG=None,
-    USE_TZ=True,
 )
-django.setup()
 # A task is found by the name of its module.
 sys.modules["django_tasks_db_driver"] = sys.modules[__name__]
 __name__ = "django_tasks_db_driver"
@@ -62,23 +49,8 @@ def schema() -> None:
     call_command("migrate", verbosity=0)
 
 
-def _one(insert: str, payload: dict[str, Any]) -> Any:
-    def enqueue() -> tuple[Any, Any]:
-        with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute(insert, ["both"])
-                (order,) = cursor.fetchone()
-            return order, noop.enqueue(**{**payload, "number": order}).id
-
-    return enqueue
-
-
-def enqueue(count: int, warm_up: int, **how: Any) -> dict[str, Any]:
-    return timed(count, warm_up, _one(**how))
-
-
-def produce(count: int, every: float, **how: Any) -> dict[str, Any]:
-    return paced(count, every, _one(**how))
+def _adder() -> Any:
+    return lambda payload: noop.enqueue(**payload).id
 
 
 def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
@@ -101,5 +73,4 @@ def work_on() -> dict[str, Any]:
     return work.seen()
 
 
-commands = {"schema": schema, "enqueue": enqueue, "produce": produce, "bulk": bulk}
-main({**commands, "work": work_on})
+main({"schema": schema, "bulk": bulk, "work": work_on, **producers(_adder)})

@@ -67,17 +67,17 @@ async function produce({ count, every, ...how }) {
 async function bulk({ count, payload }) {
   const client = new pg.Client();
   await client.connect();
-  const jobs = Array.from({ length: count }, (_, number) => ({
-    identifier: "noop",
-    payload: { ...payload, number },
-  }));
   const add = `select id from graphile_worker.add_jobs(array(
     select json_populate_recordset(null::graphile_worker.job_spec, $1::json)))`;
   const ids = [];
   const began = now();
   await client.query("begin");
   for (let at = 0; at < count; at += CHUNK) {
-    const values = [JSON.stringify(jobs.slice(at, at + CHUNK))];
+    const jobs = Array.from({ length: Math.min(CHUNK, count - at) }, (_, place) => ({
+      identifier: "noop",
+      payload: { ...payload, number: at + place },
+    }));
+    const values = [JSON.stringify(jobs)];
     ids.push(...(await client.query({ name: "add", text: add, values })).rows.map((r) => r.id));
   }
   await client.query("commit");

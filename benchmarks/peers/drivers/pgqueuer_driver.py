@@ -1,7 +1,8 @@
 """PgQueuer: https://janbjorge.github.io/pgqueuer/
 
-Tuned: asyncpg and uvloop, a pool so that a batch is settled while the next is claimed, and large
-batches, which also are the batches in which finished jobs are written away.
+Enqueued on Django's connection. The worker is tuned: asyncpg and uvloop, a pool so that a batch is
+settled while the next is claimed, and large batches, which also are the batches in which finished
+jobs are written away.
 """
 
 from __future__ import annotations
@@ -14,9 +15,15 @@ from typing import Any
 import asyncpg
 import uvloop
 from common import Work, main
+from django_project import producers, setup
 from pgqueuer import PgQueuer
+from pgqueuer.db import SyncPsycopgDriver
 from pgqueuer.models import Job
-from pgqueuer.queries import Queries
+from pgqueuer.queries import Queries, SyncQueries
+
+setup()
+
+from django.db import connection, transaction  # noqa: E402
 
 BATCH = 1000
 CONNECTIONS = 4
@@ -29,52 +36,25 @@ async def schema() -> None:
     await Queries.from_asyncpg_connection(await asyncpg.connect()).install()
 
 
-async def _one(insert: str, payload: dict[str, Any]) -> Any:
-    connection = await asyncpg.connect()
-    queries = Queries.from_asyncpg_connection(connection)
-    insert = insert.replace("%s", "$1")
-
-    async def enqueue() -> tuple[Any, Any]:
-        async with connection.transaction():
-            order = await connection.fetchval(insert, "both")
-            text = json.dumps({**payload, "number": order}).encode()
-            (id,) = await queries.enqueue("noop", text)
-        return order, id
-
-    return enqueue
+def _queries() -> SyncQueries:
+    connection.ensure_connection()
+    return SyncQueries(SyncPsycopgDriver(connection.connection))
 
 
-async def enqueue(count: int, warm_up: int, **how: Any) -> dict[str, Any]:
-    one = await _one(**how)
-    pairs = [await one() for _ in range(warm_up)]
-    began = monotonic()
-    for _ in range(count):
-        pairs.append(await one())
-    return {"seconds": monotonic() - began, "pairs": pairs}
+def _adder() -> Any:
+    queries = _queries()
+    return lambda payload: queries.enqueue("noop", json.dumps(payload).encode())[0]
 
 
-async def produce(count: int, every: float, **how: Any) -> dict[str, Any]:
-    one = await _one(**how)
-    commits = []
-    at = monotonic()
-    for _ in range(count):
-        at += every
-        await asyncio.sleep(max(0.0, at - monotonic()))
-        _, id = await one()
-        commits.append((str(id), monotonic()))
-    return {"commits": commits}
-
-
-async def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
-    connection = await asyncpg.connect()
-    queries = Queries.from_asyncpg_connection(connection)
-    jobs = [{**payload, "number": number} for number in range(count)]
+def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
+    queries = _queries()
     ids: list[int] = []
     began = monotonic()
-    async with connection.transaction():
+    with transaction.atomic():
         for at in range(0, count, CHUNK):
-            texts = [json.dumps(job).encode() for job in jobs[at : at + CHUNK]]
-            ids += await queries.enqueue(["noop"] * len(texts), texts, [0] * len(texts))
+            numbers = range(at, min(at + CHUNK, count))
+            texts = [json.dumps({**payload, "number": number}).encode() for number in numbers]
+            ids += queries.enqueue(["noop"] * len(texts), texts, [0] * len(texts))
     return {"seconds": monotonic() - began, "ids": ids}
 
 
@@ -104,7 +84,5 @@ async def work_on() -> dict[str, Any]:
     return work.seen()
 
 
-if __name__ == "__main__":
-    commands = {"schema": schema, "enqueue": enqueue, "produce": produce, "bulk": bulk}
-    commands["work"] = work_on
-    main({name: lambda f=f, **kw: uvloop.run(f(**kw)) for name, f in commands.items()})
+commands = {"schema": lambda: uvloop.run(schema()), "work": lambda: uvloop.run(work_on())}
+main({**commands, "bulk": bulk, **producers(_adder)})

@@ -1,23 +1,29 @@
 """procrastinate: https://procrastinate.readthedocs.io
 
-Tuned: async jobs side by side, connections that commit by themselves and are not checked before
-each use, finished jobs deleted. It claims and finishes jobs one by one; there is no batch.
+Enqueued by its Django app. The worker is tuned: async jobs side by side, connections that commit by
+themselves and are not checked before each use, finished jobs deleted. It claims and finishes jobs
+one by one; there is no batch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from time import monotonic
 from typing import Any
 
 import procrastinate
 import psycopg
 import psycopg_pool
-from common import Work, main, producers
+from common import Work, main
+from django_project import producers, setup
 
 CONCURRENCY = 10
 CHUNK = 5_000
+
+setup("procrastinate.contrib.django")
+
+from django.db import connection, transaction  # noqa: E402
+from procrastinate.contrib.django import app as django_app  # noqa: E402
 
 work = Work()
 app = procrastinate.App(connector=procrastinate.PsycopgConnector())
@@ -34,26 +40,24 @@ def schema() -> None:
         syncapp.schema_manager.apply_schema()
 
 
-def _one(connection: psycopg.Connection, insert: str, payload: dict[str, Any]) -> Any:
-    def enqueue() -> tuple[Any, Any]:
-        with connection.transaction():
-            order = connection.execute(insert, ("both",)).fetchone()[0]
-            task = syncapp.configure_task("noop", connection=connection, allow_unknown=True)
-            return order, task.defer(**{**payload, "number": order})
+@django_app.task(name="noop")
+def stub(**payload: Any) -> None:
+    """It is only enqueued."""
 
-    return enqueue
+
+def _adder() -> Any:
+    return lambda payload: stub.defer(**payload)
 
 
 def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
-    jobs = [{**payload, "number": number} for number in range(count)]
+    connection.ensure_connection()
     ids = []
-    with psycopg.connect() as connection:
-        task = syncapp.configure_task("noop", connection=connection, allow_unknown=True)
-        began = monotonic()
+    began = monotonic()
+    with transaction.atomic():
         for at in range(0, count, CHUNK):
-            ids += task.batch_defer(*jobs[at : at + CHUNK])
-        connection.commit()
-        return {"seconds": monotonic() - began, "ids": ids}
+            numbers = range(at, min(at + CHUNK, count))
+            ids += stub.batch_defer(*({**payload, "number": number} for number in numbers))
+    return {"seconds": monotonic() - began, "ids": ids}
 
 
 def work_on() -> dict[str, Any]:
@@ -92,6 +96,4 @@ async def _autocommit(connection: psycopg.AsyncConnection) -> None:
     await connection.set_autocommit(True)
 
 
-if __name__ == "__main__":
-    connect = partial(psycopg.connect, autocommit=True)
-    main({"schema": schema, "bulk": bulk, "work": work_on, **producers(connect, _one)})
+main({"schema": schema, "bulk": bulk, "work": work_on, **producers(_adder)})
