@@ -20,7 +20,7 @@ FILL = """
 insert into django_mq_queuedmessage
        (queue, type, handler, payload, priority, processable_after, attempts, dead_at, dead_reason,
         key, ordered, unique_id, expires_at)
-select %(queue)s, %(type)s, %(type)s,
+select concat(%(queue)s::text, n %% nullif(%(queues)s, 0)), %(type)s, %(type)s,
        %(payload)s::jsonb
            || jsonb_build_object('number', n, 'counter', 1 + (n::bigint * 7919) %% 500),
        %(priority)s, statement_timestamp() + %(after)s * interval '1 second',
@@ -79,17 +79,17 @@ class Database:
     def fill(
         self, count: int, type: str = "bench.noop", *, priority: int = 0, after: float = 0.0,
         dead: bool = False, queue: str = QUEUE, keys: int = 0, ordered: bool = False,
-        unique: bool = False, expires: bool = False,
+        unique: bool = False, expires: bool = False, queues: int = 0,
     ) -> None:  # fmt: skip
         """Store `count` messages as a broadcast would, due in `after` seconds; or dead.
 
         With so many `keys` in turn, in one line, each with a unique id of its own, or to expire in
-        an hour.
+        an hour. Of so many `queues` in turn, the number is the end of its name.
         """
         params = {
             "count": count, "queue": queue, "type": type, "payload": PAYLOAD_TEXT,
             "priority": priority, "after": after, "dead": dead, "keys": keys, "ordered": ordered,
-            "unique": unique, "expires": expires,
+            "unique": unique, "expires": expires, "queues": queues,
         }  # fmt: skip
         self.execute(FILL, params)
         if unique:

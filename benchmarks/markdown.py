@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from benchmarks.report import Row, number
 
+#: Columns of the CPU of a message.
+CPU = ("CPU of the worker, us", "CPU of the server, us")
 #: What Markdown, a table of it or HTML would take for its own.
 SPECIAL = re.compile(r"[&<|*`\[\]\\_~]")
 
@@ -54,13 +56,16 @@ def rows_table(rows: Sequence[Row], *, without: str = "") -> str:
             figure(row.figure, row.unit),
             number(row.against),
             "" if row.ratio is None else f"{row.ratio:.2f}",
+            number(row.worker_us),
+            number(row.server_us),
             plain(row.target),
             _verdict(row),
             plain(row.note),
         )
         for row in rows
     ]
-    return table(("", "figure", "against", "ratio", "target", "", "note"), lines)
+    headings = ("", "figure", "against", "ratio", *CPU, "target", "", "note")
+    return table(headings, lines)
 
 
 def _verdict(row: Row) -> str:

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
-HEADINGS = ("workload", "figure", "unit", "against", "ratio", "target", "", "note")
+HEADINGS = (
+    "workload", "figure", "unit", "against", "ratio", "us worker", "us server", "target", "", "note"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +18,8 @@ class Row:
     """One figure, what it stands against, and whether the target is met (None: no target).
 
     `ratio` is the median of the rounds' ratios, as the machine changes less within a round.
-    `series` are named courses, for a plot: the rate of each fifth, or of each minute.
+    `series` are named courses, for a plot: the rate of each fifth, or of each minute. `worker_us`
+    and `server_us` are microseconds of CPU a message: of our process, and of its backends.
     """
 
     workload: str
@@ -28,6 +31,8 @@ class Row:
     ok: bool | None = None
     note: str = ""
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    worker_us: float | None = None
+    server_us: float | None = None
 
 
 def compared(
@@ -102,7 +107,7 @@ def as_table(rows: Sequence[Row], *, markdown: bool) -> str:
         lines.insert(1, "|" + "---|" * len(HEADINGS))
         return "\n".join(lines)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    right = (False, True, False, True, True, False, False, False)
+    right = (False, True, False, True, True, True, True, False, False, False)
     return "\n".join(
         "  ".join(
             cell.rjust(width) if to_right else cell.ljust(width)
@@ -124,6 +129,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.unit,
         number(row.against),
         "" if row.ratio is None else f"{row.ratio:.2f}",
+        number(row.worker_us),
+        number(row.server_us),
         row.target,
         {True: "ok", False: "BELOW", None: ""}[row.ok],
         row.note,

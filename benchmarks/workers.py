@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,10 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Any
 
+from django.db import connection
+
 from benchmarks.database import Database, Wrong, check
+from benchmarks.footprints import Cost, backend_seconds, share
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,7 +31,8 @@ class Seen:
 
     `ids` are in the order of each process, one after another.
     `steps` are (calls, time, bytes in RAM), `statements` (time, thread, text); `cpu_seconds` those
-    of all threads from begin to end, the supervisor's not among them.
+    of all threads from begin to end, the supervisor's not among them; `figures_seconds` those in
+    which figures were written.
     """
 
     begin: float
@@ -41,6 +45,7 @@ class Seen:
     steps: list[tuple[int, float, int]]
     statements: list[tuple[float, str, str]]
     peak_bytes: int
+    figures_seconds: float
 
     @property
     def seconds(self) -> float:
@@ -52,7 +57,8 @@ class Worker:
     """One `mq_worker` on `database`, in a `with` block, with default settings save `settings`.
 
     Its `processes` begin together, each with memory for what it sees of `expected` messages; time
-    and memory are noted at each `every` calls; with `statements`, every statement is.
+    and memory are noted at each `every` calls; with `statements`, every statement is. `recording`
+    holds more options of `recording.begin()`.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Worker:
         expected: int = 0,
         every: int = 0,
         statements: bool = False,
+        recording: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         self._database = database
@@ -74,6 +81,7 @@ class Worker:
             "every": every,
             "together": processes,
             "statements": statements,
+            **(recording or {}),
         }
         self._settings = settings
 
@@ -126,6 +134,14 @@ class Worker:
         """How many handlers were called so far, up to the last `every` calls."""
         return sum(int(path.read_text() or 0) for path in self._directory.glob("*.calls"))
 
+    def until_called(self, count: int) -> None:
+        """Return when so many handlers were called."""
+        deadline = monotonic() + 900
+        while self.calls() < count:
+            check(self._process.poll() is None, f"the worker ended: {self._log()}")
+            check(monotonic() < deadline, f"{self.calls()} of {count} messages were handled")
+            sleep(0.05)
+
     def stop(self) -> Seen:
         """Drain it, and return what it saw."""
         self._process.send_signal(signal.SIGTERM)
@@ -156,6 +172,7 @@ class Worker:
             steps=[tuple(step) for one in found for step in one["steps"]],
             statements=[tuple(said) for one in found for said in one["statements"]],
             peak_bytes=max(one["peak_bytes"] for one in found),
+            figures_seconds=sum(one["figures_seconds"] for one in found),
         )
 
     def _log(self) -> str:
@@ -191,6 +208,26 @@ def drained(
     check(seen.end, "the last commit was not seen")
     check(seen.processes == processes, f"{seen.processes} processes instead of {processes}")
     return seen
+
+
+def cost_of(
+    database: Database, count: int, *options: str, processes: int = 1, **settings: Any
+) -> Cost:
+    """As `drained`, of a worker that goes on until then: what a message costs, with its CPU."""
+    connection.close()  # its backend is no worker's
+    due = database.ids()
+    check(len(due) == count, f"{len(due)} messages are due instead of {count}")
+    every = max(1, count // 50)
+    with Worker(
+        database, *options, processes=processes, expected=count, every=every, **settings
+    ) as worker:
+        worker.until_called(count - processes * every)  # to ask the server would cost it something
+        until_empty(database, 60)
+        postgres = backend_seconds(database)
+        seen = worker.stop()
+    verify(database, due, seen.ids)
+    check(seen.processes == processes, f"{seen.processes} processes instead of {processes}")
+    return Cost(count / seen.seconds, seen.cpu_seconds / count, share(postgres, count))
 
 
 def verify(database: Database, due: set[int], ids: Sequence[int]) -> None:

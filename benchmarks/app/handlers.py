@@ -1,18 +1,24 @@
 """Handlers under measurement. What they record costs less than half a microsecond a call."""
 
+import asyncio
+from collections.abc import Sequence
 from time import monotonic, sleep
 
 from django.db import connection
 from django.db.models import F
 
-from benchmarks.app.models import Counter
+from benchmarks.app.models import Counter, Entry
 from benchmarks.app.recording import recorder
 from benchmarks.bare import WRITE
 from django_mq import Delivery, handler
 
 QUEUE = "bench"
 #: Queues of one worker that has many.
-SPREAD = tuple(f"bench{number}" for number in range(100))
+SPREAD = tuple(f"bench{number}" for number in range(1000))
+#: How many handlers get a copy of a broadcast.
+FAN = 5
+#: Seconds that a coroutine waits.
+PAUSE = 0.05
 
 
 @handler("bench.noop", queue=QUEUE, name="bench.noop")
@@ -46,6 +52,40 @@ def write(delivery: Delivery) -> None:
     with connection.cursor() as cursor:
         cursor.execute(WRITE, (delivery.id,))
     recorder.called(delivery.id)
+
+
+@handler("bench.orm", queue=QUEUE, name="bench.orm")
+def orm(delivery: Delivery) -> None:
+    """Load, update and insert a row, as much work as many handlers have."""
+    counter = Counter.objects.get(pk=delivery.payload["counter"])
+    counter.value = F("value") + 1
+    counter.save()
+    Entry.objects.create(message=delivery.id, note="handled")
+    recorder.called(delivery.id)
+
+
+@handler("bench.pause", queue=QUEUE, name="bench.pause")
+async def pause(delivery: Delivery) -> None:
+    """Wait for somebody else."""
+    await asyncio.sleep(PAUSE)
+    recorder.noted(delivery.id)
+
+
+@handler("bench.list", queue=QUEUE, name="bench.list", batch=True)
+def several(deliveries: Sequence[Delivery]) -> None:
+    """Nothing, for a list of messages."""
+    for delivery in deliveries:
+        recorder.called(delivery.id)
+
+
+def _subscribe(copy: int) -> None:
+    @handler("bench.fan", queue=QUEUE, name=f"bench.fan.{copy}")
+    def fan(delivery: Delivery) -> None:
+        recorder.called(delivery.id)
+
+
+for copy in range(FAN):
+    _subscribe(copy)
 
 
 @handler("bench.long", queue=QUEUE, name="bench.long")

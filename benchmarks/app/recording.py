@@ -12,6 +12,7 @@ import json
 import os
 import threading
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, process_time, sleep
 from typing import Any
@@ -20,7 +21,8 @@ import psycopg
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_mq.signals import worker_started, worker_stopped
+from django_mq.signals import message_acked, worker_started, worker_stopped
+from django_mq.store import figures as store
 
 #: More than any count.
 NEVER = 1 << 62
@@ -47,6 +49,7 @@ class Recorder:
         self.finished: list[float] = []
         self.steps: list[tuple[int, float, int]] = []
         self.statements: list[tuple[float, str, str]] = []
+        self.figures_seconds = 0.0
 
     def expect(self, messages: int, every: int, progress: int) -> None:
         """Expect so many messages in this process.
@@ -69,6 +72,10 @@ class Recorder:
             self.wrapper = connections["default"]
         if not self.wrapper.run_on_commit:
             transaction.on_commit(self.committed)
+        self.noted(id)
+
+    def noted(self, id: int) -> None:
+        """A handler was called, outside of any transaction: see `acks` of `begin()`."""
         at = self.calls
         self.calls = at + 1
         if at < self.expected:
@@ -103,6 +110,7 @@ class Recorder:
             "steps": self.steps,
             "statements": self.statements,
             "peak_bytes": peak_bytes(),
+            "figures_seconds": self.figures_seconds,
         }
 
 
@@ -116,11 +124,15 @@ def begin(
     every: int = 0,
     together: int = 1,
     statements: bool = False,
+    acks: bool = False,
+    figures: bool = True,
 ) -> None:
     """Record in this process and its children, of which so many begin `together`.
 
     Each child writes `<pid>.calls` as it goes (at each `every` calls), and `<pid>.ids` (as the
-    machine has them in memory) and `<pid>.json` at its end.
+    machine has them in memory) and `<pid>.json` at its end. With `acks` the run ends with the last
+    message that is acked, which handlers without a transaction need; without `figures`, those of
+    the heartbeat are not written.
     """
 
     def start(**_: object) -> None:
@@ -140,6 +152,27 @@ def begin(
     worker_stopped.connect(stop, weak=False, dispatch_uid="bench.stop")
     if statements:
         _watch_statements()
+    if acks:
+        message_acked.connect(_acked, weak=False, dispatch_uid="bench.acked")
+    for name in ("write", "write_arrived"):
+        setattr(store, name, _timed(getattr(store, name)) if figures else _unwritten)
+
+
+def _acked(**_: object) -> None:
+    recorder.committed()
+
+
+def _timed(write: Callable[..., None]) -> Callable[..., None]:
+    def timed(*args: Any, **kwargs: Any) -> None:
+        began = monotonic()
+        write(*args, **kwargs)
+        recorder.figures_seconds += monotonic() - began
+
+    return timed
+
+
+def _unwritten(*_: Any, **__: Any) -> None:
+    pass
 
 
 def _all_are_here(directory: Path, count: int) -> bool:

@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -18,7 +17,7 @@ import psycopg
 
 from benchmarks.bare import PAYLOAD, PAYLOAD_TEXT
 from benchmarks.database import Database, check
-from benchmarks.footprints import backend_seconds
+from benchmarks.footprints import Cost, backend_seconds, share
 from benchmarks.peers.catalog import Peer
 from benchmarks.workloads.broadcast import INSERT
 
@@ -35,18 +34,6 @@ VARIABLES = {
     "dbname": "PGDATABASE",
 }
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PGSSLMODE", "PGPASSFILE")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Jobs a second, and CPU seconds a job: of the client's processes, and of its backends.
-
-    CPU is None where the driver does not say, or the server is another machine.
-    """
-
-    rate: float
-    python: float | None
-    postgres: float | None
 
 
 class Driven:
@@ -117,7 +104,7 @@ class Driven:
         check(orders == stored and len(orders) == count + warm_up, "orders are missing")
         check({str(id) for _, id in said["pairs"]} == self.waiting(), "jobs are missing")
         check(len(self.waiting()) == count + warm_up, "jobs are doubled")
-        return Cost(count / float(said["seconds"]), _share(said.get("cpu"), count), None)
+        return Cost(count / float(said["seconds"]), share(said.get("cpu"), count), None)
 
     def bulk(self, count: int) -> tuple[float, set[str]]:
         """Enqueue so many at once; return the rate and the ids."""
@@ -127,14 +114,16 @@ class Driven:
         check(ids == self.waiting(), "what is stored is not what was enqueued")
         return count / float(said["seconds"]), ids
 
-    def drain(self, due: set[str], processes: int, seconds: float) -> Cost:
+    def drain(self, due: set[str], processes: int, seconds: float, task: str = "noop") -> Cost:
         """Have so many processes work until all is done, or for so many seconds.
+
+        Jobs are no-ops, or the driver's `task`: "orm" or "sleep".
 
         Raises Wrong unless each job was handled at most once, and exactly those that were are
         done; and all of them, unless the time was up.
         """
         with ExitStack() as stack:
-            working = [stack.enter_context(Working(self)) for _ in range(processes)]
+            working = [stack.enter_context(Working(self, task)) for _ in range(processes)]
             for each in working:
                 each.until_ready()
             ends_at = monotonic() + seconds
@@ -158,8 +147,8 @@ class Driven:
         cpu = [each["cpu"] for each in active if "cpu" in each]
         return Cost(
             len(ids) / float(max(each["end"] for each in active) - begin),
-            _share(sum(cpu) if len(cpu) == len(active) else None, len(ids)),
-            _share(postgres, len(ids)),
+            share(sum(cpu) if len(cpu) == len(active) else None, len(ids)),
+            share(postgres, len(ids)),
         )
 
     def waits(self, count: int, every: float, warm_up: int) -> list[float]:
@@ -190,8 +179,9 @@ class Driven:
 class Working:
     """One working process of a peer, in a `with` block."""
 
-    def __init__(self, driven: Driven) -> None:
+    def __init__(self, driven: Driven, task: str = "noop") -> None:
         self._driven = driven
+        self._task = task
         self._lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.done = 0
 
@@ -199,7 +189,7 @@ class Working:
         with ExitStack() as stack:
             self._log = stack.enter_context(tempfile.TemporaryFile("w+"))
             self._process = subprocess.Popen(
-                [*self._driven._command, "work"],
+                [*self._driven._command, "work", json.dumps({"task": self._task})],
                 env=self._driven._environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -264,10 +254,6 @@ class Working:
             self._log.seek(0)
             check(False, f"the driver says nothing: {_last(self._log.read())}")
             raise
-
-
-def _share(seconds: float | None, count: int) -> float | None:
-    return None if seconds is None else float(seconds) / count
 
 
 def _last(text: str) -> str:

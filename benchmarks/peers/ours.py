@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import psycopg
 
 from benchmarks import bare
 from benchmarks.database import Database, check
+from benchmarks.footprints import Cost
 from benchmarks.report import Row
 from benchmarks.workers import drained, verify
 from benchmarks.workloads import Bench, bulk, drain, latency
@@ -19,7 +20,7 @@ from benchmarks.workloads.broadcast import INSERT, NOT_ONE, STORE, insert_and_br
 OURS = "django_mq"
 BARE = "bare psycopg"
 
-Figures = dict[str, tuple[float, ...]]
+Figures = dict[str, tuple[float | Cost, ...]]
 
 
 def enqueued(bench: Bench, count: int, warm_up: int) -> Figures:
@@ -44,7 +45,7 @@ def stored_at_once(bench: Bench) -> Figures:
 
 def drained_by(database: Database, count: int, processes: int = 1) -> Figures:
     """Messages a second of both, on the same table."""
-    worker = drain.worker_rate(database, count, processes)
+    worker = drain.worker_cost(database, count, processes)
     return {OURS: (worker,), BARE: (drain.bare_rate(database, count, processes),)}
 
 
@@ -77,13 +78,13 @@ def _insert_both(driver: psycopg.Connection[Any]) -> None:
     driver.commit()
 
 
-def _rate(enqueue: Callable[[], None], count: int, warm_up: int) -> float:
+def _rate(enqueue: Callable[[], None], count: int, warm_up: int) -> Cost:
     for _ in range(warm_up):
         enqueue()
-    began = perf_counter()
+    began, cpu = perf_counter(), process_time()
     for _ in range(count):
         enqueue()
-    return count / (perf_counter() - began)
+    return Cost(count / (perf_counter() - began), (process_time() - cpu) / count)
 
 
 def _row(rows: list[Row], name: str) -> Row:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from benchmarks import bare
 from benchmarks.database import Database
+from benchmarks.footprints import Cost, with_cpu
 from benchmarks.report import Row, compared
-from benchmarks.workers import drained, verify
+from benchmarks.workers import cost_of, verify
 from benchmarks.workloads import Bench
 
 PLAIN = f"""
@@ -23,29 +24,34 @@ def run(bench: Bench) -> list[Row]:
     """Worker, bare loop on the same table, bare loop on a table as plain as can be, in turn; and
     both again with two processes."""
     count = bench.size(50_000, 5_000)
-    ours, same, plain, two, bare_two = [], [], [], [], []
+    costs: list[Cost] = []
+    two_costs: list[Cost] = []
+    same, plain, bare_two = [], [], []
     for _ in bench.in_turn("drain"):
-        ours.append(worker_rate(bench.database, count))
+        costs.append(worker_cost(bench.database, count))
         same.append(bare_rate(bench.database, count))
         plain.append(plain_rate(bench.database, count))
-        two.append(worker_rate(bench.database, 2 * count, processes=2))
+        two_costs.append(worker_cost(bench.database, 2 * count, processes=2))
         bare_two.append(bare_rate(bench.database, 2 * count, processes=2))
     note = f"{count:,} no-op messages, one process"
     note_two = f"{2 * count:,} no-op messages, two processes; against: "
+    ours, two = ([cost.rate for cost in each] for each in (costs, two_costs))
+    first = compared("drain", ours, same, at_least=0.6, note=note)
+    second = compared("drain, two processes", two, same, at_least=0.75, note=f"{note_two}one loop")
     return [
-        compared("drain", ours, same, at_least=0.6, note=note),
+        with_cpu(first, costs),
         compared("drain, bare loop on a plain table", ours, plain, at_least=0.6),
-        compared("drain, two processes", two, same, at_least=0.75, note=f"{note_two}one bare loop"),
+        with_cpu(second, two_costs),
         compared("drain, two bare loops", two, bare_two, note=f"{note_two}two bare loops"),
     ]
 
 
-def worker_rate(database: Database, count: int, processes: int = 1) -> float:
-    """Return messages a second of one worker."""
+def worker_cost(database: Database, count: int, processes: int = 1) -> Cost:
+    """Return what a message costs one worker."""
     database.clear()
     database.fill(count)
     database.settle()
-    return count / drained(database, count, processes=processes).seconds
+    return cost_of(database, count, processes=processes)
 
 
 def bare_rate(database: Database, count: int, processes: int = 1) -> float:

@@ -7,15 +7,16 @@ that loses or doubles a job has WRONG in its row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from benchmarks.database import Wrong, copied
 from benchmarks.peers import ours
 from benchmarks.peers.board import Board
-from benchmarks.peers.catalog import PEERS
+from benchmarks.peers.catalog import PEERS, Peer
 from benchmarks.peers.driving import Driven
 from benchmarks.peers.environments import Absent, command
-from benchmarks.peers.ours import BARE, OURS
+from benchmarks.peers.ours import BARE, OURS, Figures
 from benchmarks.report import Row, failed, percentile
 from benchmarks.workloads import Bench
 
@@ -37,7 +38,7 @@ def run(bench: Bench) -> list[Row]:
     board = Board(BARE)
     with ExitStack() as stack:
         bench.database.clear()
-        peers, absent = _peers(bench, stack)
+        peers, absent = installed(bench, stack, PEERS, "peers")
         for _ in bench.in_turn("peers"):
             _round(bench, board, peers)
         _ours_beside(bench, board)
@@ -56,22 +57,24 @@ def run(bench: Bench) -> list[Row]:
     return [*rows, *absent]
 
 
-def _peers(bench: Bench, stack: ExitStack) -> tuple[list[Driven], list[Row]]:
-    """Install all peers and make their databases; return those that are there, and the others."""
+def installed(
+    bench: Bench, stack: ExitStack, peers: Sequence[Peer], prefix: str
+) -> tuple[list[Driven], list[Row]]:
+    """Install peers and make their databases; return those that are there, and the others."""
     found, absent = [], []
-    for peer in PEERS:
+    for peer in peers:
         try:
             words = command(peer.name, peer.driver)
         except Absent as missing:
             note = f"not present: {missing}"
-            absent.append(Row(workload=f"peers: {peer.title}", figure=0.0, unit="", note=note))
+            absent.append(Row(workload=f"{prefix}: {peer.title}", figure=0.0, unit="", note=note))
             continue
         database = stack.enter_context(copied(bench.database, peer.name[:8]))
         driven = Driven(peer, words, database)
         try:
             driven.run("schema")
         except Wrong as wrong:
-            absent.append(failed(f"peers: {peer.title}", str(wrong)))
+            absent.append(failed(f"{prefix}: {peer.title}", str(wrong)))
             continue
         found.append(driven)
     return found, absent
@@ -118,33 +121,33 @@ def _peer_beside(bench: Bench, board: Board, peer: Driven) -> None:
             board.measure((BASE,), peer.title, _drained, bench, peer, 1)
 
 
-def _enqueued(peer: Driven, count: int, warm_up: int) -> dict[str, tuple[float, ...]]:
-    return {peer.title: (peer.enqueue(count, warm_up).rate,)}
+def _enqueued(peer: Driven, count: int, warm_up: int) -> Figures:
+    return {peer.title: (peer.enqueue(count, warm_up),)}
 
 
-def _drained(bench: Bench, peer: Driven, processes: int) -> dict[str, tuple[float, ...]]:
+def _drained(bench: Bench, peer: Driven, processes: int) -> Figures:
     """The rates of the drain, and of the enqueuing before."""
     peer.clear()
     peer.settle()
     bulk, due = peer.bulk(processes * _count(bench, peer))
     peer.settle()
-    return {peer.title: (peer.drain(due, processes, LIMIT).rate, bulk)}
+    return {peer.title: (peer.drain(due, processes, LIMIT), bulk)}
 
 
-def _crowded(crowded: Driven, count: int) -> dict[str, tuple[float, ...]]:
+def _crowded(crowded: Driven, count: int) -> Figures:
     crowded.run("schema")
     crowded.crowd(count)
     return {}
 
 
-def _drained_beside(bench: Bench, crowded: Driven) -> dict[str, tuple[float, ...]]:
+def _drained_beside(bench: Bench, crowded: Driven) -> Figures:
     crowded.purge()
     _, due = crowded.bulk(_count(bench, crowded))
     crowded.settle()
-    return {crowded.title: (crowded.drain(due, 1, LIMIT).rate,)}
+    return {crowded.title: (crowded.drain(due, 1, LIMIT),)}
 
 
-def _waited(peer: Driven, count: int) -> dict[str, tuple[float, ...]]:
+def _waited(peer: Driven, count: int) -> Figures:
     waits = peer.waits(count, EVERY, WARM_UP)
     return {peer.title: (percentile(waits, 0.5), percentile(waits, 0.99))}
 

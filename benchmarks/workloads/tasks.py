@@ -17,10 +17,10 @@ from django.db import connection, transaction
 
 from benchmarks import bare
 from benchmarks.database import Database, check, copied
-from benchmarks.footprints import backend_seconds
+from benchmarks.footprints import Cost, backend_seconds
 from benchmarks.peers.board import Board
 from benchmarks.peers.catalog import PEERS
-from benchmarks.peers.driving import Cost, Driven
+from benchmarks.peers.driving import Driven
 from benchmarks.peers.environments import Absent, command
 from benchmarks.peers.ours import OURS
 from benchmarks.report import Row

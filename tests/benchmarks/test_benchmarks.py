@@ -34,6 +34,30 @@ with databases() as database:
     drained = tasks._drained(database, 50, 1)
 assert min(enqueued.rate, enqueued.python, drained.rate, drained.python) > 0
 """
+# Without the peers, which are installed when they are measured.
+OUR_WORK = """
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+import django
+django.setup()
+from benchmarks.database import databases
+from benchmarks.workers import cost_of
+from benchmarks.workloads import Bench, real
+real.BLOCK = 20
+with databases() as database:
+    [[handled]] = real.handled_with_orm(database, 20).values()
+    [[seconds, _]] = real.waited_for(database, 20).values()
+    assert handled.rate > 0 and handled.python > 0 and seconds > real.PAUSE
+    one, five = real._broadcasts(Bench(database, rounds=1, quick=True))
+    assert one.against == five.against > 0
+    for figures in (True, False):
+        real.drained_with(database, 20, figures=figures)
+        assert bool(database.count(table="django_mq_minutefigures")) is figures
+    database.clear()
+    database.fill(20, "bench.list")
+    database.fill(20, "bench.spread", queues=1000)
+    assert cost_of(database, 40).rate > 0
+"""
 #: Each way of measuring is there: one worker and two, bare loops, processes that are forked.
 WORKLOADS = {
     "drain": {
@@ -75,6 +99,12 @@ def test_the_command_measures_what_it_verified(tmp_path: Path) -> None:
     rows = {row["workload"]: row for row in written["rows"]}
     assert rows.keys() == set().union(*WORKLOADS.values())
     assert all(row["figure"] > 0 and row["against"] > 0 for row in rows.values())
+
+
+@pytest.mark.usefixtures("alone")
+def test_real_work_is_done() -> None:
+    done = run("-c", OUR_WORK)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.usefixtures("alone")

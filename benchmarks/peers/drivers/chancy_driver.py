@@ -29,6 +29,8 @@ from chancy.plugins.recovery import Recovery  # noqa: E402
 from django.db import connection, transaction  # noqa: E402
 
 CONCURRENCY = 1_000
+SLEEPERS = 100
+PAUSE = 0.05
 CONNECTIONS = 3
 CHUNK = 1_000
 #: Seconds between two writings of ended jobs.
@@ -65,13 +67,20 @@ async def noop(*, context: QueuedJob, **payload: Any) -> None:
     work.handled(context.id)
 
 
+async def sleep(*, context: QueuedJob, **payload: Any) -> None:
+    work.handled(context.id)
+    await asyncio.sleep(PAUSE)
+
+
 async def schema() -> None:
     async with app() as chancy:
         await chancy.migrate()
-        queue = Queue(
-            "default", concurrency=CONCURRENCY, executor=Chancy.Executor.Async, eager_polling=True
-        )
-        await chancy.declare(queue, upsert=True)
+        await chancy.declare(_queue(CONCURRENCY), upsert=True)
+
+
+def _queue(at_once: int) -> Queue:
+    executor = Chancy.Executor.Async
+    return Queue("default", concurrency=at_once, executor=executor, eager_polling=True)
 
 
 def _job(payload: dict[str, Any]) -> Job:
@@ -99,8 +108,11 @@ def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": monotonic() - began, "ids": ids}
 
 
-async def work_on() -> dict[str, Any]:
+async def work_on(task: str = "noop") -> dict[str, Any]:
     async with app() as chancy:
+        if task == "sleep":
+            globals()["noop"] = sleep
+            await chancy.declare(_queue(SLEEPERS), upsert=True)
         worker = Worker(chancy, register_signal_handlers=False)
         worker.send_outgoing_interval = WRITE_EVERY
         fetch_jobs, stopped = worker.fetch_jobs, asyncio.Event()
@@ -119,5 +131,8 @@ async def work_on() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    commands = {"schema": lambda: asyncio.run(schema()), "work": lambda: asyncio.run(work_on())}
+    commands = {
+        "schema": lambda: asyncio.run(schema()),
+        "work": lambda **how: asyncio.run(work_on(**how)),
+    }
     main({**commands, "bulk": bulk, **producers(_adder)})

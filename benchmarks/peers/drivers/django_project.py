@@ -67,3 +67,34 @@ def producers(
         return paced(count, every, one(**how))
 
     return {"enqueue": enqueue, "produce": produce}
+
+
+def real_work() -> Callable[[int], None]:
+    """Return a handler that loads, updates and inserts a row in `atomic()`, as ours does.
+
+    The tables are the benchmarks'.
+    """
+    from django.db import models, transaction
+
+    class Counter(models.Model):  # noqa: DJ008
+        value = models.PositiveIntegerField(default=0)
+
+        class Meta:
+            app_label, db_table, managed = "bench", "bench_counter", False
+
+    class Entry(models.Model):  # noqa: DJ008
+        id = models.BigAutoField(primary_key=True)
+        message = models.BigIntegerField()
+        note = models.TextField()
+
+        class Meta:
+            app_label, db_table, managed = "bench", "bench_entry", False
+
+    @transaction.atomic
+    def handle(number: int) -> None:
+        counter = Counter.objects.get(pk=1 + number * 7919 % 500)
+        counter.value = models.F("value") + 1
+        counter.save()
+        Entry.objects.create(message=number, note="handled")
+
+    return handle

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from common import Work, main
-from django_project import producers, setup
+from django_project import producers, real_work, setup
 
 INTERVAL = 0.05
 TUNED = {"prepare_threshold": 5, "server_side_binding": True}
@@ -38,11 +38,17 @@ except ImportError:
     from django_tasks import task
 
 work = Work()
+handle = real_work()
+
+
+def act(number: int) -> None:
+    """What the task does beyond being called."""
 
 
 @task(takes_context=True)
 def noop(context: Any, **payload: Any) -> None:
     work.handled(context.task_result.id)
+    act(payload["number"])
 
 
 def schema() -> None:
@@ -60,7 +66,9 @@ def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": monotonic() - began, "ids": ids}
 
 
-def work_on() -> dict[str, Any]:
+def work_on(task: str = "noop") -> dict[str, Any]:
+    if task == "orm":
+        globals()["act"] = handle
     worker = Worker(
         queue_names=["default"], interval=INTERVAL, batch=False, backend_name="default",
         startup_delay=False, max_tasks=None, worker_id=str(os.getpid()), excluded_queue_names=[],

@@ -14,6 +14,8 @@ const { Logger, run, runMigrations } = require("graphile-worker");
 const pg = require("pg");
 
 const CHUNK = 5000;
+const SLEEPERS = 100;
+const PAUSE = 50;
 const logger = new Logger(() => () => {});
 const settings = {
   concurrentJobs: 24,
@@ -84,7 +86,7 @@ async function bulk({ count, payload }) {
   return { seconds: now() - began, ids };
 }
 
-async function work() {
+async function work({ task }) {
   const ids = [];
   const starts = [];
   let begin = null;
@@ -105,9 +107,14 @@ async function work() {
   const noop = (payload, { job }) => {
     starts.push(now());
     ids.push(job.id);
+    return task === "sleep" ? sleep(PAUSE) : undefined;
   };
+  let cpu;
   const events = new EventEmitter();
-  events.on("pool:create", () => (begin = now()));
+  events.on("pool:create", () => {
+    begin = now();
+    cpu = process.cpuUsage();
+  });
   const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
   const pool = new pg.Pool({ max: settings.maxPoolSize });
   pool.on("error", () => {});
@@ -119,16 +126,17 @@ async function work() {
   const report = setInterval(() => done !== told && say({ done: (told = done) }), 50);
   const runner = await run({
     pgPool: pool,
-    preset,
+    preset: { worker: task === "sleep" ? { ...settings, concurrentJobs: SLEEPERS } : settings },
     events,
     taskList: { noop },
     parsedCronItems: [],
     noHandleSignals: true,
   });
   await lines.next();
+  const { user, system } = process.cpuUsage(cpu);
   await runner.stop();
   clearInterval(report);
-  return { begin, end, ids, starts };
+  return { begin, end, ids, starts, cpu: (user + system) / 1e6 };
 }
 
 const commands = { enqueue, produce, bulk, work, schema: () => runMigrations({ preset }) };

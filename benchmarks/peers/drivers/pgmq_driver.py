@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import psycopg
 from common import Work, main
-from django_project import producers, setup
+from django_project import producers, real_work, setup
 from pgmq.install import install_pgmq_from_sql
 from psycopg.types.json import set_json_loads
 
@@ -38,11 +38,17 @@ SEND = "select pgmq.send('bench', %s::jsonb)"
 SEND_BATCH = "select pgmq.send_batch('bench', %s::jsonb[])"
 
 work = Work()
+act = real_work()
 set_json_loads(orjson.loads)
 
 
 def noop(id: int, message: dict[str, Any]) -> None:
     work.handled(id)
+
+
+def orm(id: int, message: dict[str, Any]) -> None:
+    work.handled(id)
+    act(message["number"])
 
 
 def schema() -> None:
@@ -74,7 +80,8 @@ def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": monotonic() - began, "ids": ids}
 
 
-def work_on() -> dict[str, Any]:
+def work_on(task: str = "noop") -> dict[str, Any]:
+    handle = orm if task == "orm" else noop
     stopped = Event()
     with psycopg.connect(autocommit=True) as bare:
         bare.execute('listen "pgmq.q_bench.INSERT"')
@@ -83,7 +90,7 @@ def work_on() -> dict[str, Any]:
             work.claiming()
             messages = bare.execute(READ, (TIMEOUT, BATCH)).fetchall()
             for id, message in messages:
-                noop(id, message)
+                handle(id, message)
             if messages:
                 bare.execute(DELETE, ([id for id, _ in messages],))
                 work.settled(len(messages))

@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 import uvloop
 from common import Work, main
-from django_project import producers, setup
+from django_project import producers, real_work, setup
 from pgqueuer import PgQueuer
 from pgqueuer.db import SyncPsycopgDriver
 from pgqueuer.models import Job
@@ -28,8 +28,32 @@ from django.db import connection, transaction  # noqa: E402
 BATCH = 1000
 CONNECTIONS = 4
 CHUNK = 10_000
+#: A hundred coroutines at once; it wants twice as many as a batch has.
+SLEEPERS = {"batch_size": 50, "max_concurrent_tasks": 100}
+PAUSE = 0.05
 
 work = Work()
+
+
+act = real_work()
+
+
+async def noop(job: Job) -> None:
+    work.handled(job.id)
+
+
+async def sleep(job: Job) -> None:
+    work.handled(job.id)
+    await asyncio.sleep(PAUSE)
+
+
+async def orm(job: Job) -> None:
+    """On a thread, as its manual says of what blocks."""
+    work.handled(job.id)
+    await asyncio.to_thread(act, json.loads(job.payload)["number"])
+
+
+HANDLERS = {"noop": noop, "sleep": sleep, "orm": orm}
 
 
 async def schema() -> None:
@@ -58,7 +82,7 @@ def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": monotonic() - began, "ids": ids}
 
 
-async def work_on() -> dict[str, Any]:
+async def work_on(task: str = "noop") -> dict[str, Any]:
     async with asyncpg.create_pool(min_size=CONNECTIONS, max_size=CONNECTIONS) as pool:
         peer = PgQueuer.from_asyncpg_pool(pool)
         queries = peer.qm.queries
@@ -74,15 +98,15 @@ async def work_on() -> dict[str, Any]:
 
         queries.dequeue, queries.log_jobs = claim, settle
 
-        @peer.entrypoint("noop")
-        async def noop(job: Job) -> None:
-            work.handled(job.id)
-
+        peer.entrypoint("noop")(HANDLERS[task])
         loop = asyncio.get_running_loop()
         work.wait(lambda: loop.call_soon_threadsafe(peer.shutdown.set))
-        await peer.run(batch_size=BATCH)
+        await peer.run(**({"sleep": SLEEPERS}.get(task) or {"batch_size": BATCH}))
     return work.seen()
 
 
-commands = {"schema": lambda: uvloop.run(schema()), "work": lambda: uvloop.run(work_on())}
+commands = {
+    "schema": lambda: uvloop.run(schema()),
+    "work": lambda **how: uvloop.run(work_on(**how)),
+}
 main({**commands, "bulk": bulk, **producers(_adder)})

@@ -15,9 +15,11 @@ import procrastinate
 import psycopg
 import psycopg_pool
 from common import Work, main
-from django_project import producers, setup
+from django_project import producers, real_work, setup
 
 CONCURRENCY = 10
+SLEEPERS = 100
+PAUSE = 0.05
 CHUNK = 5_000
 
 setup("procrastinate.contrib.django")
@@ -26,13 +28,18 @@ from django.db import connection, transaction  # noqa: E402
 from procrastinate.contrib.django import app as django_app  # noqa: E402
 
 work = Work()
+act = real_work()
 app = procrastinate.App(connector=procrastinate.PsycopgConnector())
 syncapp = procrastinate.App(connector=procrastinate.SyncPsycopgConnector())
 
 
-@app.task(name="noop", pass_context=True)
 async def noop(context: procrastinate.JobContext, **payload: Any) -> None:
     work.handled(context.job.id)
+
+
+async def sleep(context: procrastinate.JobContext, **payload: Any) -> None:
+    work.handled(context.job.id)
+    await asyncio.sleep(PAUSE)
 
 
 def schema() -> None:
@@ -40,13 +47,15 @@ def schema() -> None:
         syncapp.schema_manager.apply_schema()
 
 
-@django_app.task(name="noop")
-def stub(**payload: Any) -> None:
-    """It is only enqueued."""
+@django_app.task(name="noop", pass_context=True)
+def orm(context: procrastinate.JobContext, **payload: Any) -> None:
+    """As a Django project has it: on a thread, with Django's connections looked after."""
+    work.handled(context.job.id)
+    act(payload["number"])
 
 
 def _adder() -> Any:
-    return lambda payload: stub.defer(**payload)
+    return lambda payload: orm.defer(**payload)
 
 
 def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
@@ -56,16 +65,22 @@ def bulk(count: int, payload: dict[str, Any]) -> dict[str, Any]:
     with transaction.atomic():
         for at in range(0, count, CHUNK):
             numbers = range(at, min(at + CHUNK, count))
-            ids += stub.batch_defer(*({**payload, "number": number} for number in numbers))
+            ids += orm.batch_defer(*({**payload, "number": number} for number in numbers))
     return {"seconds": monotonic() - began, "ids": ids}
 
 
-def work_on() -> dict[str, Any]:
-    asyncio.run(_work())
+def work_on(task: str = "noop") -> dict[str, Any]:
+    at_once = SLEEPERS if task == "sleep" else CONCURRENCY
+    if task == "orm":
+        worker = django_app.with_connector(django_app.connector.get_worker_connector())
+    else:
+        worker = app
+        app.task(name="noop", pass_context=True)({"noop": noop, "sleep": sleep}[task])
+    asyncio.run(_work(worker, at_once))
     return work.seen()
 
 
-async def _work() -> None:
+async def _work(app: procrastinate.App, at_once: int) -> None:
     manager = app.job_manager
     fetch_job, finish_job = manager.fetch_job, manager.finish_job
 
@@ -87,7 +102,7 @@ async def _work() -> None:
         loop, running = asyncio.get_running_loop(), asyncio.current_task()
         work.wait(lambda: loop.call_soon_threadsafe(running.cancel))
         try:
-            await app.run_worker_async(concurrency=CONCURRENCY, delete_jobs="successful")
+            await app.run_worker_async(concurrency=at_once, delete_jobs="successful")
         except asyncio.CancelledError:
             running.uncancel()
 
