@@ -33,6 +33,8 @@ def main() -> int:
         circumstances = _circumstances(database)
         circumstances["rounds"] = options.rounds
         circumstances["quick"] = options.quick
+        if options.busy:
+            circumstances["busy"] = True
         rows = _run(database, options)
     if options.json:
         write_json(options.json, rows, **circumstances)
@@ -50,6 +52,9 @@ def _parse(names: tuple[str, ...]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small: does it run, not how fast")
     parser.add_argument("--rounds", type=int, help="default 5, with --quick 2")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there")
+    parser.add_argument(
+        "--busy", action="store_true", help="others use the machine: pages show no rates, only CPU"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 5)

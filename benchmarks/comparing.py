@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmarks.markdown import figure, plain, table
+from benchmarks.markdown import CPU, figure, plain, table
 from benchmarks.plots import Bar, bars
-from benchmarks.report import Row
+from benchmarks.report import Row, number
 
-PREFIX = "peers: "
+#: How the rows begin that compare, and whose names end with who did it.
+REAL, PEERS = "real: ", "peers: "
 OURS = "django_mq"
 #: Ends the name of a row that sums up; it is nobody's own.
 SUMMARY = " against the best peer"
@@ -44,21 +45,23 @@ class Comparison:
                 figure(row.figure, row.unit),
                 f"{row.ratio:.2f}" if self.shares and row.ratio is not None else "",
                 f"{row.figure / ours:.2f}" if ours and not self.shares else "",
+                number(row.worker_us),
+                number(row.server_us),
                 plain(row.note),
             )
             for who, row in self.rows
         ]
-        return table(("", "figure", "of its own without", "of ours", "note"), lines)
+        return table(("", "figure", "of its own without", "of ours", *CPU, "note"), lines)
 
     def _value(self, row: Row) -> float:
         return row.ratio if self.shares and row.ratio is not None else row.figure
 
 
-def comparisons(rows: Iterable[Row]) -> list[Comparison]:
-    """Return everything that was compared.
+def comparisons(rows: Iterable[Row], prefix: str = "") -> list[Comparison]:
+    """Return everything that was compared, or what begins with `prefix`.
 
-    The rows are named `peers: <what>, <who>`; who failed is left out. Against whom all others
-    stand has no ratio; where each has one, it stands against itself.
+    The rows are named `peers: <what>, <who>`, or `real: ...`; who failed is left out. Against whom
+    all others stand has no ratio; where each has one, it stands against itself.
 
     >>> rows = [Row(workload=f"peers: drain, {who}", figure=rate, unit="msg/s")
     ...         for who, rate in (("slow", 1), ("fast", 3), ("wrong", float("nan")))]
@@ -67,11 +70,18 @@ def comparisons(rows: Iterable[Row]) -> list[Comparison]:
     """
     found: dict[str, list[tuple[str, Row]]] = {}
     for row in rows:
-        what, _, who = row.workload.removeprefix(PREFIX).rpartition(", ")
-        ours = row.workload.startswith(PREFIX) and not who.endswith(SUMMARY)
-        if ours and what and row.figure == row.figure:
+        beginning, what, who = _parts(row)
+        counts = beginning and (prefix or beginning) == beginning and not who.endswith(SUMMARY)
+        if counts and what and row.figure == row.figure:
             found.setdefault(what, []).append((who, row))
     return [_comparison(what, each) for what, each in found.items()]
+
+
+def _parts(row: Row) -> tuple[str, str, str]:
+    """Return how a row's name begins, what was done, and who did it."""
+    beginning = next((each for each in (REAL, PEERS) if row.workload.startswith(each)), "")
+    what, _, who = row.workload.removeprefix(beginning).rpartition(", ")
+    return beginning, what, who
 
 
 def _comparison(what: str, rows: list[tuple[str, Row]]) -> Comparison:
@@ -82,10 +92,10 @@ def _comparison(what: str, rows: list[tuple[str, Row]]) -> Comparison:
     return comparison
 
 
-def absent(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that say why somebody was not there: `peers: <who>`."""
-    named = [row for row in rows if row.workload.startswith(PREFIX)]
-    return [row for row in named if ", " not in row.workload]
+def absent(rows: Iterable[Row]) -> dict[str, Row]:
+    """Return by name the rows that say why somebody was not there: `peers: <who>`."""
+    parts = [(row, *_parts(row)) for row in rows]
+    return {who: row for row, beginning, what, who in parts if beginning and not what}
 
 
 def more_is_better(unit: str) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 from benchmarks.report import Row
 
+#: In the note of a row that was measured while others used the machine.
+BUSY = "busy machine"
 FIELDS = {field.name for field in fields(Row)}
 
 
@@ -58,6 +60,26 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     data = [{**run.circumstances, "rows": [asdict(row) for row in run.rows]} for run in runs]
     path.write_text(json.dumps({"runs": data}, indent=1) + "\n")
+
+
+def shown(runs: Iterable[Run]) -> list[Row]:
+    """Return the rows of all runs that a page shows: no rates of a machine that was busy.
+
+    A run is marked by `busy` among its circumstances, a row by its note. Of those only rows of CPU
+    count, and failures.
+
+    >>> rows = [Row(workload=name, figure=1, unit="") for name in ("drain", "CPU of a drain")]
+    >>> [row.workload for row in shown([Run({"busy": True}, rows)])]
+    ['CPU of a drain']
+    """
+    return [
+        row
+        for run in runs
+        for row in run.rows
+        if not (run.circumstances.get("busy") or BUSY in row.note)
+        or "CPU" in row.workload
+        or row.figure != row.figure
+    ]
 
 
 def rows_of(runs: Iterable[Run]) -> list[Row]:
