@@ -73,6 +73,22 @@ select gen_random_uuid(), 'default', 'chancy_driver.noop', %(payload)s::jsonb, {
 """
 CHANCY_DUE = "state in ('pending', 'running', 'retrying') and scheduled_at <= now()"
 
+DBOS = """
+insert into dbos.workflow_status
+       (workflow_uuid, status, name, queue_name, inputs, created_at, updated_at, priority,
+        delay_until_epoch_ms)
+select gen_random_uuid()::text, {}, 'noop', 'default', %(payload)s, now.ms, now.ms, 0, {}
+  from generate_series(1, %(count)s), (select extract(epoch from now())::bigint * 1000) now (ms)
+"""
+DBOS_DUE = "queue_name = 'default' and status in ('ENQUEUED', 'PENDING')"
+
+OBAN = """
+insert into oban_jobs (worker, args, state, attempt, scheduled_at)
+select '__main__.Noop', %(payload)s::jsonb, {}
+  from generate_series(1, %(count)s)
+"""
+OBAN_DUE = "state in ('available', 'executing', 'retryable')"
+
 #: What was read and not deleted is not done, though it is as invisible as what is delayed.
 PGMQ_DUE = "(vt <= now() or read_ct > 0)"
 PGMQ_DELAYED = """
@@ -149,5 +165,27 @@ PEERS = (
         due=CHANCY_DUE,
         delayed=CHANCY.format("'pending', 0, now() + interval '1 day', null, null"),
         failed=CHANCY.format("'failed', 1, now(), now(), now()"),
+    ),
+    Peer(
+        name="oban",
+        title="Oban for Python",
+        driver="oban_driver.py",
+        tables="oban_jobs",
+        table="oban_jobs",
+        due=OBAN_DUE,
+        delayed=OBAN.format("'scheduled', 0, timezone('utc', now()) + interval '1 day'"),
+        failed=OBAN.format("'discarded', 20, timezone('utc', now())"),
+    ),
+    Peer(
+        name="dbos",
+        title="DBOS",
+        driver="dbos_driver.py",
+        tables="dbos.workflow_status, dbos.workflow_input, dbos.workflow_output",
+        table="dbos.workflow_status",
+        due=DBOS_DUE,
+        delayed=DBOS.format("'DELAYED'", "now.ms + 86400000"),
+        failed=DBOS.format("'ERROR'", "null"),
+        id="workflow_uuid",
+        slow=True,
     ),
 )

@@ -39,7 +39,7 @@ def command(name: str, driver: str) -> list[str]:
     return [str(_made(name, wanted, _with_pip) / "bin" / "python"), str(path)]
 
 
-def _made(name: str, wanted: dict[str, list[str]], install: Any) -> Path:
+def _made(name: str, wanted: dict[str, Any], install: Any) -> Path:
     identity = json.dumps([sys.version_info[:2], sys.prefix, wanted])
     directory = _home() / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     if not (directory / DONE).exists():
@@ -58,8 +58,12 @@ def _home() -> Path:
     return Path(cache) / "django_mq-benchmarks"
 
 
-def _with_pip(directory: Path, wanted: dict[str, list[str]]) -> None:
-    venv.create(directory, with_pip=True)
+def _with_pip(directory: Path, wanted: dict[str, Any]) -> None:
+    least = tuple(map(int, wanted.get("python", "3").split(".")))
+    if sys.version_info[:2] >= least:
+        venv.create(directory, with_pip=True)
+    else:  # `PATH` must have it
+        _say([_program(f"python{wanted['python']}"), "-m", "venv", str(directory)])
     _say([str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", *wanted["pip"]])
 
 

@@ -36,7 +36,7 @@ ORM = "ORM handler, 1 process"
 WAITS, WAITS_CPU = "coroutines of 50 ms", "coroutines of 50 ms, CPU"
 #: Who can run a Django project's function, and who runs coroutines, or has promises.
 WITH_ORM = ("pgqueuer", "procrastinate", "django_tasks_db", "pgmq")
-WITH_COROUTINES = ("graphile", "pgqueuer", "procrastinate", "chancy")
+WITH_COROUTINES = ("graphile", "pgqueuer", "procrastinate", "chancy", "oban", "dbos")
 #: Coroutines at once: the default of ASYNC_SLOTS, which the drivers have, too.
 AT_ONCE = 100
 #: Seconds after which a peer has failed.
