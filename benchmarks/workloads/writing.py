@@ -9,28 +9,30 @@ from __future__ import annotations
 
 from benchmarks import bare
 from benchmarks.database import Database, check
-from benchmarks.report import Row, compared
-from benchmarks.workers import drained, verify
+from benchmarks.footprints import Cost, costs_compared
+from benchmarks.report import Row
+from benchmarks.workers import cost_of, verify
 from benchmarks.workloads import Bench
 
 
 def run(bench: Bench) -> list[Row]:
     """Both in turn; each message has its one row."""
     count = bench.size(20_000, 1_000)
-    ours, loop = [], []
+    ours: list[Cost] = []
+    loop: list[Cost] = []
     for _ in bench.in_turn("writing"):
-        ours.append(worker_rate(bench.database, count))
-        loop.append(bare_rate(bench.database, count))
+        ours.append(worker_cost(bench.database, count))
+        loop.append(Cost(bare_rate(bench.database, count)))
     note = f"{count:,} handlers that insert one row; against: the bare loop, savepoints and inserts"
-    return [compared("writing", ours, loop, at_least=0.7, note=note)]
+    return [costs_compared("writing", ours, loop, at_least=0.7, note=note)]
 
 
-def worker_rate(database: Database, count: int) -> float:
-    """Return messages a second of one worker process."""
+def worker_cost(database: Database, count: int) -> Cost:
+    """Return what a message costs one worker process."""
     due = _prepare(database, count)
-    seen = drained(database, count)
+    cost = cost_of(database, count)
     _verify_rows(database, due)
-    return count / seen.seconds
+    return cost
 
 
 def bare_rate(database: Database, count: int) -> float:

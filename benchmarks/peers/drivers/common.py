@@ -59,7 +59,7 @@ class Work:
     def __init__(self) -> None:
         self.begin: float | None = None
         self.end = 0.0
-        self.cpu_begin = 0.0
+        self.cpu_begin = self.cpu_end = 0.0
         self.done = 0
         self.ids: list[Any] = []
         self.starts: list[float] = []
@@ -77,7 +77,7 @@ class Work:
 
     def settled(self, count: int = 1) -> None:
         """So many jobs are removed, or marked as done, and that is committed."""
-        self.end = monotonic()
+        self.end, self.cpu_end = monotonic(), process_time()
         self.done += count
 
     def wait(self, stop: Callable[[], Any]) -> None:
@@ -89,7 +89,7 @@ class Work:
 
     def seen(self) -> dict[str, Any]:
         """Return everything."""
-        cpu = process_time() - self.cpu_begin
+        cpu = self.cpu_end - self.cpu_begin
         ids = [str(id) for id in self.ids]
         seen = {"begin": self.begin, "end": self.end, "ids": ids, "starts": self.starts}
         return {**seen, "cpu": cpu}

@@ -90,6 +90,8 @@ async function work({ task }) {
   const ids = [];
   const starts = [];
   let begin = null;
+  let cpu;
+  let spent = { user: 0, system: 0 };
   let end = 0;
   let done = 0;
   // It tells that a job is complete before it is removed; so the removal itself is timed.
@@ -99,6 +101,7 @@ async function work({ task }) {
     if (/^delete from \S+_private_jobs/.test(config?.text)) {
       answer.then((result) => {
         end = now();
+        spent = process.cpuUsage(cpu);
         done += result.rowCount;
       });
     }
@@ -109,7 +112,6 @@ async function work({ task }) {
     ids.push(job.id);
     return task === "sleep" ? sleep(PAUSE) : undefined;
   };
-  let cpu;
   const events = new EventEmitter();
   events.on("pool:create", () => {
     begin = now();
@@ -133,10 +135,9 @@ async function work({ task }) {
     noHandleSignals: true,
   });
   await lines.next();
-  const { user, system } = process.cpuUsage(cpu);
   await runner.stop();
   clearInterval(report);
-  return { begin, end, ids, starts, cpu: (user + system) / 1e6 };
+  return { begin, end, ids, starts, cpu: (spent.user + spent.system) / 1e6 };
 }
 
 const commands = { enqueue, produce, bulk, work, schema: () => runMigrations({ preset }) };
