@@ -1,10 +1,19 @@
-"""Read the arguments of `mq_worker`."""
+"""Read arguments of the commands: numbers, ports, durations and moments."""
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentTypeError
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
 from django_mq.policy.backoff import as_seconds
+from django_mq.policy.error_text import one_line
+
+#: Seconds in each unit of a duration.
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def positive(text: str) -> int:
@@ -46,3 +55,40 @@ def seconds(text: str) -> float:
     if found is None:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds")
     return found
+
+
+def duration(text: str) -> float:
+    """Read seconds, or a number with a unit, from the command line.
+
+    >>> duration("90"), duration("1.5h"), duration("2d")
+    (90.0, 5400.0, 172800.0)
+    """
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd]?)", text.strip())
+    if found is None:
+        raise ArgumentTypeError(
+            f"{one_line(text)!r} is not a duration such as 90, 90s, 15m, 2h or 1d"
+        )
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def moment(text: str) -> datetime:
+    """Read an ISO 8601 date and time, in the project's time zone if it has no offset."""
+    try:
+        found = parse_datetime(text.strip())
+    except ValueError:
+        found = None
+    if found is None:
+        raise ArgumentTypeError(
+            f"{one_line(text)!r} is not a date and time such as 2026-12-24T18:00+01:00"
+        )
+    return timezone.make_aware(found) if timezone.is_naive(found) else found
+
+
+def moment_or_ago(text: str) -> datetime:
+    """Read a moment, or a duration with its unit that is counted back from now."""
+    if re.fullmatch(r"[\d.]+[smhd]", text.strip()):
+        return timezone.now() - timedelta(seconds=duration(text))
+    try:
+        return moment(text)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f"{error}, and no duration such as 1h") from None

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 from psycopg.errors import UndefinedColumn, UndefinedTable
 
 from django_mq import handlers, queues
@@ -27,8 +22,6 @@ from django_mq.management.serving import mistaken
 from django_mq.policy.error_text import one_line
 from django_mq.queues import Changed
 from django_mq.queues.doctor.schema import unapplied_migrations
-
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Declined(Exception):
@@ -270,40 +263,3 @@ def check_selection(chosen: Iterable[object], everything: bool) -> None:
         )
     if some and everything:
         raise CommandError("--all cannot be combined with another selection")
-
-
-def duration(text: str) -> float:
-    """Read seconds, or a number with a unit, from the command line.
-
-    >>> duration("90"), duration("1.5h"), duration("2d")
-    (90.0, 5400.0, 172800.0)
-    """
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd]?)", text.strip())
-    if found is None:
-        raise argparse.ArgumentTypeError(
-            f"{one_line(text)!r} is not a duration such as 90, 90s, 15m, 2h or 1d"
-        )
-    return float(found[1]) * _UNITS[found[2]]
-
-
-def moment(text: str) -> datetime:
-    """Read an ISO 8601 date and time, in the project's time zone if it has no offset."""
-    try:
-        found = parse_datetime(text.strip())
-    except ValueError:
-        found = None
-    if found is None:
-        raise argparse.ArgumentTypeError(
-            f"{one_line(text)!r} is not a date and time such as 2026-12-24T18:00+01:00"
-        )
-    return timezone.make_aware(found) if timezone.is_naive(found) else found
-
-
-def moment_or_ago(text: str) -> datetime:
-    """Read a moment, or a duration with its unit that is counted back from now."""
-    if re.fullmatch(r"[\d.]+[smhd]", text.strip()):
-        return timezone.now() - timedelta(seconds=duration(text))
-    try:
-        return moment(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}, and no duration such as 1h") from None

@@ -80,8 +80,7 @@ _WAITING = """lateral (
            for no key update skip locked
      ) waiting"""
 
-# OFFSET 0: only lines that can be taken are locked. The limit counts the lines that no other claim
-# has locked.
+# OFFSET 0: only lines that can be taken are locked; the limit counts lines without another lock.
 LOCK_LINES = f"""
 with seen as materialized ({_WINDOW}), line as (
     select queue, handler, key, min(n) as n

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_mq.management import base, output
+from django_mq.management import arguments, output
 from django_mq.queues import HorizonHolder
 
 
@@ -63,17 +63,17 @@ def test_span(seconds, text):
 @pytest.mark.parametrize("text", ["", "-5", "5 years", "1e9", "nan", "99999999999", "5mm"])
 def test_what_is_no_duration(text):
     with pytest.raises(argparse.ArgumentTypeError):
-        base.duration(text)
+        arguments.duration(text)
 
 
 def test_moments(settings):
     settings.TIME_ZONE = "Europe/Berlin"
-    assert base.moment("2026-12-24T18:00").isoformat() == "2026-12-24T18:00:00+01:00"
-    assert base.moment("2026-12-24 18:00Z").isoformat() == "2026-12-24T18:00:00+00:00"
+    assert arguments.moment("2026-12-24T18:00").isoformat() == "2026-12-24T18:00:00+01:00"
+    assert arguments.moment("2026-12-24 18:00Z").isoformat() == "2026-12-24T18:00:00+00:00"
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "2026-13-01T00:00", "\x1b[2J"])
 def test_what_is_no_moment(text):
     with pytest.raises(argparse.ArgumentTypeError) as caught:
-        base.moment(text)
+        arguments.moment(text)
     assert "\x1b" not in str(caught.value)

@@ -7,7 +7,8 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.management.base import OperatorCommand, duration
+from django_mq.management.arguments import duration
+from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
 from django_mq.queues.obstacles import shown
 

@@ -8,7 +8,8 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.management.base import OperatorCommand, add_queue_options, duration, moment
+from django_mq.management.arguments import duration, moment
+from django_mq.management.base import OperatorCommand, add_queue_options
 from django_mq.management.output import as_json
 from django_mq.queues.obstacles import shown
 

@@ -8,13 +8,13 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.management.arguments import duration
 from django_mq.management.base import (
     SELECTION,
     OperatorCommand,
     add_selection,
     check_selection,
     count,
-    duration,
 )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_mq import queues
-from django_mq.management.base import OperatorCommand, add_common_selection, count, moment_or_ago
+from django_mq.management.arguments import moment_or_ago
+from django_mq.management.base import OperatorCommand, add_common_selection, count
 
 #: The options that select messages.
 SELECTION = ("ids", "queue", "type", "handler", "since", "until")

@@ -14,7 +14,8 @@ from django.utils.timezone import now
 from django_mq import handlers, queues
 from django_mq.conf import alias_of, get_settings
 from django_mq.executor.connections import LOST
-from django_mq.management.base import OperatorCommand, add_queue, duration
+from django_mq.management.arguments import duration
+from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, span, table
 from django_mq.policy.durations import measured
 from django_mq.policy.histogram import Durations
