@@ -1,5 +1,6 @@
 """What every part of the suite shares."""
 
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,18 @@ sys.dont_write_bytecode = False
 # would inherit that: Ctrl-C is one of the things they try.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Each process of pytest keeps thousands of collected tests in memory. Scanning them in every
+# garbage collection took 12 % of the CPU of a run (perf, six rooms of the suite).
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is in memory now out of all later collections of garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
