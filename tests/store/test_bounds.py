@@ -22,7 +22,7 @@ from tests.database import second_connection
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Rows that one piece looks at, and how many pages it may touch for each of them.
-PIECE, PAGES = 100, 50
+PIECE, PAGES = 100, 60
 FEW, MANY = 2_000, 200_000
 
 #: Lines that wait, each for a row that is there; ids that are taken, with something put aside; what
