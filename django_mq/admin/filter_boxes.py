@@ -134,6 +134,13 @@ class TypeFilter(BoxFilter):
         return queryset.filter(type__startswith=value[:-1])
 
 
+def read_priority(text: str) -> int:
+    """Return the priority in `text`; raises ValueError for anything but a short whole number."""
+    if re.fullmatch(r"-?[0-9]{1,3}", text) is None:
+        raise ValueError(f"{text!r} is not a priority")
+    return int(text)
+
+
 class PriorityFilter(BoxFilter):
     """By priority."""
 
@@ -145,9 +152,10 @@ class PriorityFilter(BoxFilter):
         value = self.value()
         if value is None:
             return None
-        if re.fullmatch(r"-?[0-9]{1,3}", value) is None:
-            raise IncorrectLookupParameters
-        return queryset.filter(priority=int(value))
+        try:
+            return queryset.filter(priority=read_priority(value))
+        except ValueError as error:
+            raise IncorrectLookupParameters(str(error)) from error
 
 
 class KeyFilter(BoxFilter):

@@ -9,6 +9,7 @@ from django.http import QueryDict
 from django.utils import timezone
 
 from django_mq.admin.base import id_of
+from django_mq.admin.filter_boxes import read_priority
 from django_mq.admin.filter_moments import read_moment
 from django_mq.admin.json_paths import read_path
 from django_mq.policy.message_filter import MessageFilter
@@ -57,6 +58,8 @@ def filter_of(query: QueryDict, allowed: Collection[str] | None, *, private: boo
             found[column] = id_of(text) or _no(name)
         elif column in MOMENTS:
             found[MOMENTS[column]] = read_moment(text, now)
+        elif column == "priority":
+            found[column] = read_priority(text)
         elif column == "queue":
             found["queues"] = (text,)
         elif column == HEADS:

@@ -13,11 +13,14 @@ IN_FLIGHT = "in_flight"
 STATES = frozenset((IN_FLIGHT, "dead", "running", "leased", "blocked", "held", "expired"))
 STATES |= {"paused", "retrying", "delayed", "processable"}
 FINGERPRINT = re.compile("[0-9a-f]{16}")
+#: Any smallint, although a message has a priority from -100 to 100.
+_PRIORITIES = range(-(2**15), 2**15)
 _TEXTS = (
     *("state", "handler", "type", "key", "unique_id", "fingerprint", "error_class", "worker"),
     *("search", "at_path"),
 )
 _IDS = ("id", "blocked_by")
+_OTHERS = ("priority", "queues", "path", "metadata", "heads")
 _TIMES = ("since", "until", "due_since", "due_until", "dead_since", "dead_until")
 
 
@@ -44,6 +47,7 @@ class MessageFilter:
     key: str | None = None
     unique_id: str | None = None
     blocked_by: int | None = None
+    priority: int | None = None
     fingerprint: str | None = None
     error_class: str | None = None
     worker: str | None = None
@@ -60,7 +64,7 @@ class MessageFilter:
     heads: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in (*_TEXTS, *_IDS, *_TIMES, "queues", "path", "metadata", "heads"):
+        for name in (*_TEXTS, *_IDS, *_TIMES, *_OTHERS):
             value = getattr(self, name)
             if value is not None and not _fits(name, value):
                 raise ValueError(f"{value!r} is not a {name} that a filter of messages can have")
@@ -108,6 +112,8 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, Mapping)
     if name in _IDS:
         return type(value) is int and 0 < value < 2**63
+    if name == "priority":
+        return type(value) is int and value in _PRIORITIES
     if name in _TIMES:
         return isinstance(value, datetime) and value.utcoffset() is not None
     if name == "state":

@@ -53,6 +53,7 @@ _CONDITIONS = {
     "key": "m.key = %(key)s",
     "unique_id": "m.unique_id = %(unique_id)s",
     "blocked_by": "m.blocked_by = %(blocked_by)s",
+    "priority": "m.priority = %(priority)s",
     "fingerprint": failed_last_with("%(fingerprint)s"),
     "error_class": "(m.last_error = %(error_class)s"
     " or starts_with(m.last_error, %(error_class)s || ': '))",

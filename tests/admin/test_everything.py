@@ -81,7 +81,7 @@ def test_rights_are_checked_when_it_is_asked_and_when_it_is_confirmed(login, act
 
 def test_a_filter_that_cannot_be_carried_over_acts_on_nothing(boss):
     add(dead=-1)
-    for query in ("future=1", "id=x", "state=gone", "created_at_from=never", "fingerprint=x"):
+    for query in ("future=1", "id=x", "state=gone", "created_at_from=never", "priority=high"):
         for response in (
             boss.get(everything("discard", query)),
             boss.post(everything("discard", query)),
@@ -92,7 +92,7 @@ def test_a_filter_that_cannot_be_carried_over_acts_on_nothing(boss):
 
 
 def test_the_list_and_the_operation_find_the_same(boss):
-    mine = add(type="a.b", handler="h", key="k", dead=-5, last_error="ValueError: no")
+    mine = add(type="a.b", handler="h", key="k", priority=-7, dead=-5, last_error="ValueError: no")
     add(type="c.d", dead=-5)
     attempt = fail(mine)
     for query in (
@@ -100,6 +100,7 @@ def test_the_list_and_the_operation_find_the_same(boss):
         "type=a.*",
         "handler=h",
         "key=k",
+        "priority=-7",
         f"id={mine.pk}",
         f"id__exact={mine.pk}",
         "q=a.b",

@@ -286,6 +286,7 @@ def test_states_are_those_that_people_read():
 @pytest.mark.django_db
 def test_every_condition_narrows():
     given = {"handler": "h", "type": "a.b", "key": "k", "unique_id": "u", "blocked_by": 7}
+    given |= {"priority": -3}
     mine = add(
         **given,
         metadata={"a": 1, "b": {"c": [1, 2]}},
@@ -325,6 +326,8 @@ def test_every_condition_narrows():
         {"state": "gone"},
         {"fingerprint": "x"},
         {"id": 0},
+        {"priority": "3"},
+        {"priority": 2**15},
         {"queues": "mail"},
         {"since": "yesterday"},
         {"path": ["payload", "a"]},
