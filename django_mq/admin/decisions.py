@@ -1,8 +1,12 @@
-"""The forms that change a queue: pause, resume, limit, end a backoff. Each logs the user."""
+"""The forms that change a queue: pause, resume, limit, end a backoff. Each logs the user.
+
+A queue that is unknown here may be misspelled, or has just become empty: the first post asks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -11,12 +15,15 @@ from django.contrib.admin.models import CHANGE
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.template.response import TemplateResponse
 from django.urls import path
 
 from django_mq import queues
 from django_mq.admin.bounds import ran_out
 from django_mq.admin.queue_rows import QueueRowsAdmin
+from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
+from django_mq.policy.routing import check_name
 from django_mq.queues.decisions import MOST_IN_FLIGHT
 from django_mq.queues.transactions import writing
 
@@ -79,6 +86,15 @@ def _end_backoff(form: QueryDict, queue: str, alias: str) -> Decision:
 
 
 DECISIONS = {"pause": _pause, "resume": _resume, "limit": _limit, "end_backoff": _end_backoff}
+#: The buttons of the page that asks.
+LABELS = {
+    "pause": "Pause",
+    "resume": "Resume",
+    "limit": "Limit",
+    "end_backoff": "End the backoff",
+}
+#: The fields of the forms, which that page posts again.
+FIELDS = ("queue", "seconds", "max_in_flight", "page")
 
 
 class QueueDecisionsAdmin(QueueRowsAdmin):
@@ -91,24 +107,42 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
     def get_urls(self) -> list[Any]:
         """Add the URLs that the forms post to."""
         urls = []
-        for name, decide in DECISIONS.items():
-            view = self.admin_site.admin_view(partial(self.decision_view, decide=decide))
+        for name in DECISIONS:
+            view = self.admin_site.admin_view(partial(self.decision_view, name=name))
             route = f"{name.replace('_', '-')}/"
             urls.append(path(route, view, name=f"django_mq_queuestate_{name}"))
         return [*urls, *super().get_urls()]
 
-    def decision_view(
-        self, request: HttpRequest, decide: Callable[[QueryDict, str, str], Decision]
-    ) -> HttpResponse:
-        """Make a decision about the posted queue."""
+    def decision_view(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Make the decision `name` about the posted queue; ask first if the queue is unknown."""
         if not self.may_change(request):
             raise PermissionDenied
         if request.method != "POST":
             return HttpResponseRedirect(self.url(QueueState, "changelist"))
         queue = request.POST.get("queue", "")
-        if not self.knows(request, queue):
+        if not self.may_name(request, queue):
             raise Http404
-        return self._change(request, queue, *decide(request.POST, queue, self.alias))
+        change, text = DECISIONS[name](request.POST, queue, self.alias)
+        if "confirmed" not in request.POST and not self.knows(request, queue):
+            return self._ask(request, queue, name)
+        return self._change(request, queue, change, text)
+
+    def _ask(self, request: HttpRequest, queue: str, name: str) -> HttpResponse:
+        """Ask whether an unknown queue is meant, and offer the known queues with similar names."""
+        known = queues.names(using=self.alias)
+        near = get_close_matches(queue, [each for each in known if self.may_see(request, each)], 3)
+        context = self.page_context(
+            request,
+            "Change an unknown queue?",
+            list_crumb=True,
+            queue=queue,
+            near=[(each, self.url(QueueState, "change", each)) for each in near],
+            label=LABELS[name],
+            url=self.url(QueueState, name),
+            fields=[(each, request.POST[each]) for each in FIELDS if each in request.POST],
+            back=self.url(QueueState, "changelist"),
+        )
+        return TemplateResponse(request, "admin/django_mq/unknown_queue.html", context)
 
     def _change(
         self, request: HttpRequest, queue: str, change: Callable[[], str], text: str
@@ -128,6 +162,13 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
             self.message_user(request, text % queue, notices.SUCCESS)
         page = ("change", queue) if "page" in request.POST else ("changelist",)
         return HttpResponseRedirect(self.url(QueueState, *page))
+
+    def may_name(self, request: HttpRequest, queue: str) -> bool:
+        """Return whether `queue` is a name, and one of a queue that the user may see."""
+        try:
+            return self.may_see(request, check_name(queue, "queue"))
+        except InvalidName:
+            return False
 
     def knows(self, request: HttpRequest, queue: str) -> bool:
         """Return whether the queue exists and the user may see it."""

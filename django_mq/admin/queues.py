@@ -62,6 +62,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             columns=COLUMNS,
             most=f"{most:,}",
             query=query,
+            may_pause_query=self.may_change(request) and self.may_name(request, query),
             other_pages="" if not query else f"{urlencode({'q': query})}&",
             topology_url=self.topology_url(),
             **self.form_context(request),

@@ -245,12 +245,52 @@ def test_a_backoff_is_ended_with_a_log(boss):
 
 @pytest.mark.parametrize(
     ("data", "status"),
-    [({"queue": "nowhere"}, 404), ({}, 404), ({"queue": "mail", "seconds": "7"}, 400)],
+    [
+        ({"queue": "no name"}, 404),
+        ({"queue": "no name", "confirmed": "yes"}, 404),
+        ({}, 404),
+        ({"queue": "mail", "seconds": "7"}, 400),
+        ({"queue": "nowhere", "seconds": "7"}, 400),
+    ],
 )
-def test_only_known_queues_are_paused_for_offered_times(boss, data, status):
+def test_only_queues_are_paused_and_only_for_offered_times(boss, data, status):
     add("mail")
     assert boss.post(url("queuestate", "pause"), data).status_code == status
     assert not QueueState.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("page", "data", "label", "row"),
+    [
+        ("pause", {"seconds": "900", "page": "1"}, "Pause", True),
+        ("limit", {"max_in_flight": "5"}, "Limit", True),
+        ("resume", {}, "Resume", False),
+        ("end_backoff", {}, "End the backoff", False),
+    ],
+)
+def test_a_queue_that_nobody_knows_is_changed_after_a_question(boss, page, data, label, row):
+    add("invoices")
+    data = {"queue": "invioces", **data}
+    asked = boss.post(url("queuestate", page), data)
+    words = text(asked)
+    assert "Queue invioces is not known" in words
+    assert "Did you mean invoices ?" in words
+    assert f"{label} invioces anyway" in words
+    assert url("queuestate", "change", "invoices") in asked.content.decode()
+    assert not QueueState.objects.exists()
+    assert not LogEntry.objects.exists()
+    assert dict(asked.context["fields"]) == data
+    done = boss.post(asked.context["url"], {**data, "confirmed": "yes"})
+    assert done.status_code == 302
+    assert "invioces" in told(done)[0]
+    assert QueueState.objects.filter(queue="invioces").exists() is row
+    assert LogEntry.objects.filter(object_repr="invioces").exists() is row
+
+
+def test_a_search_without_a_queue_offers_to_pause_it(boss, viewer):
+    for client, name, offered in ((boss, "later", 1), (boss, "no name", 0), (viewer, "later", 0)):
+        page = client.get(url("queuestate"), {"q": name})
+        assert text(page).count("Pause a queue of this name") == offered
 
 
 def test_what_runs_is_offered_no_action(boss):

@@ -126,6 +126,21 @@ def test_one_message_is_cancelled_from_its_page(visit, scripts):
     assert not QueuedMessage.objects.exists()
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_queue_that_nobody_knows_is_paused_after_a_question(visit, width):
+    add()
+    page = visit(url("queuestate"), viewport={"width": width, "height": 800})
+    page.get_by_label("Part of a queue's name").fill("mail.archive")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("button", name="Pause a queue of this name…").click()
+    says(page, "#content-main", "Queue mail.archive is not known")
+    assert not QueueState.objects.exists()
+    page.get_by_role("button", name="Pause mail.archive anyway").click()
+    says(page, ".messagelist", "Queue mail.archive is paused.")
+    says(page, "#mq-live", "mail.archive")
+    assert QueueState.objects.get().queue == "mail.archive"
+
+
 def test_a_queue_is_paused_and_resumed(visit):
     add()
     page = visit(url("queuestate"))

@@ -177,7 +177,8 @@ def test_what_is_decided_about_a_queue(rows, mine, page):
     QueueState.objects.update(backoff_level=2)
     before = QueueState.objects.filter(pk="theirs").values().get()
     data = {"queue": "theirs", "max_in_flight": "5"}
-    assert mine.post(scoped("queuestate", page), data).status_code == 404
+    for more in ({}, {"confirmed": "yes"}, {"queue": "unknown"}):
+        assert mine.post(scoped("queuestate", page), {**data, **more}).status_code == 404
     assert QueueState.objects.filter(pk="theirs").values().get() == before
     assert mine.post(scoped("queuestate", page), {**data, "queue": "mine"}).status_code == 302
 
