@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.defaultfilters import filesizeformat
 from django.utils.html import format_html
 
+from django_mq.admin.exports import ExportAdmin
 from django_mq.admin.filter_boxes import HandlerFilter, QueueFilter, TypeFilter
 from django_mq.admin.filter_moments import EndedFilter
 from django_mq.admin.replaying import ReplayingAdmin
@@ -19,14 +20,21 @@ from django_mq.models import FailedAttempt, HandledMessage
 from django_mq.queues.history import CONTENT
 
 
-class HandledMessageAdmin(ReplayingAdmin):
+class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
     """Handled messages, the last to end first; the list shows no payload."""
 
     change_form_template = "admin/django_mq/handled.html"
+    change_list_template = "admin/django_mq/handled_list.html"
     exact_lookups = (
         *("id", "queue", "type", "handler", "key", "worker"),
         *("correlation_id", "causation_id"),
     )
+    exported = (
+        *("id", "queue", "type", "schema_version", "handler", "key", "priority", "attempts"),
+        *("worker", "size", "correlation_id", "causation_id", "created_at", "due_at"),
+        *("started_at", "ended_at", "keep_until"),
+    )
+    exported_by = ("ended_at", "pk")
     list_display: Any = ("number", "what", "ended", "where", "tries", "ran")
     list_display_links = ("number", "what")
     list_filter = (EndedFilter, QueueFilter, TypeFilter, HandlerFilter)
@@ -38,6 +46,13 @@ class HandledMessageAdmin(ReplayingAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).defer(*CONTENT)
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the list with the buttons that export it."""
+        context = {"exports": self.export_urls(request), **(extra_context or {})}
+        return super().changelist_view(request, context)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the last one to end: after a reset of the sequence, two messages share an id."""

@@ -37,6 +37,7 @@ from django_mq.admin.filters import StateFilter
 from django_mq.admin.json_paths import read_path
 from django_mq.admin.message_page import MessagePageAdmin
 from django_mq.admin.suggesting import SuggestingAdmin
+from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import badge, breakable, excerpt, link, under, when
 from django_mq.admin.windows import AFTER
 from django_mq.models import (
@@ -56,11 +57,19 @@ from django_mq.store import find_messages
 MOST_BEHIND = 100
 
 
-class QueuedMessageAdmin(ExportAdmin, BroadcastingAdmin, SuggestingAdmin, MessagePageAdmin):
+class QueuedMessageAdmin(
+    ExportAdmin, BroadcastingAdmin, SuggestingAdmin, MessagePageAdmin, TableAdmin
+):
     """Messages, the newest first; the list shows no payload."""
 
     change_list_template = "admin/django_mq/message_list.html"
     exact_lookups = ("id", "queue", "type", "handler", "key", "unique_id", "blocked_by")
+    exported = (
+        *("id", "queue", "type", "schema_version", "handler", "state", "priority", "key"),
+        *("unique_id", "attempts", "max_attempts", "created_at", "processable_after"),
+        *("leased_until", "claimed_by", "expires_at", "held_since", "dead_at"),
+    )
+    exported_privately = ("dead_reason", "last_error", "payload", "metadata")
     list_display: Any = ("id", "what", "condition", "where", "tries")
     list_display_links = ("id", "what")
     indexed_lookups = ("id", "pk", "blocked_by")

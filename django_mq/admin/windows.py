@@ -77,7 +77,7 @@ class WindowChangeList(BoundedChangeList):
     #: A TableAdmin.
     model_admin: Any
     after: int | None = None
-    #: False while `every_match()` asks for the rows.
+    #: False for an export, which reads all rows by id.
     has_windows = True
 
     def get_filters(self, request: HttpRequest) -> Any:
@@ -104,11 +104,6 @@ class WindowChangeList(BoundedChangeList):
         found = found.filter(self.window.beyond)
         # A search finds rows by index as well: it applies the window to the other conditions.
         return found if self.query else found.filter(self.window.looked_at)
-
-    def every_match(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return all rows that match, of every window: a query for callers that read by id."""
-        self.has_windows = False
-        return self.get_queryset(request)
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -68,6 +69,19 @@ def test_a_handled_message_is_found_and_replayed(visit, options):  # noqa: F811
     page.get_by_role("button", name="Replay", exact=True).click()
     says(page, ".messagelist", "1 message replayed.")
     assert QueuedMessage.objects.get(handler="audits").metadata == {"mq.replay_of": "1"}
+
+
+@pytest.mark.parametrize("options", [{}, PHONE], ids=["desk", "phone"])
+def test_the_history_is_exported(visit, options):  # noqa: F811
+    page = visit(f"{url('handledmessage')}?key=customer+7", **options)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all handled messages that match as JSON").click()
+    assert download.value.suggested_filename.startswith("handled-messages-")
+    found = json.loads(download.value.path().read_text())
+    assert [(row["id"], row["payload"]) for row in found] == [
+        (2, {"order_id": 2}),
+        (1, {"order_id": 1}),
+    ]
 
 
 def test_a_chain_is_indented(visit):  # noqa: F811
