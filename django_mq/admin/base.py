@@ -19,6 +19,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDi
 from django.urls import reverse
 from django.utils.text import capfirst
 
+from django_mq import queues
 from django_mq.admin.bounds import BoundedChangeList, CappedPaginator, impatient, ran_out
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
@@ -169,6 +170,15 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     def may_see_messages(self, request: HttpRequest) -> bool:
         """Return whether the user may see the list of messages."""
         return self._has_right(request, "view_queuedmessage")
+
+    def seen_queues(self, request: HttpRequest) -> list[str]:
+        """Return the known queues that the user may see, sorted; read once per request."""
+        found: list[str] | None = getattr(request, "mq_seen_queues", None)
+        if found is None:
+            known = queues.names(using=self.alias)
+            found = [name for name in known if self.may_see(request, name)]
+            request.mq_seen_queues = found  # type: ignore[attr-defined]
+        return found
 
     def _has_right(self, request: HttpRequest, codename: str) -> bool:
         return request.user.has_perm(f"django_mq.{codename}")

@@ -12,7 +12,7 @@ from django.db.models import OuterRef, Q, QuerySet, Subquery
 from django.db.models.lookups import Exact
 from django.http import HttpRequest
 
-from django_mq import handlers, queues
+from django_mq import handlers
 from django_mq.admin.filters import ExactFilter
 from django_mq.admin.windows import LOOK
 from django_mq.conf import get_settings
@@ -85,8 +85,7 @@ class QueueFilter(BoxFilter):
     parameter_name = "queue"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        known = queues.names(using=model_admin.alias)
-        return self.offer(each for each in known if model_admin.may_see(request, each))
+        return self.offer(model_admin.seen_queues(request))
 
 
 class MessageQueueFilter(QueueFilter):

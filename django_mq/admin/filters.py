@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from django.contrib import admin
@@ -11,6 +11,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
+from django.utils.html import format_html
 
 from django_mq.models import MessageQuerySet, QueueState
 from django_mq.states import MessageState
@@ -72,6 +73,16 @@ class StateFilter(admin.SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         states: list[tuple[str, Any]] = [(state.value, state.label) for state in MessageState]
         return [*states, (IN_FLIGHT, "in flight")]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """Return the states, each with the number of its messages, whatever the other filters."""
+        counts = getattr(changelist, "state_counts", {})
+        names = [None, *(name for name, _label in self.lookup_choices)]
+        for name, choice in zip(names, super().choices(changelist), strict=True):
+            if name in counts:
+                text = format_html('<span class="mq-number mq-quiet">{}</span>', counts[name])
+                choice["display"] = format_html("{} {}", choice["display"], text)
+            yield choice
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         value = self.value()

@@ -36,6 +36,7 @@ from django_mq.admin.filter_moments import CreatedFilter, DeadFilter, DueFilter
 from django_mq.admin.filters import StateFilter
 from django_mq.admin.json_paths import read_path
 from django_mq.admin.message_page import MessagePageAdmin
+from django_mq.admin.state_counts import StateCountsAdmin
 from django_mq.admin.suggesting import SuggestingAdmin
 from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import badge, breakable, excerpt, link, under, when
@@ -58,7 +59,7 @@ MOST_BEHIND = 100
 
 
 class QueuedMessageAdmin(
-    ExportAdmin, BroadcastingAdmin, SuggestingAdmin, MessagePageAdmin, TableAdmin
+    ExportAdmin, BroadcastingAdmin, SuggestingAdmin, StateCountsAdmin, MessagePageAdmin, TableAdmin
 ):
     """Messages, the newest first; the list shows no payload."""
 
@@ -120,12 +121,13 @@ class QueuedMessageAdmin(
         return Q(pk__in=())
 
     def read_rows(self, request: HttpRequest, found: ChangeList) -> None:
-        """Read the messages with their positions in their lines, and the days of creation."""
+        """Read the messages with their positions in their lines, days of creation, and counts."""
         rows = list(found.result_list)
         known = standings([row.pk for row in rows], most=MOST_BEHIND, using=self.alias)
         for row in rows:
             row.standing = known.get(row.pk)
         found.days = self.days(request)  # type: ignore[attr-defined]  # for the template
+        found.state_counts = self.state_counts(request)  # type: ignore[attr-defined]
 
     def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the columns that an index sorts by."""

@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from django_mq import queues
 from django_mq.admin.filters import IN_FLIGHT
 from django_mq.admin.heads import HeadsAdmin
+from django_mq.admin.state_counts import shown_state
 from django_mq.admin.texts import badge, clock
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.policy.durations import span
@@ -27,8 +28,6 @@ COLUMNS: tuple[tuple[str, Any], ...] = (
     ("expired", "expired"),
     ("dead", "dead"),
 )
-#: Messages in these states are shown as paused while their queue is paused or backs off.
-_PAUSED_INSTEAD = ("processable", "delayed", "retrying")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +166,7 @@ class QueueRowsAdmin(HeadsAdmin):
 
     def _cell(self, counts: queues.QueueCounts, name: str, label: Any, linked: bool) -> Cell:
         text = counts.shown(name)
-        stopped = counts.paused or counts.backoff_until is not None
-        state = MessageState.PAUSED.value if stopped and name in _PAUSED_INSTEAD else name
+        state = shown_state(counts, name)
         url = ""
         if linked and text != "0":
             url = self.url(QueuedMessage, "changelist", queue=counts.queue, state=state)

@@ -20,6 +20,7 @@ from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, queue_names
 from django_mq.store import counts as store
 from django_mq.store import estimates as sampled
+from django_mq.store.readers import prepare_to_read
 
 #: Counts stop here. 10,000 rows take about 5 ms, a million half a second.
 MOST = 10_000
@@ -149,7 +150,11 @@ def read_counts(
     cursor: Cursor, asked: Sequence[str], *, most: int | None = None
 ) -> dict[str, QueueCounts]:
     """Return the counts of the queues `asked`, each up to `most`; call it in a transaction."""
-    most = MOST if most is None else most
+    prepare_to_read(cursor)
+    return _read(cursor, asked, MOST if most is None else most)
+
+
+def _read(cursor: Cursor, asked: Sequence[str], most: int) -> dict[str, QueueCounts]:
     found = store.counts(
         cursor,
         queues=asked,
@@ -173,7 +178,7 @@ def read_many_counts(cursor: Cursor, asked: Sequence[str]) -> tuple[dict[str, Qu
     share = READ // (_KINDS * max(1, len(longer)))
     most = min(MOST, max(each for each in (*STOPS, MOST) if each <= max(share, least)))
     if longer and most > least:
-        found |= read_counts(cursor, longer, most=most)
+        found |= _read(cursor, longer, most)
     return with_estimates(cursor, found), most
 
 

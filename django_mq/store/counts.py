@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mq.store.readers import prepare_to_read
-
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
@@ -256,9 +254,8 @@ def counts(
 
     `ordered` names the ordered queues among them; in the queues `skipping`, a dead head blocks
     nothing. A worker that has been silent for `gone_after` seconds runs nothing. Call it in a
-    transaction: it changes settings of that transaction.
+    transaction after `prepare_to_read()`.
     """
-    prepare_to_read(cursor)
     cursor.execute(
         COUNTS,
         {

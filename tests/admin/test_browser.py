@@ -100,6 +100,23 @@ def test_a_dead_letter_is_found_and_requeued(visit):
     assert not QueuedMessage.objects.dead().exists()
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_number_of_messages_per_state_is_shown(visit, width):
+    for _ in range(3):
+        add(dead=-5)
+    add()
+    page = visit(LIST, viewport={"width": width, "height": 844})
+    summary = page.locator(".mq-filters > summary")
+    for state, count in (("dead", 3), ("processable", 1)):
+        link = page.locator("#changelist-filter").get_by_role("link", name=f"{state} {count}")
+        if not link.is_visible():  # a narrow window folds the filters
+            summary.click()
+        link.click()
+        sync_api.expect(page.locator("#result_list tbody tr")).to_have_count(count)
+    width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(width) <= 0
+
+
 def test_a_selection_is_discarded_after_a_question(visit):
     for _ in range(3):
         add(dead=-5)

@@ -7,7 +7,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from tests.admin.pages import LIST, MODELS, fail, url
+from django_mq.queues import totals
+from tests.admin.pages import LIST, MODELS, fail, text, url
 from tests.rows import add, add_all, beat, decide
 
 pytestmark = pytest.mark.django_db
@@ -21,6 +22,7 @@ def rows():
     """A message in each state, a key with two that wait behind its head, and a failed attempt."""
     head = add(key="k", leased=60, claimed_by="worker:1")
     waiting = [add(key="k", blocked_by=head.pk), add(key="k", blocked_by=head.pk)]
+    add_all({} for _ in range(20))
     add_all([{"after": 60}, {"after": 60, "attempts": 1}, {"held": -1}, {"expires": -1}, {}])
     dead = add(dead=-1)
     beat(running=[head.pk])
@@ -43,6 +45,17 @@ def queries(client, address, **data):
 @pytest.mark.parametrize("model", [*MODELS, "overview"])
 def test_a_list(boss, model):
     assert queries(boss, url(model)) <= MOST
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize("model", ["queuedmessage", "queuestate"])
+def test_a_list_with_estimates(boss, viewer, monkeypatch, model):
+    """The counts are made again with another limit, then estimated."""
+    monkeypatch.setattr(totals, "MOST", 2)
+    monkeypatch.setattr(totals, "STOPS", (1,))
+    assert "≈" in text(boss.get(url(model)))
+    for client in (boss, viewer):
+        assert queries(client, url(model)) <= MOST
 
 
 @pytest.mark.usefixtures("rows")

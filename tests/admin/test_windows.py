@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from django_mq.admin import bounds, days, windows
+from django_mq.admin import QueuedMessageAdmin, bounds, days, windows
 from django_mq.admin.filter_moments import CreatedFilter, read_moment
 from django_mq.models import FailedAttempt, QueuedMessage, UniqueKey
 from tests.admin.pages import LIST, confirm, fail, listed, text, url
@@ -148,8 +148,9 @@ def test_attempts_have_windows_too(boss, small):
     assert len(listed(page)) == 3
 
 
-def test_a_page_reads_the_same_of_a_long_table(boss, small):
-    """A filter without index, by the middle of the list, and by creation."""
+def test_a_page_reads_the_same_of_a_long_table(boss, small, monkeypatch):
+    """A filter without index. The counts per state have bounds of their own, far above these."""
+    monkeypatch.setattr(QueuedMessageAdmin, "state_counts", lambda self, request: {})
     add_all({"created": n - 3000 * 60, "key": f"k{n}"} for n in range(30))
 
     def read(**data):

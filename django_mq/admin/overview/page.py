@@ -29,6 +29,7 @@ from django_mq.admin.overview.panels import (
     workers_panel,
 )
 from django_mq.admin.queue_rows import COLUMNS, QueueRowsAdmin
+from django_mq.admin.state_counts import COUNTED
 from django_mq.admin.texts import clock, excerpt
 from django_mq.models import (
     FailedAttempt,
@@ -43,9 +44,8 @@ from django_mq.queues.totals import read_many_counts, read_names
 from django_mq.store import read_figures
 from django_mq.store.readers import prepare_to_read
 
-#: The maximum numbers of queues that are counted, and of queues, handlers, error classes and
-#: schedules that are listed.
-COUNTED, LISTED, HANDLERS, ERRORS, SCHEDULES = 200, 50, 25, 5, 5
+#: The maximum numbers of queues, handlers, error classes and schedules that are listed.
+LISTED, HANDLERS, ERRORS, SCHEDULES = 50, 25, 5, 5
 #: The number of newest failed attempts, and of newest dead letters, that are counted.
 NEWEST = 5000
 SPAN_NAMES = {"hour": "Hour", "day": "Day", "week": "Week"}

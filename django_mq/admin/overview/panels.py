@@ -10,9 +10,10 @@ from typing import Any
 from django_mq import queues
 from django_mq.admin.overview.charts import clock
 from django_mq.admin.queue_rows import COLUMNS, QueueRow
+from django_mq.admin.state_counts import summed
 from django_mq.admin.texts import excerpt
 from django_mq.policy.durations import measured, span
-from django_mq.policy.estimated import counted, rough
+from django_mq.policy.estimated import rough
 from django_mq.policy.figures import Latency
 
 
@@ -99,8 +100,7 @@ def state_tiles(found: Collection[queues.QueueCounts], urls: Mapping[str, str]) 
     tiles = []
     for name, label in COLUMNS:
         count = sum(getattr(each, name) for each in found)
-        stopped = any(each.is_capped(name) for each in found)
-        text = counted(count, sum(each.about(name) for each in found), stopped=stopped)
+        text = summed((each, name) for each in found)
         url = urls.get(name, "") if count else ""
         tiles.append(StateTile(name, label, count, text, url))
     return tiles

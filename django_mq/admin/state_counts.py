@@ -1,0 +1,75 @@
+"""The number of messages in each state, as the overview and the list of messages show it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from django.db import OperationalError, connections, transaction
+from django.http import HttpRequest
+
+from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.bounds import ran_out
+from django_mq.admin.filters import IN_FLIGHT
+from django_mq.policy.estimated import counted
+from django_mq.queues.totals import read_many_counts
+from django_mq.states import MessageState
+
+#: The maximum number of queues that a page counts.
+COUNTED = 200
+#: Messages in these states are shown as paused while their queue is paused or backs off.
+_PAUSED_INSTEAD = ("processable", "delayed", "retrying")
+_COUNTS = (*(state.value for state in MessageState if state != MessageState.PAUSED), IN_FLIGHT)
+
+
+def shown_state(counts: queues.QueueCounts, name: str) -> str:
+    """Return the state that people read for the messages that `name` counts in this queue."""
+    is_stopped = counts.paused or counts.backoff_until is not None
+    return MessageState.PAUSED.value if is_stopped and name in _PAUSED_INSTEAD else name
+
+
+def summed(parts: Iterable[tuple[queues.QueueCounts, str]], *, more: bool = False) -> str:
+    """Return the sum of the named counts as text; an estimate, with `≈`, if one was capped.
+
+    With `more`, there are queues that were not counted.
+    """
+    parts = list(parts)
+    return counted(
+        sum(getattr(counts, name) for counts, name in parts),
+        sum(counts.about(name) for counts, name in parts),
+        stopped=more or any(counts.is_capped(name) for counts, name in parts),
+    )
+
+
+def by_state(found: Collection[queues.QueueCounts], *, more: bool = False) -> dict[str, str]:
+    """Return the number of messages in each state of `found`, and of those in flight, as text."""
+    parts: dict[str, list[tuple[queues.QueueCounts, str]]]
+    parts = {state: [] for state in (*_COUNTS, MessageState.PAUSED.value)}
+    for counts in found:
+        for name in _COUNTS:
+            parts[shown_state(counts, name)].append((counts, name))
+    return {state: summed(each, more=more) for state, each in parts.items()}
+
+
+class StateCountsAdmin(ReadOnlyAdmin):
+    """Counts the messages of a list's queue, or of all queues that the user may see."""
+
+    def state_counts(self, request: HttpRequest) -> dict[str, str]:
+        """Return the counts by state as text; none if the database takes too long.
+
+        Call it within the time limits of a page, last: the transaction reads in index order
+        afterwards.
+        """
+        asked = request.GET.get("queue") or request.GET.get("queue__exact")
+        if asked:
+            seen = [asked] if self.may_see(request, asked) else []
+        else:
+            seen = self.seen_queues(request)
+        try:
+            with transaction.atomic(using=self.alias), connections[self.alias].cursor() as cursor:
+                found, _most = read_many_counts(cursor, seen[:COUNTED])
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            return {}
+        return by_state(found.values(), more=len(seen) > COUNTED)
