@@ -52,6 +52,8 @@ class LocalQueue:
         self._tell_when_free = False
         self._alone = False
         self._closed = False
+        #: Whether nothing may start until `go_on()`.
+        self.rests = False
         self._paces: dict[str, Pace] = {}
         self._held: dict[int, Delivery] = {}
         #: Queues from which nothing may start.
@@ -88,7 +90,7 @@ class LocalQueue:
         if waiting.lingering:
             waiting.stop_lingering()
         waiting.clear_front()
-        if self._alone:
+        if self._alone or self.rests:
             return None
         if waiting.suspects and not self._running:
             self._alone = True
@@ -214,6 +216,18 @@ class LocalQueue:
         with self._lock:
             for id in ids:
                 self._held.pop(id, None)
+
+    def rest(self) -> list[Task]:
+        """Start nothing until `go_on()`; return the tasks that did not start."""
+        with self._lock:
+            self.rests = True
+        return self.give_back()
+
+    def go_on(self) -> None:
+        """Undo `rest()`."""
+        with self._lock:
+            self.rests = False
+            self._lock.notify_all()
 
     def close(self) -> list[Task]:
         """Start nothing more; return the tasks that did not start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 from argparse import ArgumentTypeError
 from datetime import datetime, timedelta
@@ -92,3 +93,11 @@ def moment_or_ago(text: str) -> datetime:
         return moment(text)
     except ArgumentTypeError as error:
         raise ArgumentTypeError(f"{error}, and no duration such as 1h") from None
+
+
+def login() -> str:
+    """Return the name of the operator's login; empty if it has none, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

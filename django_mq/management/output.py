@@ -10,7 +10,7 @@ from typing import Any
 
 from django_mq.policy import durations
 from django_mq.policy.error_text import one_line
-from django_mq.queues import Head
+from django_mq.queues import Head, WorkerProcess
 from django_mq.queues.obstacles import shown
 
 #: Table cells are cut here; names have at most 128 characters.
@@ -97,3 +97,27 @@ def _plain(value: Any) -> Any:
     if isinstance(value, date):
         return value.isoformat()
     return value
+
+
+def workers_table(workers: Iterable[WorkerProcess]) -> str:
+    """Return a table of worker processes, each with the beginning of its id."""
+    headers = ("worker", "host", "pid", "state", "queues", "running", "woken by", "last seen")
+    return table(headers, map(_worker, workers))
+
+
+def _worker(worker: WorkerProcess) -> tuple[object, ...]:
+    state = "gone" if not worker.alive else "draining" if worker.draining else "alive"
+    if worker.alive and worker.quiet and not worker.draining:
+        state = "quiet"
+    if worker.unreadable:
+        state += f", unreadable {' and '.join(worker.unreadable)}"
+    return (
+        worker.id[:8],
+        worker.host,
+        worker.pid,
+        state,
+        " ".join(worker.queues) or ("-" if "queues" in worker.unreadable else "all"),
+        len(worker.running),
+        worker.wakeup,
+        f"{span(worker.silent)} ago",
+    )

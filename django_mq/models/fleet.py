@@ -76,6 +76,9 @@ class WorkerHeartbeat(models.Model):
         "woken by", max_length=16, help_text="notify, poll, or degraded (LISTEN is dead)."
     )
     draining = models.BooleanField("draining", db_default=False)
+    quiet = models.BooleanField(
+        "quiet", db_default=False, help_text="An operator told it to claim nothing more."
+    )
     running = JSONColumn(
         "running", help_text="Ids of the messages whose handlers ran at the last beat."
     )
@@ -102,6 +105,7 @@ class WorkerHeartbeat(models.Model):
         verbose_name_plural = "workers"
         db_table_comment = "One row is one worker process (django_mq)"
         default_permissions = ("view",)
+        permissions = (("stop_worker", "Can quiet, resume and stop a worker"),)
         constraints = (
             models.CheckConstraint(name="mq_worker_name", condition=Q(id__regex=NAME)),
             times_are_times("mq_worker_times", "started_at", "last_seen"),
@@ -120,9 +124,9 @@ class WorkerHeartbeat(models.Model):
 
 
 class WorkerCommand(models.Model):
-    """A command to a worker about a message that it runs, and the worker's answer.
+    """A command to a worker: about a message that it runs, with its answer, or about itself.
 
-    Rows are removed after an hour.
+    A command without a message is about the worker. Rows are removed after an hour.
     """
 
     class CommandAction(models.TextChoices):
@@ -130,11 +134,14 @@ class WorkerCommand(models.Model):
 
         STOP = "stop", "stop"
         STACK = "stack", "stack"
+        QUIET = "quiet", "quiet"
+        RESUME = "resume", "resume"
+        LEAVE = "leave", "leave"
 
     id = models.BigAutoField(primary_key=True)
     worker = models.CharField("worker", max_length=32, db_collation="C")
-    message_id = models.BigIntegerField("message")
-    attempt = models.PositiveIntegerField("attempt")
+    message_id = models.BigIntegerField("message", null=True, blank=True)
+    attempt = models.PositiveIntegerField("attempt", null=True, blank=True)
     action = models.CharField("action", max_length=16, choices=CommandAction)
     asked_by = models.TextField("asked by", blank=True, db_default="")
     asked_at = models.DateTimeField("asked at", db_default=Now())
@@ -150,7 +157,20 @@ class WorkerCommand(models.Model):
         constraints = (
             models.CheckConstraint(
                 name="mq_command_names",
-                condition=Q(worker__regex=NAME, action__in=("stop", "stack")),
+                condition=Q(
+                    worker__regex=NAME, action__in=("stop", "stack", "quiet", "resume", "leave")
+                ),
+            ),
+            models.CheckConstraint(
+                name="mq_command_subject",
+                condition=Q(
+                    action__in=("stop", "stack"), message_id__isnull=False, attempt__isnull=False
+                )
+                | Q(
+                    action__in=("quiet", "resume", "leave"),
+                    message_id__isnull=True,
+                    attempt__isnull=True,
+                ),
             ),
             times_are_times("mq_command_times", "asked_at", "taken_at", "answered_at"),
         )
@@ -162,4 +182,5 @@ class WorkerCommand(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.action} of message {self.message_id}"
+        about = "worker" if self.message_id is None else f"message {self.message_id} of"
+        return f"{self.action} {about} {self.worker}"

@@ -30,6 +30,12 @@ from django_mq.queues.stalled import Head, heads
 from django_mq.queues.states import State, peek, state
 from django_mq.queues.topology import MessageType, Subscriber, Topology, topology
 from django_mq.queues.totals import QueueCounts, counts, names
+from django_mq.queues.worker_orders import (
+    quiet_workers,
+    resume_workers,
+    stop_workers,
+    worker_orders,
+)
 from django_mq.store.oldest_snapshot import HorizonHolder
 
 __all__ = [
@@ -76,19 +82,23 @@ __all__ = [
     "pause",
     "peek",
     "purge",
+    "quiet_workers",
     "rates",
     "redacted",
     "replay",
     "requeue",
     "resume",
+    "resume_workers",
     "run_now",
     "run_schedule",
     "running",
     "schedules",
     "state",
     "stop",
+    "stop_workers",
     "timings",
     "topology",
     "why",
+    "worker_orders",
     "workers",
 ]

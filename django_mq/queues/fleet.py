@@ -28,7 +28,8 @@ class WorkerProcess:
 
     `queues` holds names and patterns, and is empty for all queues; `running` holds message ids.
     `wakeup` is notify, poll, or degraded (LISTEN failed, so it polls). `unreadable` names the
-    columns with values that no worker writes; those values are left out here.
+    columns with values that no worker writes; those values are left out here. A `quiet` one claims
+    nothing, by order of an operator.
     """
 
     id: str
@@ -44,6 +45,12 @@ class WorkerProcess:
     silent: timedelta
     alive: bool
     unreadable: tuple[str, ...] = ()
+    quiet: bool = False
+
+    @property
+    def claims(self) -> bool:
+        """Whether it takes messages: it is alive, and neither draining nor quiet."""
+        return self.alive and not self.draining and not self.quiet
 
     def serves(self, queue: str) -> bool:
         """Return whether this worker takes messages of `queue`."""
@@ -76,6 +83,7 @@ def _worker(beat: WorkerHeartbeat, silent: timedelta) -> WorkerProcess:
         silent=silent,
         alive=silent < GONE_AFTER,
         unreadable=tuple(name for name, (good, all) in read.items() if list(good) != all),
+        quiet=beat.quiet,
     )
 
 

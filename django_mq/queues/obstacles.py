@@ -60,8 +60,13 @@ def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str
     serving = [worker for worker in workers if worker.alive and worker.serves(message.queue)]
     if not serving:
         return "but no live worker serves its queue: start mq_worker"
-    if all(worker.draining for worker in serving):
-        return "but every worker of its queue is draining: start mq_worker"
+    if not any(worker.claims for worker in serving):
+        if all(worker.draining for worker in serving):
+            return "but every worker of its queue is draining: start mq_worker"
+        return (
+            "but every worker of its queue is quiet or draining: resume one with mq_workers resume,"
+            " or start mq_worker"
+        )
     queue = QueueState.objects.using(alias).annotate(now=Now()).filter(pk=message.queue).first()
     if queue is not None and queue.backoff_level:
         return _backing_off(queue)

@@ -1,4 +1,4 @@
-"""Commands to workers about a running message: stop it, or report where its handler is."""
+"""Commands to workers: about a message that runs, or to be quiet, to resume, or to leave."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ if TYPE_CHECKING:
 
 # Workers read commands on each heartbeat, and at once when they are notified. Each new command also
 # removes old ones, so the table needs no chore.
-ASK = """
-with old as (
+_FORGET_OLD = """
     delete from django_mq_workercommand
      where asked_at < statement_timestamp() - interval '1 hour'
-), asked as (
+"""
+ASK = f"""
+with old as ({_FORGET_OLD}), asked as (
     insert into django_mq_workercommand (worker, message_id, attempt, action, asked_by)
     select w.id, m.id, m.attempts, %(action)s, %(by)s
       from django_mq_queuedmessage m
@@ -24,12 +25,31 @@ with old as (
     returning message_id
 )
 select message_id from asked
-"""
+"""  # noqa: S608  (built from constants, as is the next)
 
 
 def ask(cursor: Cursor, *, ids: Sequence[int], action: str, by: str) -> list[int]:
     """Ask the live workers that have `ids` for `action`; return the ids that such a worker has."""
     cursor.execute(ASK, {"ids": list(ids), "action": action, "by": by})
+    return [row[0] for row in cursor.fetchall()]
+
+
+ORDER = f"""
+with old as ({_FORGET_OLD}), asked as (
+    insert into django_mq_workercommand (worker, action, asked_by)
+    select w.id, %(action)s, %(by)s
+      from django_mq_workerheartbeat w
+     where w.id = any(%(workers)s::text[])
+       and w.last_seen > statement_timestamp() - interval '30 s'
+    returning worker
+)
+select worker from asked order by worker
+"""  # noqa: S608
+
+
+def order(cursor: Cursor, *, workers: Sequence[str], action: str, by: str) -> list[str]:
+    """Order those of `workers` that are alive to do `action`; return their ids."""
+    cursor.execute(ORDER, {"workers": list(workers), "action": action, "by": by})
     return [row[0] for row in cursor.fetchall()]
 
 

@@ -70,11 +70,14 @@ def started(rows: Sequence[Sequence[bytes | None]]) -> dict[int, bool]:
 
 
 class Command(NamedTuple):
-    """A command to a worker about a message: `action` is `stop` or `stack`."""
+    """A command to a worker about a message: `action` is `stop` or `stack`.
+
+    Without a message it is about the worker: `quiet`, `resume` or `leave`.
+    """
 
     id: int
-    message_id: int
-    attempt: int
+    message_id: int | None
+    attempt: int | None
     action: str
     by: str
 
@@ -100,13 +103,14 @@ with known as materialized (
 ), moved as (
     update django_mq_workerheartbeat
        set last_seen = statement_timestamp(), wakeup = %(wakeup)s, draining = %(draining)s,
-           running = %(running)s::jsonb, ran = %(ran)s::jsonb, timings = %(timings)s::jsonb
+           quiet = %(quiet)s, running = %(running)s::jsonb, ran = %(ran)s::jsonb,
+           timings = %(timings)s::jsonb
      where id = any(array(select id from free))
 ), added as (
     insert into django_mq_workerheartbeat
-           (id, queues, host, pid, version, wakeup, draining, running, ran, timings)
+           (id, queues, host, pid, version, wakeup, draining, quiet, running, ran, timings)
     select %(worker)s, %(queues)s::jsonb, %(host)s, %(pid)s::int, %(version)s, %(wakeup)s,
-           %(draining)s, %(running)s::jsonb, %(ran)s::jsonb, %(timings)s::jsonb
+           %(draining)s, %(quiet)s, %(running)s::jsonb, %(ran)s::jsonb, %(timings)s::jsonb
      where not exists (select from known)
         on conflict (id) do nothing
 ), taken as (
@@ -134,6 +138,7 @@ def beat(
     version: str,
     wakeup: str,
     draining: bool,
+    quiet: bool = False,
     running: Mapping[int, float],
     timings: Mapping[str, Any],
 ) -> Beat:
@@ -151,6 +156,7 @@ def beat(
             "version": version,
             "wakeup": wakeup,
             "draining": draining,
+            "quiet": quiet,
             "running": json.dumps(list(running)),
             "ran": json.dumps(running),
             "timings": json.dumps(timings),

@@ -20,6 +20,7 @@ from django_mq.messages import Fence
 from django_mq.policy.error_text import one_line
 from django_mq.policy.stack import readable
 from django_mq.supervisor.worker_figures import EVERY, Reports
+from django_mq.worker.orders import QUIET
 from django_mq.worker.recovery import DeadWorker
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ FAILED = b"?"
 FIGURES = b"#"
 #: The first byte of a line with a message that an operator stopped.
 STOP = b"x"
+#: The first byte of a line with an order of an operator that the child carried out.
+ORDER = b"="
 #: The maximum number of ids in a log line.
 MOST_IDS = 20
 
@@ -54,13 +57,17 @@ def run(
     until_empty: bool,
     last: bool = False,
     counts: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Run `worker` until it is done, told to stop, or its supervisor is gone.
 
     The `last` child of all only settles the dead workers that its supervisor names. With `counts`
-    it reports the totals of its handlers.
+    it reports the totals of its handlers. With `quiet` it claims nothing until an operator resumes
+    it.
     """
-    worker.supervised(partial(_ask_to_end, link))
+    worker.supervised(partial(_ask_to_end, link), lambda order: _send(link, ORDER + order.encode()))
+    if quiet:
+        worker.obey(QUIET)
     # All objects loaded so far stay. Without a freeze the collector walks them again and again: two
     # of the thirteen microseconds of a no-op message.
     gc.collect()

@@ -17,9 +17,10 @@ from django_mq.executor.scoreboard import Entry, MonitoredPart, Scoreboard
 from django_mq.messages import Fence
 from django_mq.policy.outcomes import was_stopped
 from django_mq.policy.stack import running_in
-from django_mq.supervisor.child import FAILED, FIGURES, GAVE_UP, GOODBYE, STOP, encode
+from django_mq.supervisor.child import FAILED, FIGURES, GAVE_UP, GOODBYE, ORDER, STOP, encode
 from django_mq.supervisor.stack_file import StackFile
 from django_mq.supervisor.worker_figures import WorkerFigures
+from django_mq.worker.orders import LEAVE, QUIET
 from django_mq.worker.recovery import DeadWorker
 
 logger = logging.getLogger("django_mq")
@@ -49,6 +50,8 @@ class ProcessSlot:
     """A slot of the supervisor, and the process that has it now.
 
     - `recycling`: the process is to be replaced, for its memory.
+    - `quiet`: an operator told it to claim nothing; so does the next process.
+    - `leaving`: an operator told it to stop; the slot gets no new one.
     - `overran`: it is being ended for a handler that ran past its timeout, at `kill_at`, after it
       has written the stacks of its handlers to `stacks`.
     - `stopped`: by fence, the operator who stopped a message, and when the process is ended if the
@@ -70,6 +73,8 @@ class ProcessSlot:
     heard: bytes = b""
     last_word: bytes = b""
     recycling: bool = False
+    quiet: bool = False
+    leaving: bool = False
     overran: bool = False
     stopped: dict[Fence, tuple[str, float]] = field(default_factory=dict)
     kill_at: float = 0.0
@@ -156,6 +161,9 @@ class ProcessSlot:
             elif line.startswith(STOP):
                 fence, by, after = json.loads(line.removeprefix(STOP))
                 self.stopped[Fence(*fence)] = (by, monotonic() + after)
+            elif line.startswith(ORDER):
+                order = line.removeprefix(ORDER).decode()
+                self.leaving, self.quiet = order == LEAVE, order == QUIET
             elif line.startswith(FAILED):
                 self.failure = line.removeprefix(FAILED).decode(errors="replace")
             else:
@@ -211,14 +219,19 @@ class ProcessSlot:
             return (
                 [] if self.finished else [f"a worker process is gone ({self.failure or 'ended'})"]
             )
-        if draining or self.recycling:
+        if draining or self.recycling or self.leaving:
             return []
         still = (each for each in self.scoreboard.still() if each is not MonitoredPart.DATABASE)
         return [f"worker process {self.pid}: the {STANDING[each]} is stalled" for each in still]
 
     def unready(self) -> list[str]:
         """Return why a live slot is not ready: its database has not answered, or not recently."""
-        if not self.pid or self.recycling or self.scoreboard.moves(MonitoredPart.DATABASE):
+        if (
+            not self.pid
+            or self.recycling
+            or self.leaving
+            or self.scoreboard.moves(MonitoredPart.DATABASE)
+        ):
             return []
         answered = MonitoredPart.DATABASE in self.scoreboard.still()
         why = "the database does not answer" if answered else "it has not used the tables yet"
@@ -227,7 +240,7 @@ class ProcessSlot:
     def recycle_large(self, megabytes: int) -> None:
         """Drain the process, to be replaced, if it has more memory than `megabytes`."""
         rss = resident_bytes(self.pid)
-        if not self.recycling and rss > megabytes * MEGABYTE:
+        if not (self.recycling or self.leaving) and rss > megabytes * MEGABYTE:
             logger.info(
                 "worker %s has %d MB: draining and replacing it",
                 self.worker,

@@ -195,6 +195,7 @@ class Supervisor:
                 until_empty=self._until_empty,
                 last=last,
                 counts=self._reporter.counts,
+                quiet=slot.quiet,
             )
         except BaseException as error:
             # The supervisor logs the error at each restart; one traceback is enough.
@@ -218,7 +219,7 @@ class Supervisor:
         if slot.last_word == GOODBYE:
             self._on_ended(slot)
         elif slot.last_word == GAVE_UP or wait:
-            if not slot.recycling:
+            if slot.leaving or not slot.recycling:
                 self._code = OUT_OF_TIME
                 slot.finished = True
             self._on_died(slot, "its drain ran out of time")
@@ -230,16 +231,16 @@ class Supervisor:
             self._on_died(slot, f"process {pid} {child_process.describe_exit(status)}")
 
     def _on_ended(self, slot: ProcessSlot) -> None:
-        if slot.recycling:
+        if slot.recycling and not slot.leaving:
             pause = slot.started_at + RECYCLE_PAUSE
             slot.restart_at = max(pause, monotonic() + slot.brake())
-        elif not self._orphaned:
+        elif slot.leaving or not self._orphaned:
             slot.finished = True
 
     def _on_died(self, slot: ProcessSlot, reason: str) -> None:
         ran = [entry.fence.id for entry in slot.scoreboard.read(slot.worker)]
         self._orphaned[slot.worker] = slot.charges(reason)
-        if slot.finished or self._deadline is not None:
+        if slot.finished or slot.leaving or self._deadline is not None:
             slot.finished = True
             self._code = max(self._code, BROKEN)
             then = ""

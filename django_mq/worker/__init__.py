@@ -17,6 +17,7 @@ from django_mq.executor.scoreboard import Scoreboard
 from django_mq.policy.handler_stats import HandlerTimings
 from django_mq.policy.routing import check_pattern
 from django_mq.worker.commands import EndProcess
+from django_mq.worker.orders import LEAVE, Orders
 from django_mq.worker.recovery import DeadWorker
 from django_mq.worker.run import Run
 
@@ -73,6 +74,7 @@ class Worker:
         self._given_id = id
         self._to_recover: list[tuple[DeadWorker, Callable[[], None]]] = []
         self._end_process: EndProcess | None = None
+        self._orders = Orders()
         self._run: Run | None = None
         self._timings = Timings()
         self._starting = threading.Lock()
@@ -133,6 +135,7 @@ class Worker:
             with self._starting:
                 self._run = None
                 self._stopping.clear()  # here, since a stop may come before the run
+                self._orders = Orders()
             self._ended.set()
 
     def stop(self, timeout: float | None = None) -> bool:
@@ -153,15 +156,28 @@ class Worker:
         if self._run is not None:
             self._run.hurry()
 
+    def obey(self, order: str, by: str = "") -> None:
+        """Be quiet, resume or leave, by order of an operator; from any thread, and never blocks."""
+        self._orders.give(order, by)
+        if order == LEAVE:
+            self.ask_to_stop()
+        if (run := self._run) is not None:
+            run.parts.wakeup.poke()
+            run.parts.lease_keeper.hurry()  # the heartbeat shows that it was obeyed
+
     def recover(self, dead: DeadWorker, done: Callable[[], None]) -> None:
         """Settle what a dead sibling held, then call `done`; for the supervisor."""
         self._to_recover.append((dead, done))
         if self._run is not None:
             self._run.take_recoveries()
 
-    def supervised(self, end_process: EndProcess) -> None:
-        """Set what ends this process for a message that is stopped; for the supervisor."""
+    def supervised(self, end_process: EndProcess, pass_on: Callable[[str], None]) -> None:
+        """Set what ends this process for a message that is stopped; for the supervisor.
+
+        `pass_on` is called with each order of an operator that was carried out.
+        """
         self._end_process = end_process
+        self._orders.supervised(pass_on)
 
     def scoreboard(self) -> Scoreboard:
         """Return the scoreboard on which this worker shows what it runs."""

@@ -1,4 +1,8 @@
-"""Carry out commands about a message that runs here: stop it, or report where its handler is."""
+"""Carry out commands of operators.
+
+They are about a message that runs here (stop it, or report where its handler is), or about this
+process (be quiet, resume, or leave).
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,7 @@ class Commands:
         scoreboard: Scoreboard,
         runner: AsyncRunner,
         end_process: Callable[[], EndProcess | None],
+        obey: Callable[[str, str], None],
         link: Link | None = None,
     ) -> None:
         self._alias = alias
@@ -52,12 +57,20 @@ class Commands:
         self._scoreboard = scoreboard
         self._runner = runner
         self._end_process = end_process
+        self._obey = obey
 
     def take(self, commands: Sequence[Command]) -> None:
-        """Begin to carry out `commands`; from any thread."""
-        threading.Thread(
-            target=self._carry_out, args=(commands,), name="mq-commands", daemon=True
-        ).start()
+        """Obey the orders among `commands`, and begin to carry out the others; never blocks."""
+        about_messages = []
+        for each in commands:
+            if each.message_id is None:
+                self._obey(each.action, each.by)
+            else:
+                about_messages.append(each)
+        if about_messages:
+            threading.Thread(
+                target=self._carry_out, args=(about_messages,), name="mq-commands", daemon=True
+            ).start()
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         statements = Statements(self._alias, limits=Limits(lock=1.0), link=self._link)

@@ -40,6 +40,24 @@ class HeldMessages:
             self._release(given_back)
         parts.dispatch.start_coroutines()
 
+    def let_go(self, cursor: Cursor) -> None:
+        """Release what has not started, and the ordered queues of which nothing runs."""
+        parts = self._parts
+        if self.in_doubt:
+            self.release_unanswered(cursor)
+        waiting = parts.local_queue.take_given_back() + parts.local_queue.rest()
+        parts.quota.release(len(waiting))
+        released = parts.dispatch.release(waiting)
+        parts.prefetch.reset()
+        free = self.unused(parts.ordered_queues.owned)
+        if free:
+            parts.ordered_queues.disown(cursor, free)
+        if released or free:
+            notify.ring(cursor)
+        if parts.backoffs.noted():
+            parts.backoffs.write(cursor)
+        parts.ordered_queues.tend(cursor)
+
     def _give_back(self, cursor: Cursor, ordered: Collection[str]) -> None:
         """Release waiting messages and ordered queues, so that siblings can have them.
 

@@ -157,7 +157,7 @@ class Parts:
             self._id,
             self.options.ordered(self._worker.queues),
             on_owned=lambda: self.fetcher.on_freed(),
-            busy=lambda: self.draining or self.local_queue.stuck(),
+            busy=lambda: self.draining or self.local_queue.rests or self.local_queue.stuck(),
         )
         self.claims = ClaimRouter(
             worker=self._id,
@@ -212,6 +212,7 @@ class Parts:
             scoreboard=self.scoreboard,
             runner=self.runner,
             end_process=lambda: self._worker._end_process,
+            obey=self._worker.obey,
             link=self._link(),
         )
         self.renewal_link = self._link()
@@ -291,5 +292,6 @@ class Parts:
             "version": VERSION,
             "wakeup": "poll" if not listener else "degraded" if listener.degraded() else "notify",
             "draining": self._worker._stopping.is_set(),
+            "quiet": self._worker._orders.quiet,
             "running": self.scoreboard.running_for(),
         }

@@ -22,6 +22,7 @@ from django_mq.worker.parts import Parts
 from django_mq.worker.wakeup import Deadline
 
 if TYPE_CHECKING:
+    from django_mq.store import Cursor
     from django_mq.worker import Worker
 
 #: Seconds until a backoff level is written again after another session had its row locked.
@@ -139,21 +140,34 @@ class Run:
         self.parts.outage.wait(error, logged=not lost)
 
     def _fetch(self) -> float:
-        parts = self.parts
+        parts, orders = self.parts, self.worker._orders
         parts.rounds += 1
         cursor, answers = parts.statements.cursor(), parts.statements.link.answers
         if parts.wakeup.take_ring():
             parts.fetcher.on_ring()
-        claims_first = parts.fetcher.urgent and parts.local_queue.idle()
-        if self.held.in_doubt or parts.backoffs.noted() or not claims_first:
-            self.held.tend(cursor)
-        sleep = parts.fetcher.fetch(cursor)
+        orders.report(self.id)
+        sleep = self._rest(cursor) if orders.quiet else self._claim(cursor)
         sleep = min(sleep, parts.scheduler.tend(cursor), parts.operation_runner.tend(cursor))
         self._worked = True
         if parts.statements.link.answers > answers:
             parts.outage.over()
         parts.lease_keeper.report()
         return min(sleep, WRITE_AGAIN) if parts.backoffs.noted() else sleep
+
+    def _claim(self, cursor: Cursor) -> float:
+        parts = self.parts
+        if parts.local_queue.rests:
+            parts.local_queue.go_on()
+            parts.fetcher.on_freed()
+        claims_first = parts.fetcher.urgent and parts.local_queue.idle()
+        if self.held.in_doubt or parts.backoffs.noted() or not claims_first:
+            self.held.tend(cursor)
+        return parts.fetcher.fetch(cursor)
+
+    def _rest(self, cursor: Cursor) -> float:
+        """Hold nothing that does not run; an operator told this worker to be quiet."""
+        self.held.let_go(cursor)
+        return min(self.worker.settings.poll_interval, self.parts.ordered_queues.turn_in())
 
     # ---- start and drain
 
@@ -192,6 +206,7 @@ class Run:
         parts = self.parts
         deadline = Deadline(self.worker.drain_seconds)
         parts.draining = True
+        self.worker._orders.report(self.id)
         self.hurry()
         if parts.listener:
             parts.listener.stop()

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from django.db import connection
 
+from django_mq import queues
 from testproject.embedded.places import Account
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
@@ -97,4 +98,25 @@ def test_it_works_behind_a_pooler(
     assert "database lost" not in worker.said()
     assert worker.said().count("Traceback") == 2, "of the handler that fails twice"
     worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+def test_orders_of_operators_arrive_behind_a_pooler(
+    start: Callable[..., Worker], queue: Queue, pooled: str
+) -> None:
+    """They come with the heartbeat, so within ten seconds."""
+    worker = start(
+        url=pooled,
+        mq={"WAKEUP": "poll", "POLL_INTERVAL": 0.3},
+        database={"DISABLE_SERVER_SIDE_CURSORS": True},
+    )
+    worker.until(queues.workers, "its heartbeat")
+    [process] = queues.workers()
+    queues.quiet_workers(process.id)
+    worker.until(lambda: queues.workers()[0].quiet, "it is quiet")
+    [waits] = queue.send("write", "a")
+    assert "quiet" in str(queues.why(waits))
+    queues.resume_workers(process.id)
+    queue.wait_empty(worker)
+    queues.stop_workers(process.id)
     assert worker.ends() == 0

@@ -36,6 +36,7 @@ COMMANDS = {
     "mq_stop": ["1", "--yes"],
     "mq_purge": ["--all", "--yes"],
     "mq_schedule": [],
+    "mq_workers": [],
 }
 
 AUDITED = """

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.messages import Fence
+from django_mq.supervisor.child import ORDER
 from django_mq.supervisor.process_slot import ProcessSlot
+from django_mq.worker.orders import LEAVE, QUIET, RESUME
 
 
 def test_the_brake_doubles_up_to_a_minute_and_stays_there() -> None:
@@ -26,3 +31,25 @@ def test_no_brake_after_a_process_that_ran_anything() -> None:
         if over:
             slot.scoreboard.clear(1)
         assert slot.brake() == 0
+
+
+def test_the_orders_that_its_process_carried_out() -> None:
+    """One that leaves is neither replaced for its memory nor reported as stalled."""
+    slot = ProcessSlot(Scoreboard(1))
+    slot.prepare()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        slot.assign(os.getpid(), ours)
+        for order, expected in (
+            (QUIET, (True, False)),
+            (RESUME, (False, False)),
+            (QUIET, (True, False)),
+            (LEAVE, (False, True)),
+        ):
+            theirs.sendall(ORDER + order.encode() + b"\n")
+            assert slot.read_link()
+            assert (slot.quiet, slot.leaving) == expected
+        slot.recycle_large(0)
+        assert not slot.recycling
+        assert slot.troubles(draining=False) == slot.unready() == []
+        slot.close_link()

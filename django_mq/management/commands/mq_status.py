@@ -16,7 +16,7 @@ from django_mq.conf import alias_of, get_settings
 from django_mq.executor.connections import LOST
 from django_mq.management.arguments import duration
 from django_mq.management.base import OperatorCommand, add_queue
-from django_mq.management.output import as_json, heads_table, span, table
+from django_mq.management.output import as_json, heads_table, span, table, workers_table
 from django_mq.policy.durations import measured
 from django_mq.policy.histogram import Durations
 from django_mq.queues.doctor import Finding
@@ -30,8 +30,6 @@ CLEAR = "\x1b[H\x1b[2J"
 LEAST = 0.1
 #: The maximum number of blocking messages shown; mq_peek --heads shows more.
 MOST_HEADS = 10
-#: Headers of `_worker()`.
-WORKERS = ("worker", "host", "pid", "state", "queues", "running", "woken by", "last seen")
 COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "dead")
 COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "blocked", "dead")
 
@@ -121,7 +119,7 @@ class Command(OperatorCommand):
     ) -> None:
         none = "No worker is known" if queue is None else f"No worker serves {queue}"
         text = f"{none}: start one with manage.py mq_worker."
-        self.stdout.write(table(WORKERS, map(_worker, workers)) if workers else text)
+        self.stdout.write(workers_table(workers) if workers else text)
         timings = [each for each in timings if each.handler or any(_counts(each))]
         if timings:
             headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
@@ -180,22 +178,6 @@ def _state(queue: queues.QueueCounts) -> str:
 def _count(queue: queues.QueueCounts, name: str) -> str:
     limited = name == "in_flight" and queue.max_in_flight is not None
     return f"{queue.shown(name)}/{queue.max_in_flight:,}" if limited else queue.shown(name)
-
-
-def _worker(worker: queues.WorkerProcess) -> tuple[object, ...]:
-    state = "gone" if not worker.alive else "draining" if worker.draining else "alive"
-    if worker.unreadable:
-        state += f", unreadable {' and '.join(worker.unreadable)}"
-    return (
-        worker.id[:8],
-        worker.host,
-        worker.pid,
-        state,
-        " ".join(worker.queues) or ("-" if "queues" in worker.unreadable else "all"),
-        len(worker.running),
-        worker.wakeup,
-        f"{span(worker.silent)} ago",
-    )
 
 
 def _counts(handler: queues.HandlerTimings) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.conf import alias_of
+from django_mq.management.arguments import login
 from django_mq.management.base import Declined, OperatorCommand, count
 from django_mq.models import QueuedMessage
 from django_mq.queues import Changed
@@ -33,7 +33,7 @@ class Command(OperatorCommand):
         question = f"Stop {count(len(set(ids)))}? The attempt fails."
         if not self.confirm(question, **options):
             raise Declined
-        asked = queues.stop(ids, by=_login() if by is None else by, using=database)
+        asked = queues.stop(ids, by=login() if by is None else by, using=database)
         self._report(asked, options)
 
     def _report(self, asked: Changed, options: dict[str, Any]) -> None:
@@ -49,10 +49,3 @@ def _are_in_flight(ids: Sequence[int], database: str | None) -> bool:
     """Return whether a worker has any of these messages."""
     found = QueuedMessage.objects.using(alias_of(database)).filter(leased_until__isnull=False)
     return found.filter(pk__in=[id for id in ids if 0 < id <= LARGEST]).exists()
-
-
-def _login() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without this user
-        return ""

@@ -17,7 +17,9 @@ LOOKED = 1000
 
 def unserved(alias: str) -> Iterator[Finding]:
     """D013: messages wait in a queue that no worker serves. D015: a handler's queue is unserved."""
-    serving = [each for each in workers(using=alias) if each.alive and not each.draining]
+    known = workers(using=alias)
+    serving = [each for each in known if each.claims]
+    resting = [each for each in known if each.alive and each.quiet and not each.draining]
     settings = get_settings()
     handled: dict[str, list[str]] = {}
     for each in handlers.all_handlers():
@@ -27,12 +29,15 @@ def unserved(alias: str) -> Iterator[Finding]:
         if any(worker.serves(queue) for worker in serving):
             continue
         if found.depth and not found.paused:
+            quiet = any(worker.serves(queue) for worker in resting)
             yield Finding(
                 id="D013",
                 level="error" if found.processable else "warning",
                 text=f"{found.shown('depth')} messages wait in the queue {queue}, and no live"
-                " worker serves it.",
-                hint=f"Start one: manage.py mq_worker --queue {queue}.",
+                f" worker serves it{' that is not quiet' if quiet else ''}.",
+                hint="Resume one: manage.py mq_workers resume ID."
+                if quiet
+                else f"Start one: manage.py mq_worker --queue {queue}.",
             )
         elif serving and queue in handled:
             yield Finding(

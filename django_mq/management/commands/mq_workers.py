@@ -1,0 +1,108 @@
+"""`mq_workers [list|quiet|resume|stop] [ID ...] [--host NAME | --all]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_mq import queues
+from django_mq.management.arguments import login
+from django_mq.management.base import Declined, OperatorCommand
+from django_mq.management.output import as_json, workers_table
+from django_mq.policy.error_text import one_line
+from django_mq.queues import WorkerProcess
+
+ORDERS = {
+    "quiet": queues.quiet_workers,
+    "resume": queues.resume_workers,
+    "stop": queues.stop_workers,
+}
+TO = {"quiet": "be quiet", "resume": "resume", "stop": "stop"}
+NOTES = {
+    "quiet": "They finish what runs, and claim nothing more until they are resumed.",
+    "resume": "They claim again.",
+    "stop": "They finish what runs, and end; their supervisors do not replace them.",
+}
+
+
+class Command(OperatorCommand):
+    help = "List the worker processes, or tell some to claim nothing, to resume, or to stop."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "action",
+            nargs="?",
+            choices=("list", *ORDERS),
+            default="list",
+            help="default: list",
+        )
+        parser.add_argument(
+            "ids", nargs="*", metavar="ID", help="worker ids, or their beginnings as in the list"
+        )
+        parser.add_argument("--host", metavar="NAME", help="all worker processes of this host")
+        parser.add_argument("--all", action="store_true", help="all worker processes")
+        parser.add_argument("--by", metavar="NAME", help="who tells them (default: the login)")
+        parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+
+    def operate(self, *, database: str | None, **options: Any) -> None:
+        action, known = options["action"], queues.workers(using=database)
+        if action == "list":
+            self._list(known, options)
+            return
+        chosen = _chosen([each for each in known if each.alive], options)
+        self._show_chosen(chosen, options)
+        question = f"{action.capitalize()} {_count(chosen)}? {NOTES[action]}"
+        if action != "resume" and not self.confirm(question, **options):
+            raise Declined
+        by = login() if options["by"] is None else options["by"]
+        told = ORDERS[action]([each.id for each in chosen], by=by, using=database)
+        if options["json"]:
+            self.stdout.write(as_json({"action": action, "workers": told}))
+        else:
+            text = f"Told {_count(told)} to {TO[action]}."
+            self.stdout.write(f"{text} mq_workers shows their states.")
+
+    def _list(self, known: Sequence[WorkerProcess], options: dict[str, Any]) -> None:
+        if options["ids"] or options["host"] or options["all"]:
+            raise CommandError("list shows all workers; name workers after quiet, resume or stop")
+        if options["json"]:
+            self.stdout.write(as_json(known))
+        elif known:
+            self.stdout.write(workers_table(known))
+        else:
+            self.stdout.write("No worker is known: start one with manage.py mq_worker.")
+
+    def _show_chosen(self, chosen: Sequence[WorkerProcess], options: dict[str, Any]) -> None:
+        if not options["json"]:
+            self.stdout.write(workers_table(chosen))
+
+
+def _chosen(alive: Sequence[WorkerProcess], options: dict[str, Any]) -> list[WorkerProcess]:
+    """Return the live workers that the options name; raise CommandError if these are none."""
+    ids, host, every = options["ids"], options["host"], options["all"]
+    if bool(ids) + (host is not None) + every != 1:
+        raise CommandError("name the workers: by ID, by --host, or --all")
+    if ids:
+        return [_one(alive, each) for each in dict.fromkeys(ids)]
+    found = [each for each in alive if every or each.host == host]
+    if not found:
+        hosts = ", ".join(sorted({each.host for each in alive})) or "none"
+        where = "" if every else f" on the host {one_line(host)}; hosts with workers: {hosts}"
+        raise CommandError(f"no worker is alive{where}")
+    return found
+
+
+def _one(alive: Sequence[WorkerProcess], id: str) -> WorkerProcess:
+    found = [each for each in alive if id and each.id.startswith(id)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise CommandError(f"no live worker has the id {one_line(id)}: see mq_workers")
+    raise CommandError(f"the ids of {len(found)} live workers begin with {one_line(id)}")
+
+
+def _count(chosen: Sequence[object]) -> str:
+    return f"{len(chosen)} worker process{'' if len(chosen) == 1 else 'es'}"

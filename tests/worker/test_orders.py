@@ -1,0 +1,146 @@
+"""A worker that an operator told to be quiet: what it lets go of, and what it goes on with."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_mq import Delivery, handler, queues
+from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
+from tests.rows import add, add_all
+from tests.worker.conftest import Running, Said, Start
+from tests.worker.service import Service, in_flight, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def told(running: Running, order: str) -> None:
+    """Give an order as an operator does, and wait until the heartbeat says that it was obeyed."""
+    tell = {"quiet": queues.quiet_workers, "resume": queues.resume_workers}[order]
+    until(lambda: running.worker.id and tell(running.worker.id))
+    row = WorkerHeartbeat.objects.filter(pk=running.worker.id, quiet=order == "quiet")
+    until(row.exists)
+
+
+def test_no_handler_starts_that_had_not_started(start: Start) -> None:
+    """Not even of messages that an executor had taken from the local queue."""
+    service = Service()
+    service.gate.clear()
+    service.handle()
+    add_all({"handler": "h"} for _ in range(20))
+    running = start(threads=2)
+    until(lambda: service.running == 2)
+    told(running, "quiet")
+    until(lambda: in_flight() == 2)
+    service.gate.set()
+    until(lambda: not in_flight())
+    assert len(service.calls) == 2
+    assert set(QueuedMessage.objects.values_list("attempts", flat=True)) == {0}
+    told(running, "resume")
+    until(lambda: not QueuedMessage.objects.exists())
+    assert sorted(service.ids) == sorted(set(service.ids))
+    running.stop()
+
+
+def test_coroutines_too(start: Start) -> None:
+    service = Service()
+    service.gate.clear()
+
+    @handler("#", queue="mail", name="h")
+    async def call(delivery: Delivery) -> None:
+        await service.acall(delivery)
+
+    add_all({"handler": "h", "key": "k"} for _ in range(3))
+    running = start()
+    until(lambda: service.running == 1)
+    told(running, "quiet")
+    until(lambda: in_flight() == 1)
+    service.gate.set()
+    until(lambda: not in_flight())
+    assert len(service.calls) == 1
+    running.stop()
+
+
+def test_another_worker_gets_its_ordered_queue(start: Start, settings: Any) -> None:
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+    service = Service()
+    service.handle()
+    add(handler="h", ordered=True)
+    quiet = start()
+    until(lambda: len(service.calls) == 1)
+    owner = QueueState.objects.get(pk="mail")
+    assert (owner.owner or "").startswith(quiet.worker.id)
+    told(quiet, "quiet")
+    other = start()
+    add(handler="h", ordered=True)
+    until(lambda: len(service.calls) == 2)
+    owner.refresh_from_db()
+    assert (owner.owner or "").startswith(other.worker.id)
+    quiet.stop(), other.stop()
+
+
+def test_what_runs_of_an_ordered_queue_keeps_it(start: Start, settings: Any, said: Said) -> None:
+    """Its lease is six seconds: a message that runs for longer keeps the queue."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+    gate = threading.Event()
+
+    @handler("#", queue="mail", name="h")
+    def held(delivery: Delivery) -> None:
+        assert gate.wait(60)
+
+    add(handler="h", ordered=True)
+    quiet = start()
+    said.wait("message_started")
+    told(quiet, "quiet")
+    first = QueueState.objects.get(pk="mail").owned_until
+    state = QueueState.objects.filter(pk="mail", owned_until__gt=first)
+    until(state.exists)
+    assert "queue_unassigned" not in [name for name, _, _ in said.all]
+    gate.set()
+    said.wait("queue_unassigned")
+    quiet.stop()
+
+
+@override_settings(DJANGO_MQ={"POLL_INTERVAL": 0.05})
+def test_schedules_and_operations_go_on(start: Start) -> None:
+    running = start()
+    told(running, "quiet")
+    message = add(dead=-1)
+    made = queues.operate("discard")
+    until(lambda: not QueuedMessage.objects.filter(pk=message.pk).exists())
+    until(lambda: queues.operations()[0].state == "done")
+    assert queues.operations()[0].pk == made.pk
+    running.stop()
+
+
+def test_a_run_begins_without_the_orders_of_the_last(start: Start) -> None:
+    service = Service()
+    service.handle()
+    running = start()
+    told(running, "quiet")
+    assert running.stop()
+    again = Running(running.worker, until_empty=True)
+    add(handler="h")
+    assert again.join()
+    until(lambda: not WorkerHeartbeat.objects.exists())
+
+
+def test_an_order_to_stop_ends_the_run(start: Start) -> None:
+    running = start()
+    until(lambda: running.worker.id and queues.stop_workers(running.worker.id, by="ana"))
+    assert running.join()
+    assert not WorkerHeartbeat.objects.exists()
+
+
+def test_only_live_workers_are_told() -> None:
+    WorkerHeartbeat.objects.create(
+        id="gone", queues=[], running=[], host="h", pid=1, version="1", wakeup="notify",
+        last_seen="2020-01-01T00:00Z",
+    )  # fmt: skip
+    assert queues.quiet_workers(["gone", "unknown"]) == ()
+    assert queues.worker_orders("gone") == []
+    with pytest.raises(ValueError, match="is not a name"):
+        queues.stop_workers("a\0b")
