@@ -83,6 +83,10 @@ class QueueRow:
             return badge("idle", "empty")
         if not self.workers:
             return badge(MessageState.HELD, "no worker")
+        if any(each.quiet for each in self.workers) and not any(
+            each.claims for each in self.workers
+        ):
+            return badge(MessageState.HELD, "workers quiet")
         if self.needs_operator:
             return badge(MessageState.DEAD, "partly blocked")
         return badge(MessageState.PROCESSABLE, "active")

@@ -1,4 +1,4 @@
-"""The worker processes: their state, queues and running messages."""
+"""The worker processes: their state, queues, running messages and orders."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.handler_stats import timing_rows
-from django_mq.admin.texts import badge, full, link, moment
+from django_mq.admin.texts import badge, excerpt, full, link, moment, when
+from django_mq.admin.worker_orders import LABELS, WorkerOrdersAdmin
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.policy.durations import span
 from django_mq.states import MessageState
@@ -45,6 +47,7 @@ class WorkerRow:
     queues: tuple[str, ...]
     running: tuple[Running, ...]
     more: int
+    orders: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def badge(self) -> Any:
@@ -54,6 +57,8 @@ class WorkerRow:
             return badge(MessageState.HELD, "unreadable")
         if self.worker.draining:
             return badge(MessageState.DELAYED, "draining")
+        if self.worker.quiet:
+            return badge(MessageState.PAUSED, "quiet")
         if self.worker.running:
             return badge(MessageState.RUNNING, "working")
         return badge(MessageState.PROCESSABLE, "waiting")
@@ -83,8 +88,10 @@ class WorkerRow:
         return moment(self.worker.started_at)
 
 
-class WorkerHeartbeatAdmin(ReadOnlyAdmin):
+class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
     """The worker processes as of their last heartbeats."""
+
+    change_form_template = "admin/django_mq/worker.html"
 
     queue_field = None
 
@@ -106,6 +113,7 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
             request,
             "Workers",
             rows=rows,
+            may_order=any(row.orders for row in rows),
             timings=timing_rows(found, self.get_queues(request)),
             **(extra_context or {}),
         )
@@ -113,7 +121,20 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ("condition", "host", "pid", "version", "wakeup", "serves", "runs", "did")
-        return [(None, {"fields": [*fields, "started", "seen"]})]
+        return [(None, {"fields": [*fields, "started", "seen", "told"]})]
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show the worker with the buttons of the orders that it can be given."""
+        found = [each for each in self._visible(request) if each.id == unquote(object_id)]
+        orders = self.orders(request, found[0]) if found else []
+        context = {"orders": orders, **(extra_context or {})}
+        return super().change_view(request, object_id, form_url, context)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the heartbeat with its row and its handlers' numbers."""
@@ -155,6 +176,20 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
     def seen(self, beat: Any) -> Any:
         return full(beat.last_seen, beat.now)
 
+    @admin.display(description="told in the last hour")
+    def told(self, beat: Any) -> Any:
+        """Show the orders of operators, and whether the worker has read them."""
+        rows = (
+            (
+                LABELS.get(each.action, "Stop"),
+                f" by {excerpt(each.asked_by)}" if each.asked_by else "",
+                when(each.asked_at, beat.now),
+                "" if each.taken_at else ", not read yet",
+            )
+            for each in queues.worker_orders(beat.pk, using=self.alias)
+        )
+        return format_html_join(SafeString("<br>"), "{}{} {}{}", rows) or None
+
     def _visible(self, request: HttpRequest) -> list[queues.WorkerProcess]:
         allowed = self.get_queues(request)
         found = queues.workers(using=self.alias)
@@ -192,6 +227,7 @@ class WorkerHeartbeatAdmin(ReadOnlyAdmin):
                         for id in ids[:LISTED]
                     ),
                     max(0, len(ids) - LISTED),
+                    tuple(self.orders(request, worker)),
                 )
             )
         return rows

@@ -304,6 +304,7 @@ def test_pages_fit_and_can_be_read(visit, scheme, width):
         url("queuestate", "change", "mail"),
         url("queuestate", "change", "failing"),
         url("workerheartbeat"),
+        url("workerheartbeat", "change", "worker"),
     ):
         page = visit(address, color_scheme=scheme, viewport={"width": width, "height": 800})
         overflow = page.evaluate(

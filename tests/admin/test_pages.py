@@ -164,6 +164,8 @@ class TestWorkers:
         [
             ({}, "waiting"),
             ({"draining": True}, "draining"),
+            ({"quiet": True}, "quiet"),
+            ({"quiet": True, "draining": True}, "draining"),
             ({"seen": -95}, "gone"),
             ({"wakeup": "degraded"}, "degraded"),
         ],

@@ -33,6 +33,7 @@ from django_mq.models import (
     Result,
     Schedule,
     UniqueKey,
+    WorkerCommand,
     WorkerHeartbeat,
 )
 from tests.admin.pages import MODELS, text, told
@@ -205,6 +206,27 @@ def test_a_worker_of_several_queues_tells_of_our_handlers(rows, mine):
             assert "handler-mine 12" in page
             assert "handler-theirs" not in page
             assert "handler-unknown" not in page
+
+
+def test_orders_to_workers(mine):
+    """Also to a worker that serves another queue, or whatever a pattern names: not theirs alone."""
+    for id, served, status in (
+        ("own", ["mine"], 302),
+        ("both", ["mine", "theirs"], 403),
+        ("every", ["#"], 403),
+        ("any", [], 403),
+    ):
+        beat(id, queues=served)
+        data = {"worker": id, "confirmed": "yes"}
+        assert mine.post(scoped("workerheartbeat", "order", "stop"), data).status_code == status
+        offered = scoped("workerheartbeat", "order", "stop")
+        page = mine.get(scoped("workerheartbeat", "change", id)).content.decode()
+        assert (offered in page) is (status == 302)
+    beat("theirs", queues=["theirs"])
+    data = {"worker": "theirs", "confirmed": "yes"}
+    response = mine.post(scoped("workerheartbeat", "order", "stop"), data)
+    assert told(response)[-1] == "This worker has ended."
+    assert [each.worker for each in WorkerCommand.objects.all()] == ["own"]
 
 
 def test_results_know_no_queue_and_are_not_shown(mine):

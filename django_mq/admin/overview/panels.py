@@ -182,6 +182,7 @@ class WorkersPanel:
     alive: int
     busy: int
     draining: int
+    quiet: int
     degraded: int
     gone: Sequence[str]
     url: str = ""
@@ -196,6 +197,7 @@ def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> WorkersPan
         alive=len(alive),
         busy=sum(1 for each in alive if each.running),
         draining=sum(1 for each in alive if each.draining),
+        quiet=sum(1 for each in alive if each.quiet and not each.draining),
         degraded=sum(1 for each in alive if each.wakeup == "degraded"),
         gone=[f"{each.host}:{each.pid}" for each in workers if not each.alive][:5],
         url=url,

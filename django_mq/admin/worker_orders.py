@@ -1,0 +1,138 @@
+"""Orders to a worker process: be quiet, resume, stop. Each is confirmed or undoable, and logged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.contrib import messages as notices
+from django.contrib.admin.models import CHANGE
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path
+
+from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.models import WorkerHeartbeat
+from django_mq.queues.transactions import writing
+
+ORDERS = {
+    "quiet": queues.quiet_workers,
+    "resume": queues.resume_workers,
+    "stop": queues.stop_workers,
+}
+#: Labels of the buttons, questions, and entries of the log.
+LABELS = {"quiet": "Quiet", "resume": "Resume", "stop": "Stop"}
+QUESTIONS = {"quiet": "Quiet this worker?", "stop": "Stop this worker?"}
+NOTES = {
+    "quiet": "Told to claim nothing more.",
+    "resume": "Told to claim again.",
+    "stop": "Told to drain and stop.",
+}
+#: Queues that the confirmation names because no other worker claims from them.
+MOST_QUEUES = 10
+
+
+class WorkerOrdersAdmin(ReadOnlyAdmin):
+    """The view that the buttons of the list and of a worker's page post to."""
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.order_view)
+        route = path("orders/<str:name>/", view, name="django_mq_workerheartbeat_order")
+        return [route, *super().get_urls()]
+
+    def may_order(self, request: HttpRequest, worker: queues.WorkerProcess) -> bool:
+        """Return whether the user may give orders to this worker.
+
+        A user of some queues may only if it serves none but these, each by its name.
+        """
+        if not (self.has_view_permission(request) and self._has_right(request, "stop_worker")):
+            return False
+        allowed = self.get_queues(request)
+        return allowed is None or (bool(worker.queues) and set(worker.queues) <= set(allowed))
+
+    def orders(
+        self, request: HttpRequest, worker: queues.WorkerProcess
+    ) -> list[tuple[str, str, str]]:
+        """Return the orders that the user may give to this worker now: name, label, URL."""
+        if not worker.alive or worker.draining or not self.may_order(request, worker):
+            return []
+        names = ("resume" if worker.quiet else "quiet", "stop")
+        return [
+            (
+                name,
+                LABELS[name] + ("…" if name in QUESTIONS else ""),
+                self.url(WorkerHeartbeat, "order", name),
+            )
+            for name in names
+        ]
+
+    def order_view(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Give the posted worker the order `name`, once that is confirmed."""
+        if name not in ORDERS:
+            raise Http404
+        listed = HttpResponseRedirect(self.url(WorkerHeartbeat, "changelist"))
+        if request.method != "POST":
+            return listed
+        if not self._has_right(request, "stop_worker"):
+            raise PermissionDenied
+        known = queues.workers(using=self.alias)
+        worker = next((each for each in known if each.id == request.POST.get("worker")), None)
+        if worker is None or not self.get_queryset(request).filter(pk=worker.id).exists():
+            self.message_user(request, "This worker has ended.", notices.WARNING)
+            return listed
+        if not self.may_order(request, worker):
+            raise PermissionDenied
+        if name in QUESTIONS and "confirmed" not in request.POST:
+            return self._confirm(request, name, worker, known)
+        self._give(request, name, worker)
+        if "page" in request.POST:
+            return HttpResponseRedirect(self.url(WorkerHeartbeat, "change", worker.id))
+        return listed
+
+    def _give(self, request: HttpRequest, name: str, worker: queues.WorkerProcess) -> None:
+        """Give the order, log the user in the same transaction, and report it."""
+        with writing(self.alias):
+            told = ORDERS[name](worker.id, by=request.user.get_username(), using=self.alias)
+            if told:
+                row = WorkerHeartbeat(pk=worker.id, host=worker.host, pid=worker.pid)
+                self.log(request, [row], CHANGE, NOTES[name])
+        if told:
+            text = "The worker was told. It obeys within a second, or without LISTEN within ten."
+            self.message_user(request, text, notices.SUCCESS)
+        else:
+            self.message_user(request, "This worker is not alive.", notices.WARNING)
+
+    def _confirm(
+        self,
+        request: HttpRequest,
+        name: str,
+        worker: queues.WorkerProcess,
+        known: Sequence[queues.WorkerProcess],
+    ) -> HttpResponse:
+        """Ask for confirmation; name the queues from which no other worker claims."""
+        others = [each for each in known if each.id != worker.id and each.claims]
+        alone = [
+            queue
+            for queue in self.seen_queues(request)
+            if worker.serves(queue) and not any(each.serves(queue) for each in others)
+        ]
+        page = "page" in request.POST
+        context = self.page_context(
+            request,
+            QUESTIONS[name],
+            list_crumb=True,
+            order=name,
+            label=LABELS[name],
+            worker=worker,
+            running=len(worker.running),
+            alone=alone[:MOST_QUEUES],
+            more=max(0, len(alone) - MOST_QUEUES),
+            on_page=page,
+            url=self.url(WorkerHeartbeat, "order", name),
+            back=self.url(WorkerHeartbeat, "change", worker.id)
+            if page
+            else self.url(WorkerHeartbeat, "changelist"),
+        )
+        return TemplateResponse(request, "admin/django_mq/worker_order.html", context)
