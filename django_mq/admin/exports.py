@@ -11,6 +11,7 @@ from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
+from django.db import OperationalError
 from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.http import Http404, HttpRequest, HttpResponseRedirect, StreamingHttpResponse
@@ -20,7 +21,7 @@ from django.utils import timezone
 from django.utils.text import slugify
 
 from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.bounds import impatient
+from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.export_files import DOCUMENTS, TYPES, as_csv, as_json, document
 from django_mq.admin.windows import AFTER
 
@@ -74,7 +75,12 @@ class ExportAdmin(ReadOnlyAdmin):
             return HttpResponseRedirect(self.url(self.model, "changelist"))
         private = self.exported_privately if self.may_see_payloads(request) else ()
         columns = self.exported + private
-        rows = self._matching(request)
+        try:
+            rows = self._matching(request)
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            return self.give_up(request)
         what = "with payloads" if "payload" in columns else "without payloads"
         filters = request.GET.urlencode() or "none"
         name = str(self.opts.verbose_name_plural)

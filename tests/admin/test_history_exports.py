@@ -16,7 +16,7 @@ from django.test import RequestFactory
 
 from django_mq.admin import HandledMessageAdmin, exports
 from django_mq.models import HandledMessage
-from tests.admin.pages import text, url
+from tests.admin.pages import text, told, url
 from tests.pages_read import pages_read
 
 pytestmark = pytest.mark.django_db
@@ -129,6 +129,19 @@ def test_a_user_of_some_queues_exports_these_alone(boss):
     request.user = boss.user
     response = Scoped(HandledMessage, admin.site).export_view(request, "json")
     assert [row["id"] for row in json.loads(b"".join(response.streaming_content))] == [1]
+
+
+def test_filters_that_take_too_long_end_in_a_hint(boss, monkeypatch):
+    def cancelled(admin, request):
+        with connection.cursor() as cursor:
+            cursor.execute("set local statement_timeout = 1")
+            cursor.execute("select pg_sleep(60)")
+
+    monkeypatch.setattr(HandledMessageAdmin, "seen_queues", cancelled)
+    response = boss.post(f"{LIST}export/csv/")
+    assert response.url == LIST
+    assert "took too long" in told(response)[0]
+    assert not LogEntry.objects.exists()
 
 
 def test_no_statement_reads_more_than_a_part(boss, monkeypatch):
