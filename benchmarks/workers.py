@@ -122,6 +122,16 @@ class Worker:
                 self._process.wait()
         self._stack.close()
 
+    @property
+    def pid(self) -> int:
+        """The supervisor's process."""
+        return self._process.pid
+
+    def terminate(self) -> None:
+        """Send SIGTERM, and return when all its processes have ended, with whatever code."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
+
     def until_alive(self) -> None:
         """Return as soon as a worker process said that it lives."""
         deadline = monotonic() + 60

@@ -94,3 +94,9 @@ def long(delivery: Delivery) -> None:
     recorder.started(delivery.id, monotonic())
     sleep(delivery.payload["seconds"])
     recorder.ended()
+
+
+@handler("bench.asleep", queue=QUEUE, name="bench.asleep", atomic=False)
+def asleep(delivery: Delivery) -> None:
+    """Sleep as many seconds as the message says, under the lease alone: no row stays locked."""
+    sleep(delivery.payload["seconds"])

@@ -30,6 +30,7 @@ NAMES = (
     "growth",
     "peers",
     "tasks",
+    "recovery",
 )
 
 

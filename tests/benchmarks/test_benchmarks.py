@@ -42,7 +42,7 @@ import django
 django.setup()
 from benchmarks.database import databases
 from benchmarks.workers import cost_of
-from benchmarks.workloads import Bench, real
+from benchmarks.workloads import Bench, real, recovery
 real.BLOCK = 20
 with databases() as database:
     [[handled]] = real.handled_with_orm(database, 20).values()
@@ -57,6 +57,8 @@ with databases() as database:
     database.fill(20, "bench.list")
     database.fill(20, "bench.spread", queues=1000)
     assert cost_of(database, 40).rate > 0
+    database.clear()
+    assert recovery._child_killed(database) > 0
 """
 #: Each way of measuring is there: one worker and two, bare loops, processes that are forked.
 WORKLOADS = {
