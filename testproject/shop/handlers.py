@@ -63,6 +63,9 @@ def send_confirmation(deliveries: list[Delivery]) -> None:
             except mailing.NoSuchMailbox as error:
                 # Trying again will not help. It becomes a dead letter, which somebody looks at.
                 delivery.reject(str(error))
+            except mailing.MailServerAway:
+                # Not its fault, and it was not tried: this uses no attempt.
+                delivery.snooze(2)
             except Exception as error:  # MailServerBusy, say: this one is retried as said above
                 delivery.fail(error)
             else:

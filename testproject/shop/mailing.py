@@ -12,10 +12,10 @@ Two kinds of addresses have trouble:
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from smtplib import SMTPRecipientsRefused
+from smtplib import SMTPConnectError, SMTPRecipientsRefused, SMTPServerDisconnected
 from typing import Any
 
 from django.conf import settings
@@ -29,8 +29,16 @@ class MailServerBusy(Exception):
     """Not now: worth another attempt."""
 
 
+class MailServerAway(Exception):
+    """There is no connection, so the letter was not tried."""
+
+
 class NoSuchMailbox(Exception):
     """Never: another attempt would end the same."""
+
+
+#: A wrong password, say, is none of these: that fails.
+_AWAY = (ConnectionError, TimeoutError, SMTPConnectError, SMTPServerDisconnected)
 
 
 def directory(run: str) -> Path:
@@ -62,13 +70,18 @@ def has_server() -> bool:
 def connection() -> Iterator[Callable[..., object]]:
     """Yield what sends letters: by SMTP over one connection, else as files, which need none.
 
-    Both raise MailServerBusy or NoSuchMailbox.
+    Both raise MailServerBusy or NoSuchMailbox; without a connection, MailServerAway.
     """
     if not has_server():
         yield send
         return
-    with get_connection() as server:
+    server = get_connection()
+    with suppress(*_AWAY):  # each letter will say so
+        server.open()
+    try:
         yield partial(submit, server)
+    finally:
+        server.close()
 
 
 def submit(server: Any, order: Order, *, attempt: int) -> None:
@@ -76,6 +89,9 @@ def submit(server: Any, order: Order, *, attempt: int) -> None:
 
     A second time it has the same Message-ID, by which most mail programs show one letter.
     """
+    # smtplib forgets a connection that the server ended: at the letter before, say.
+    if server.connection is None or server.connection.sock is None:
+        raise MailServerAway(f"no connection to the mail server: {order.email}")
     _trouble(order.email, attempt)
     try:
         server.send_messages([confirmation(order)])

@@ -8,7 +8,10 @@ from typing import Any
 
 
 class MailServer(socketserver.ThreadingTCPServer):
-    """Refuses the addresses `bounce@` (550: never) and `busy@` (451: not now)."""
+    """Refuses the addresses `bounce@` (550: never) and `busy@` (451: not now).
+
+    At `hangup@` (421) and, without a word, at the letter to `crash@` it ends the connection.
+    """
 
     daemon_threads = True
     allow_reuse_address = True
@@ -40,11 +43,16 @@ class _Session(socketserver.StreamRequestHandler):
             verb = words[:4].upper()
             if verb == "RCPT":
                 recipient = words.partition("<")[2].partition(">")[0]
-                self._say(_REFUSED.get(recipient.partition("@")[0], "250 fine"))
+                answer = _REFUSED.get(recipient.partition("@")[0], "250 fine")
+                self._say(answer)
+                if answer.startswith("421"):
+                    return
             elif verb == "DATA":
                 self._say("354 go on")
                 while self.rfile.readline() not in (b".\r\n", b""):
                     pass
+                if recipient.startswith("crash@"):
+                    return
                 self.server.letters.append(recipient)
                 self._say("250 taken")
             else:
@@ -56,4 +64,4 @@ class _Session(socketserver.StreamRequestHandler):
         self.wfile.write(f"{text}\r\n".encode())
 
 
-_REFUSED = {"bounce": "550 no such mailbox", "busy": "451 come again"}
+_REFUSED = {"bounce": "550 no such mailbox", "busy": "451 come again", "hangup": "421 too many"}

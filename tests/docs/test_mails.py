@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.core.mail import EmailMessage, get_connection
 from django.db import transaction
+from django.db.models.functions import Now
 
 from django_mq import Message, RetryPolicy, broadcast_many, fixed, handler
 from django_mq.handlers import isolated
@@ -41,12 +42,12 @@ def server(settings: Any) -> Iterator[MailServer]:
         yield server
 
 
-def place(type: str) -> None:
+def place(type: str, *names: str) -> None:
     product = Product.objects.create(name="chair", price=20, stock=9)
     with transaction.atomic():
         orders = [
             Order.objects.create(product=product, price=20, quantity=1, email=f"{name}@example.com")
-            for name in NAMES
+            for name in names or NAMES
         ]
         broadcast_many([Message(type, {"order_id": order.pk}) for order in orders])
 
@@ -63,7 +64,9 @@ def confirmation(payload: Any) -> EmailMessage:
     return EmailMessage("Your order", "Thank you", "shop@example.com", [order.email])
 
 
-def test_a_list_of_mails_goes_through_one_connection(server: MailServer) -> None:
+@pytest.fixture
+def confirmations() -> Iterator[None]:
+    """The handler of the reference, which has a list of mails for one connection."""
     [code] = [each for each in snippets(DOCS / "reference.md", "python") if "smtp:" in each]
     names = {
         "handler": handler,
@@ -73,11 +76,31 @@ def test_a_list_of_mails_goes_through_one_connection(server: MailServer) -> None
     }
     with isolated():
         exec(code.replace("linger=2", "linger=0"), names)  # noqa: S102
-        place("shop.orders.placed")
-        assert Worker(max_seconds=60).run(until_empty=True)
+        yield
+
+
+@pytest.mark.usefixtures("confirmations")
+def test_a_list_of_mails_goes_through_one_connection(server: MailServer) -> None:
+    place("shop.orders.placed")
+    assert Worker(max_seconds=60).run(until_empty=True)
     assert server.connections == 1
     assert server.letters == ["ada@example.com", "bob@example.com", "cy@example.com"]
     assert states() == {"bounce": "dead", "busy": "retrying"}
+
+
+@pytest.mark.usefixtures("confirmations")
+@pytest.mark.parametrize("culprit", ["hangup", "crash"])
+def test_a_connection_that_ends_costs_one_mail_an_attempt(server: MailServer, culprit: str) -> None:
+    """Those behind it in the list were not tried."""
+    place("shop.orders.placed", "ada", culprit, "bob", "cy")
+    assert Worker(max_seconds=60).run(until_empty=True)
+    assert server.letters == ["ada@example.com"]
+    assert states() == {culprit: "retrying", "bob": "delayed", "cy": "delayed"}
+    QueuedMessage.objects.update(processable_after=Now())
+    assert Worker(max_seconds=60).run(until_empty=True)
+    assert sorted(server.letters) == ["ada@example.com", "bob@example.com", "cy@example.com"]
+    assert states() == {culprit: "retrying"}
+    assert QueuedMessage.objects.get().attempts == 2
 
 
 def test_a_mail_per_order_tells_never_from_not_now(server: MailServer) -> None:

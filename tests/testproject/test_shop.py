@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from smtplib import SMTPServerDisconnected
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_mq import queues
-from django_mq.models import QueuedMessage, Schedule
+from django_mq.models import FailedAttempt, QueuedMessage, Schedule
 from django_mq.testing import deliver, drain, due
 from testproject.shop import handlers, mailing
 from testproject.shop.models import Invoice, Order, Product, Report, Statistic
@@ -218,6 +219,33 @@ def test_letters_of_a_batch_share_a_connection(
             send(order, attempt=1)
     assert (mail_server.connections, len(mail_server.letters)) == (1, 2)
     assert not list(letters.rglob("*.eml"))
+
+
+@pytest.mark.parametrize("culprit", ["hangup", "crash"])
+def test_a_server_that_ends_the_connection(
+    tea: Product, mail_server: MailServer, culprit: str
+) -> None:
+    """One letter fails; the one behind it was not tried, and says so."""
+    for name in ("ada", culprit, "eve"):
+        place(tea, email=f"{name}@example.com")
+    ada, bad, eve = Order.objects.order_by("pk")
+    with mailing.connection() as send:
+        send(ada, attempt=1)
+        with pytest.raises((mailing.MailServerBusy, SMTPServerDisconnected)):
+            send(bad, attempt=1)
+        with pytest.raises(mailing.MailServerAway):
+            send(eve, attempt=1)
+    assert mail_server.letters == ["ada@example.com"]
+
+
+def test_a_server_that_is_away_costs_no_attempt(tea: Product, settings: Any) -> None:
+    with MailServer() as server:
+        settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+        settings.EMAIL_HOST, settings.EMAIL_PORT = server.server_address
+    place(tea, email="ada@example.com")
+    drain("mail", errors="keep")
+    assert QueuedMessage.objects.get(queue="mail").attempts == 0
+    assert not FailedAttempt.objects.exists()
 
 
 def test_a_server_refuses_for_now_or_for_good(tea: Product, mail_server: MailServer) -> None:
