@@ -91,21 +91,36 @@ def check_options(task: Task[..., Any]) -> None:
         raise ValueError("a coroutine cannot be atomic: Django has no async transactions")
     if timeout is not None and not as_seconds(timeout):
         raise ValueError(f"timeout= must be seconds above zero or a timedelta, not {timeout!r}")
-    if (expires := option(task, "expires")) is not None:
-        try:
-            moment(expires)
-        except ValueError as error:
-            raise ValueError(f"expires= {error}") from error
+    _check_times(task)
     key = option(task, "key")
     if key is not None and not callable(key):
         check_key(key, "key")
     _check_unique(task)
-    if task.run_after is not None:
-        most = get_settings().max_delay
-        if aware(task.run_after) - datetime.now(UTC) > timedelta(seconds=most):
-            raise ValueError(
-                f"run_after ({task.run_after}) is more than {most:,.0f} s ahead (MAX_DELAY)"
-            )
+
+
+def _check_times(task: Task[..., Any]) -> None:
+    if (expires := option(task, "expires")) is not None:
+        try:
+            end = moment(expires)
+        except ValueError as error:
+            raise ValueError(f"expires= {error}") from error
+    if task.run_after is None:
+        return
+    start, now = aware(task.run_after), datetime.now(UTC)
+    most = get_settings().max_delay
+    if start - now > timedelta(seconds=most):
+        raise ValueError(
+            f"run_after ({task.run_after}) is more than {most:,.0f} s ahead (MAX_DELAY)"
+        )
+    if expires is None:
+        return
+    # A time that has passed is no mistake of the declaration: enqueue() refuses it.
+    ahead = (end - now).total_seconds() if isinstance(end, datetime) else end
+    if ahead <= (start - now).total_seconds() and start > now:
+        raise ValueError(
+            f"expires ({expires}) is not later than run_after ({task.run_after}):"
+            " no attempt could ever start"
+        )
 
 
 def _check_unique(task: Task[..., Any]) -> None:

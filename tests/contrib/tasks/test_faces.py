@@ -14,7 +14,7 @@ from django.test import Client
 from django_mq import fixed, queues
 from django_mq.contrib.tasks.compat import TaskResultStatus
 from django_mq.models import QueuedMessage, Result
-from django_mq.testing import assert_broadcast, capture_broadcasts, drain, due
+from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, drain, due
 from django_mq.worker import Worker
 from tests.admin.pages import text, url
 from tests.contrib.tasks import jobs
@@ -157,3 +157,8 @@ def test_a_task_broadcasts_and_enqueues_in_its_own_transaction() -> None:
     assert len(drain(errors="keep")) == 1
     assert drain() == 0
     assert jobs.ran == []
+
+
+def test_deliver_says_how_a_task_is_tested() -> None:
+    with pytest.raises(LookupError, match=r"is a Django task: .*\.call\(.*drain\(\)"):
+        deliver(jobs.note, {"args": [], "kwargs": {}})

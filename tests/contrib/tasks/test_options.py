@@ -208,6 +208,17 @@ def test_in_a_quiet_time_there_is_no_result_to_answer_with(heard: list[str]) -> 
         ({"expires": "tomorrow"}, "expires= 'tomorrow' must be"),
         ({"expires": -5}, "expires= -5 is not a valid wait"),
         ({"run_after": datetime.now(UTC) + timedelta(days=400)}, "MAX_DELAY"),
+        (
+            {"expires": 60, "run_after": datetime.now(UTC) + timedelta(days=1)},
+            "no attempt could ever start",
+        ),
+        (
+            {
+                "expires": datetime.now(UTC) + timedelta(days=1),
+                "run_after": datetime.now(UTC) + timedelta(days=2),
+            },
+            "no attempt could ever start",
+        ),
     ],
 )
 def test_bad_options_are_djangos_own_error(options: dict[str, Any], text: str) -> None:
