@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
-from django.test import TransactionTestCase, override_settings
+from django.test import TestCase, TransactionTestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -21,6 +21,7 @@ from django_mq.contrib.tasks.compat import (
     task_backends,
 )
 from django_mq.models import QueuedMessage
+from django_mq.testing import drain, due
 from django_mq.worker import Worker
 from tests.contrib.tasks import jobs
 from tests.contrib.tasks.conftest import BACKEND, TASKS
@@ -220,3 +221,23 @@ class OtherDatabaseTest(TransactionTestCase):
             work(using="other")
             assert status(kept) == SUCCESSFUL
             assert jobs.ran == [(("kept",), {})]
+
+
+class OtherDatabaseInATestCase(TestCase):
+    """Where both databases are in a transaction of the test, and nothing is committed."""
+
+    databases = {"default", "other"}
+
+    def test_each_helper_works_on_the_database_it_is_told(self) -> None:
+        there = {"BACKEND": BACKEND, "QUEUES": [], "OPTIONS": {"database": "other"}}
+        with override_settings(TASKS={**TASKS, "default": there}):
+            now = jobs.note.enqueue("now")
+            later = jobs.note.using(run_after=timezone.now() + timedelta(hours=1)).enqueue("later")
+            assert drain() == 0
+            assert drain(using="other") == 1
+            assert (status(now), status(later)) == (SUCCESSFUL, READY)
+            due(until=timedelta(hours=2))
+            assert drain(using="other") == 0
+            due(until=timedelta(hours=2), using="other")
+            assert drain(using="other") == 1
+            assert status(later) == SUCCESSFUL
