@@ -38,40 +38,42 @@ INTRODUCTION = """\
 
 <!-- Written by `python -m benchmarks.pages`: change that, not this. -->
 
-How fast django_mq is, on one small machine, beside the bare driver and beside other queues that
-live in PostgreSQL. Run it yourself: [benchmarks/README.md](../benchmarks/README.md) has the
-command, what each row measures, and against what. [scaling.md](scaling.md) says how it grows.
+This page shows how fast django_mq is on one small machine, compared with the bare driver and with
+other queues in PostgreSQL. To run the benchmarks yourself, see
+[benchmarks/README.md](../benchmarks/README.md): it has the command, and says what each row measures
+and with what it is compared. [Scaling](scaling.md) shows how the figures change with the load.
 
 ## Method
 
-- Absolute figures belong to the machine and the hour: read the ratios. What is compared ran in
+- Absolute figures depend on the machine and the hour: read the ratios. Compared programs ran in
   turns, round after round; a ratio is the median of the rounds' ratios.
-- No figure counts before it is verified: the messages that were due are those that were handled,
-  each once, and nothing is left. Else the row has no figure, and says why.
+- Every figure is verified: exactly the due messages were handled, each once, and nothing is left.
+  Otherwise the row has no figure, and says why.
 - The worker is the real `mq_worker` with default settings, unless the row says otherwise; the bare
   loop is psycopg with its own defaults on the same rows.
-- Jobs are enqueued as a Django project with stock settings does it, by us and by the Python peers;
-  payloads and job objects are built while the clock runs.
-- CPU is in microseconds a message: of the worker's process with all its threads, and of its
-  backends. It is steadier than a rate; rates of a machine that others used are not shown.
-- Each target is here, met or missed, and each peer that was measured. All rows are in
+- We and the Python peers enqueue jobs as a Django project with stock settings does; payloads and
+  job objects are built while the clock runs.
+- CPU is in microseconds per message: of the worker's process with all its threads, and of its
+  backends. It varies less than a rate. Rates from a machine that was also used for other work are
+  not shown.
+- This page shows every target, met or missed, and every peer that was measured. All rows are in
   [results.json](benchmarks/results.json). Where a note says "earlier method", statements were
   prepared or objects built beforehand when that row was measured.
 
 ## What the figures contain
 
-The bare loop deletes what it reads, and commits when it has run. What django_mq promises beyond
-that is in its figures:
+The bare loop deletes the rows that it reads, and commits after it has run them. django_mq promises
+more, and its figures include the cost:
 
-- Before a handler starts, its attempt is on disk: a claim is an UPDATE of the row, with a commit
-  and a flush of its own. So each message is written twice, and a start after a commit has a flush
-  and a round trip more.
-- Then it is locked, in the transaction in which it will be removed: another round trip. A message
-  alone that was claimed this very moment does not wait for its end, and for handlers that leave
-  their connection alone, as no-ops do, nothing is locked: "drain, each expires" is the same with
-  the lock, and "writing" the rate of handlers that write.
-- A broadcast is one more INSERT in the caller's transaction, into a table whose constraints hold
-  for whoever writes to it.
+- Before a handler starts, its attempt is on disk: a claim is an UPDATE of the row, with its own
+  commit and flush. So each message is written twice, and a start after a commit takes one more
+  flush and one more round trip.
+- Then the row is locked, in the transaction that will remove it, which takes another round trip. A
+  single message that was claimed just now does not wait for the end of this round trip. For
+  handlers that do not use their connection, such as no-ops, nothing is locked: "drain, each
+  expires" shows the rate with the lock, and "writing" the rate of handlers that write.
+- A broadcast is one more INSERT in the caller's transaction, into a table whose constraints apply
+  to every writer.
 """
 
 
