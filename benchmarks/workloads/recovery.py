@@ -27,6 +27,7 @@ SLEEPS = 60
 SETTINGS = {"LEASE": LEASE, "POLL_INTERVAL": POLL, "DRAIN_SECONDS": DRAIN}
 CLAIMED = "select claimed_by from django_mq_queuedmessage where claimed_by is not null"
 PIDS = "select pid from django_mq_workerheartbeat"
+PID = f"{PIDS} where id = split_part(%s, ':', 1)"
 
 
 def run(bench: Bench) -> list[Row]:
@@ -58,8 +59,7 @@ def run(bench: Bench) -> list[Row]:
 def _child_killed(database: Database) -> float:
     with Worker(database, processes=2, **SETTINGS):
         claimer = _claimer(database)
-        ((pid,),) = database.execute(f"{PIDS} where id = split_part(%s, ':', 1)", [claimer])
-        os.kill(pid, signal.SIGKILL)
+        os.kill(_pid(database, claimer), signal.SIGKILL)
         return _until_freed(database, claimer)
 
 
@@ -74,7 +74,7 @@ def _host_frozen(database: Database) -> float:
 def _whole_host(database: Database, sent: signal.Signals) -> float:
     with Worker(database, **SETTINGS) as lost:
         claimer = _claimer(database)
-        pids = [lost.pid, *(pid for (pid,) in database.execute(PIDS))]
+        pids = [lost.pid, _pid(database, claimer)]
         with Worker(database, **SETTINGS):
             while len(database.execute(PIDS)) < len(pids):
                 sleep(0.01)
@@ -106,6 +106,13 @@ def _claimer(database: Database) -> str:
         sleep(0.01)
     ((claimer,),) = found
     return str(claimer)
+
+
+def _pid(database: Database, claimer: str) -> int:
+    """Return the process that claimed the message, as soon as its heartbeat tells."""
+    while not (found := database.execute(PID, [claimer])):
+        sleep(0.01)
+    return int(found[0][0])
 
 
 def _until_freed(database: Database, claimer: str) -> float:
