@@ -1,1 +1,1 @@
-"""What django_mq costs, measured beside the bare driver: `python -m benchmarks`."""
+"""The cost of django_mq, compared with the bare driver: `python -m benchmarks`."""

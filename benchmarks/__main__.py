@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Return 1 when something measured did not do its work; a missed target is no error."""
+    """Return 1 if a measured program did not do its work; a missed target is not an error."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
     os.environ.pop("MQ_BENCH_RECORDING", None)
     import django
@@ -75,7 +75,7 @@ def _run(database: Database, options: argparse.Namespace) -> list[Row]:
             rows += workload.run(bench)
         except Wrong as wrong:
             rows.append(failed(name, str(wrong)))
-        except Exception as error:  # the others are measured all the same
+        except Exception as error:  # a failed workload does not stop the others
             traceback.print_exc()
             rows.append(failed(name, repr(error)))
     return rows

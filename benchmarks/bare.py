@@ -1,4 +1,4 @@
-"""What everything is measured against: the driver, and nothing between it and the database.
+"""The baseline of all measurements: the driver alone, directly on the database.
 
 Its connections have psycopg's own defaults: statements are prepared after five uses, and jsonb is
 fetched as text, which is faster than psycopg's loader (and what the worker does, too).
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-#: A table as plain as can be: an identity and a jsonb.
+#: The plainest possible table: an identity and a jsonb.
 TABLE = "bench_bare"
 CHANNEL = "mq_bench_bare"
 BATCH = 100
@@ -45,12 +45,12 @@ delete from {TABLE}
  where id in (select id from {TABLE} order by id limit %s for update skip locked)
 returning id, payload::text
 """  # noqa: S608
-#: What a handler that writes one row writes, too.
+#: The same insert as that of a handler that writes one row.
 WRITE = "insert into bench_entry (message, note) values (%s, 'handled')"
 
 
 class Run(NamedTuple):
-    """What one loop did, by the machine's monotonic clock."""
+    """The result of one loop; times are of the machine's monotonic clock."""
 
     begin: float
     end: float
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
 
 def drain(params: dict[str, Any], statement: str = FROM_MESSAGES) -> Run:
-    """Take all messages, a hundred a transaction."""
+    """Take all messages, a hundred per transaction."""
     with psycopg.connect(**params) as connection:
         return drain_on(connection, statement)
 

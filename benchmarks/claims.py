@@ -1,4 +1,4 @@
-"""The worker's own claim, said by hand: on its kind of connection, from where the last ended."""
+"""Runs the worker's own claim on its kind of connection, each from where the last one ended."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Claimer:
         return Taken([row.id for row in found.rows], milliseconds)
 
     def warm_up(self, times: int = 6) -> None:
-        """Claim so often that the statement is prepared, and its plan settled."""
+        """Claim until the statement is prepared and its plan is settled."""
         for _ in range(times):
             self.take()
 
     def explain(self, limit: int = BATCH) -> Explained:
-        """Have a claim explained, and take nothing."""
+        """Explain a claim without taking messages."""
         with self.transaction(undo=True):
             explaining = _Explaining(statement_cursor(self.cursor.connection))
             self._claim(explaining, limit)
@@ -73,7 +73,7 @@ class Claimer:
 
     @contextmanager
     def transaction(self, *, undo: bool = False) -> Iterator[None]:
-        """Make one transaction of what is claimed in the block."""
+        """Run all claims of the block in one transaction."""
         import psycopg
 
         with suppress(psycopg.Rollback), self._statements.transaction():
@@ -93,7 +93,7 @@ class Claimer:
 
 
 class _Explaining:
-    """A cursor that has a statement explained, and finds nothing."""
+    """A cursor that explains its statement, and returns no rows."""
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor

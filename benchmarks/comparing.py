@@ -1,4 +1,4 @@
-"""Rows of several systems that did the same: which are they, and who is better?"""
+"""Finds the rows of systems that did the same work, and ranks them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.markdown import CPU, figure, plain, table
 from benchmarks.plots import Bar, bars
 from benchmarks.report import Row, number
 
-#: How the rows begin that compare, and whose names end with who did it.
+#: Prefixes of the rows that compare systems; the names of these rows end with the system.
 REAL, PEERS = "real: ", "peers: "
 OURS = "django_mq"
 #: Ends the name of a row that sums up; it is nobody's own.
@@ -37,7 +37,7 @@ class Comparison:
         return bars(self.title, f"{better} is better", unit, shown, linear=self.shares)
 
     def table(self) -> str:
-        """Return who did how much, and how much that is of ours."""
+        """Return the figure of each system, and its share of ours."""
         ours = next((row.figure for who, row in self.rows if is_ours(who)), None)
         lines = [
             (
@@ -78,7 +78,7 @@ def comparisons(rows: Iterable[Row], prefix: str = "") -> list[Comparison]:
 
 
 def _parts(row: Row) -> tuple[str, str, str]:
-    """Return how a row's name begins, what was done, and who did it."""
+    """Return the prefix of a row's name, the work and the system."""
     beginning = next((each for each in (REAL, PEERS) if row.workload.startswith(each)), "")
     what, _, who = row.workload.removeprefix(beginning).rpartition(", ")
     return beginning, what, who
@@ -93,7 +93,7 @@ def _comparison(what: str, rows: list[tuple[str, Row]]) -> Comparison:
 
 
 def absent(rows: Iterable[Row]) -> dict[str, Row]:
-    """Return by name the rows that say why somebody was not there: `peers: <who>`."""
+    """Return, by name of the peer, the rows that say why it was not measured: `peers: <who>`."""
     parts = [(row, *_parts(row)) for row in rows]
     return {who: row for row, beginning, what, who in parts if beginning and not what}
 
@@ -108,7 +108,7 @@ def more_is_better(unit: str) -> bool:
 
 
 def is_ours(who: str) -> bool:
-    """Say whether this is django_mq, in whatever form."""
+    """Return whether this is django_mq, in any form."""
     return who.startswith(OURS)
 
 

@@ -1,4 +1,4 @@
-"""Databases of the benchmarks' own, on the server that the test project uses."""
+"""The databases of the benchmarks, on the server that the test project uses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ select queue, handler, type, unique_id, id
 
 
 class Wrong(Exception):
-    """A measurement that must not be printed: what was measured did not do its work."""
+    """A measurement that must not be printed, because the measured program did not do its work."""
 
 
 def check(condition: object, text: str) -> None:
@@ -71,7 +71,7 @@ class Database:
         return psycopg.connect(**self.params(), autocommit=autocommit)
 
     def execute(self, statement: str, params: Any = None) -> list[Any]:
-        """Say one statement; return its rows."""
+        """Run one statement; return its rows."""
         with self.connect() as bare:
             cursor = bare.execute(statement, params)
             return cursor.fetchall() if cursor.description else []
@@ -105,13 +105,12 @@ class Database:
         )
 
     def settle(self) -> None:
-        """Remove dead rows, learn statistics and write pages out, so that each round finds all
-        alike."""
+        """Vacuum, analyze and checkpoint, so that every round starts from the same state."""
         self.vacuum()
         self.checkpoint()
 
     def vacuum(self) -> None:
-        """Remove dead rows and learn statistics."""
+        """Vacuum and analyze."""
         self.execute(f"vacuum (analyze) django_mq_queuedmessage, {TABLE}")
 
     def checkpoint(self) -> None:
@@ -134,7 +133,7 @@ class Database:
 
 @contextmanager
 def databases() -> Iterator[Database]:
-    """Make the database, with all tables; drop it at the end, and what was copied from it."""
+    """Create the database, with all tables; drop it and its copies at the end."""
     maintenance = Database(settings.BENCH_MAINTENANCE_DATABASE)
     with maintenance.connect() as guard:
         mine = guard.execute("select pg_try_advisory_lock(hashtext('mq_bench'))").fetchone()
@@ -171,7 +170,7 @@ def copied(database: Database, name: str) -> Iterator[Database]:
 
 
 def counters(count: int) -> None:
-    """Make the rows that handlers fight for, with ids from 1."""
+    """Insert the rows that handlers contend for, with ids from 1."""
     Counter.objects.bulk_create(Counter() for _ in range(count))
 
 

@@ -1,4 +1,4 @@
-"""What a message costs: its rate, and CPU. PostgreSQL's is read from /proc, if it is here."""
+"""The cost of a message: rate and CPU. PostgreSQL's CPU is read from /proc, if it runs here."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def costs_compared(
 
 
 def share(seconds: float | None, count: int) -> float | None:
-    """Return the seconds of one of `count`; None of None."""
+    """Return the seconds per message of `count`; None if `seconds` is None."""
     return None if seconds is None else float(seconds) / count
 
 

@@ -1,4 +1,4 @@
-"""Figures that stand against the first of their kind: how something grows."""
+"""Compares figures with the first of their kind, to show how something grows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMES = 20
 
 
 def milliseconds(do: Callable[[], object], times: int = TIMES) -> float:
-    """Return the median of so many times, after as many that do not count."""
+    """Return the median time of `times` calls, after as many calls for warm-up."""
     taken = []
     for _ in range(times if times == 1 else 2 * times):
         began = perf_counter()
@@ -24,7 +24,7 @@ def milliseconds(do: Callable[[], object], times: int = TIMES) -> float:
 def grown(
     name: str, figures: Mapping[str, float], unit: str, notes: str | Mapping[str, str]
 ) -> list[Row]:
-    """Return a row for each figure; each stands against the first."""
+    """Return a row per figure; each is compared with the first."""
     first = next(iter(figures.values()))
     return [
         Row(

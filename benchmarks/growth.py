@@ -1,4 +1,4 @@
-"""What a larger machine would do, from what was measured on a small one.
+"""Predicts the rates of a larger machine from measurements on a small one.
 
 Bounds, as of operational analysis (P. J. Denning, J. P. Buzen, "The Operational Analysis of
 Queueing Network Models", ACM Computing Surveys 10 (3), 1978): no rate is higher than what the
@@ -19,7 +19,7 @@ from benchmarks.report import Row
 OWN_CONNECTIONS = 3
 #: Rings a second of one producing process, at most: it pauses 20 ms between two.
 RINGS = 50.0
-#: What a ring makes an idle worker do: claim, and look again a little later.
+#: The reaction of an idle worker to a ring: claim, and check again a little later.
 LOOKS_A_RING = 2
 MICROSECOND = 1e-6
 
@@ -66,7 +66,7 @@ class Costs:
 
 
 class Missing(LookupError):
-    """A figure that the model needs was not measured."""
+    """Raised if a figure that the model needs was not measured."""
 
 
 def costs_from(rows: Iterable[Row]) -> Costs:
@@ -108,7 +108,7 @@ NOTHING = Handler()
 
 
 class Prediction(NamedTuple):
-    """Messages a second, and what they are limited by."""
+    """Messages per second, and the resource that limits them."""
 
     rate: float
     limit: str
@@ -122,7 +122,7 @@ def limits(
     threads: int = 1,
     handler: Handler = NOTHING,
 ) -> dict[str, float]:
-    """Return the messages a second that each resource allows.
+    """Return the messages per second that each resource allows.
 
     Python runs in one thread of a process at a time; others wait for their queries meanwhile.
     Each claim passes the rows that the other processes took since its last one: as many for each

@@ -140,7 +140,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _circumstances(runs: Sequence[Run]) -> list[str]:
-    """Say what each run had, and the first words of what it measured."""
+    """List the circumstances of each run, and the workloads that it measured."""
     parts = ["## Measured with\n"]
     for run in runs:
         told = ", ".join(f"{name} {value}" for name, value in run.circumstances.items())
@@ -165,7 +165,7 @@ def _targets(rows: Sequence[Row]) -> list[str]:
 
 
 def _real(rows: Sequence[Row]) -> list[str]:
-    """Work first; then what an option of messages costs no-ops."""
+    """Return the section on real work, then the costs of options of messages."""
     parts = _compared(rows, REAL)
     for title, names in WORK.items():
         wanted = [row for row in rows if row.workload.startswith(names)]
@@ -206,7 +206,7 @@ def _courses(rows: Sequence[Row]) -> list[str]:
 
 
 def filled(text: str, rows: Sequence[Row]) -> str:
-    """Return a page with the tables between its marks written anew.
+    """Return a page with the tables between its marks written again.
 
     `<!-- rows: growth: backlog; backlog -->` is for the rows whose names begin with one of these,
     `<!-- model: rates -->` for one of the model's tables; `<!-- end -->` ends each.

@@ -38,7 +38,7 @@ circle { fill: #6e7781 } circle.ours { fill: #0969da }
   circle { fill: #9198a1 } circle.ours { fill: #4493f8 }
 }
 """
-#: So that courses are told apart without colour; the first is drawn through.
+#: Dashes distinguish the lines without colour; the first line is solid.
 DASHES = ("", "6 4", "2 3", "10 3 2 3")
 
 
@@ -98,7 +98,7 @@ def _step(largest: float) -> float:
 
 
 def bars(title: str, note: str, unit: str, shown: Sequence[Bar], *, linear: bool = False) -> str:
-    """Return a chart of horizontal bars, in the order given; `note` says what better is."""
+    """Return a chart of horizontal bars, in the order given; `note` says what is better."""
     axis = scale([bar.value for bar in shown], linear=linear)
     room = WIDTH - LABELS - VALUES
     bottom = TOP + len(shown) * (BAR + GAP)

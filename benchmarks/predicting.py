@@ -23,12 +23,12 @@ from benchmarks.simulation import simulate
 
 PROCESSES = (1, 2, 4, 8, 16, 32)
 SERVERS = (4, 16)
-#: What two cores have in common with this: nothing else runs on them.
+#: The model assumes that nothing else runs on the two cores.
 SMALL = Machines(server=2)
 
 
 def predictions(name: str, rows: Sequence[Row]) -> str:
-    """Return one of TABLES, or what it needs."""
+    """Return one of TABLES, or a text that names a missing figure."""
     try:
         costs = costs_from(rows)
     except Missing as missing:
@@ -37,7 +37,7 @@ def predictions(name: str, rows: Sequence[Row]) -> str:
 
 
 def _check(costs: Costs, rows: Sequence[Row]) -> str:
-    """The model where it can be measured: on the machine that the constants are from."""
+    """Compare the model with measurements on the machine that provides its constants."""
     measured = {row.workload: row.figure for row in rows}
     lines = []
     for processes, name in ((1, "drain"), (2, "drain, two processes")):
@@ -48,7 +48,7 @@ def _check(costs: Costs, rows: Sequence[Row]) -> str:
 
 
 def _rates(costs: Costs, rows: Sequence[Row]) -> str:
-    """No-op messages a second; workers on machines of their own, a core for each process."""
+    """Rates of no-op messages; workers run on separate machines, with a core per process."""
     headings = ["processes"]
     for cores in SERVERS:
         headings += [f"{cores} cores, at most", "limited by", "simulated"]
@@ -68,7 +68,7 @@ def _rates(costs: Costs, rows: Sequence[Row]) -> str:
 
 
 def _handlers(costs: Costs, rows: Sequence[Row]) -> str:
-    """What handlers that do something leave of it: 8 processes, 8 cores each side."""
+    """The rates with handlers that do some work: 8 processes, 8 cores on each side."""
     kinds = {
         "no-op": (Handler(), 1),
         "1 ms of Python": (Handler(cpu=1e-3), 1),
@@ -85,7 +85,7 @@ def _handlers(costs: Costs, rows: Sequence[Row]) -> str:
 
 
 def _limits(costs: Costs, rows: Sequence[Row]) -> str:
-    """Where one PostgreSQL ends: what each resource has to do at these rates."""
+    """The limits of one PostgreSQL server: the load on each resource at these rates."""
     wal = costs.wal + costs.stored
     lines = [
         (
@@ -103,7 +103,7 @@ def _limits(costs: Costs, rows: Sequence[Row]) -> str:
 
 
 def _waking(costs: Costs, rows: Sequence[Row]) -> str:
-    """What rings cost: `n` producing processes, each as busy as can be, and idle workers."""
+    """The cost of rings: `n` producing processes at full load, and idle workers."""
     lines = [
         (
             str(count),

@@ -85,7 +85,7 @@ def limited(
 
 
 def failed(workload: str, reason: str) -> Row:
-    """Return the row of a workload that did not do its work: no figure of it counts."""
+    """Return the row of a workload that failed: its figures do not count."""
     return Row(workload=workload, figure=float("nan"), unit="", ok=False, note=f"WRONG: {reason}")
 
 

@@ -1,4 +1,4 @@
-"""What was measured, from one or several files that `python -m benchmarks --json` wrote."""
+"""Reads results from one or more files that `python -m benchmarks --json` wrote."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(paths: Iterable[Path]) -> list[Run]:
 
 
 def latest(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs without what a later one measured again.
+    """Return the runs without rows that a later run measured again.
 
     >>> old, new = (Run({"n": n}, [Row(workload="drain", figure=n, unit="")]) for n in (1, 2))
     >>> [(run.circumstances, len(run.rows)) for run in latest([old, new])]

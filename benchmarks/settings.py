@@ -1,4 +1,4 @@
-"""The test project's settings, on a database of the benchmarks' own.
+"""The test project's settings, on a separate database for the benchmarks.
 
 The benchmarks tell the processes they start what to do by three variables of the environment:
 
@@ -31,5 +31,5 @@ BENCH_TASKS = django.VERSION >= (6, 0) or find_spec("django_tasks") is not None
 if BENCH_TASKS:
     TASKS = {"default": {"BACKEND": "django_mq.contrib.tasks.MessageQueueBackend"}}
 
-# With DEBUG, Django keeps the text of every statement: nobody measures that.
+# With DEBUG, Django keeps the text of every statement, which would distort the measurements.
 DEBUG = False

@@ -1,4 +1,4 @@
-"""Worker processes at one server, event by event: what the bounds of `growth.py` leave out.
+"""Simulates worker processes on one server, event by event, for what `growth.py` leaves out.
 
 They leave out that processes wait for each other: for a core of the server, for the disk at a
 commit (commits that wait together are flushed together), and that a claim which takes longer passes
@@ -156,7 +156,7 @@ def simulate(
 
     for _ in range(processes):
         world.after(random.uniform(0.0, costs.worker * BATCH), start)
-    world.run(seconds / 5)  # until it has come to its pace
+    world.run(seconds / 5)  # warm-up
     before = done
     world.run(seconds)
     return (done - before) / (seconds * 4 / 5)

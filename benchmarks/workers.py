@@ -1,4 +1,4 @@
-"""Starts `manage.py mq_worker` as people do, and reads what its processes saw."""
+"""Starts `manage.py mq_worker` as users do, and reads the records of its processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Seen:
-    """What the processes of one worker saw; times are of the machine's monotonic clock.
+    """The records of one worker's processes; times are of the machine's monotonic clock.
 
     `ids` are in the order of each process, one after another.
     `steps` are (calls, time, bytes in RAM), `statements` (time, thread, text); `cpu_seconds` those
@@ -133,7 +133,7 @@ class Worker:
         self._process.wait(60)
 
     def until_alive(self) -> None:
-        """Return as soon as a worker process said that it lives."""
+        """Return as soon as a worker process has sent a heartbeat."""
         deadline = monotonic() + 60
         while not self._database.count(table="django_mq_workerheartbeat"):
             check(self._process.poll() is None, f"the worker ended: {self._log()}")
@@ -141,11 +141,11 @@ class Worker:
             sleep(0.01)
 
     def calls(self) -> int:
-        """How many handlers were called so far, up to the last `every` calls."""
+        """The number of handler calls so far, up to the last `every` calls."""
         return sum(int(path.read_text() or 0) for path in self._directory.glob("*.calls"))
 
     def until_called(self, count: int) -> None:
-        """Return when so many handlers were called."""
+        """Return when `count` handlers have been called."""
         deadline = monotonic() + 900
         while self.calls() < count:
             check(self._process.poll() is None, f"the worker ended: {self._log()}")
@@ -158,7 +158,7 @@ class Worker:
         return self.wait(60)
 
     def wait(self, seconds: float = 900) -> Seen:
-        """Wait until it ends by itself; raise Wrong when it did not end well."""
+        """Wait until it exits by itself; raise Wrong unless it succeeded."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -231,7 +231,7 @@ def cost_of(
     with Worker(
         database, *options, processes=processes, expected=count, every=every, **settings
     ) as worker:
-        worker.until_called(count - processes * every)  # to ask the server would cost it something
+        worker.until_called(count - processes * every)  # a query would cost the server CPU
         until_empty(database, 60)
         postgres = backend_seconds(database)
         seen = worker.stop()
@@ -250,7 +250,7 @@ def verify(database: Database, due: set[int], ids: Sequence[int]) -> None:
 
 
 def until_empty(database: Database, seconds: float) -> None:
-    """Return when no message is left; raise Wrong after so many seconds."""
+    """Return when no message is left; raise Wrong after `seconds`."""
     deadline = monotonic() + seconds
     while database.execute("select exists (select from django_mq_queuedmessage)") != [(False,)]:
         check(monotonic() < deadline, "messages were not removed")

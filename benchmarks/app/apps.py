@@ -5,7 +5,7 @@ from django.conf import settings
 
 
 class BenchConfig(AppConfig):
-    """In a worker that is to be measured, recording begins."""
+    """Starts the recording in a worker under measurement."""
 
     name = "benchmarks.app"
     label = "bench"

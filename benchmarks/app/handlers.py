@@ -1,4 +1,4 @@
-"""Handlers under measurement. What they record costs less than half a microsecond a call."""
+"""Handlers under measurement. Their recording costs less than half a microsecond per call."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from benchmarks.bare import WRITE
 from django_mq import Delivery, handler
 
 QUEUE = "bench"
-#: Queues of one worker that has many.
+#: The queues of a worker with many queues.
 SPREAD = tuple(f"bench{number}" for number in range(1000))
 #: How many handlers get a copy of a broadcast.
 FAN = 5
@@ -29,7 +29,7 @@ def noop(delivery: Delivery) -> None:
 
 @handler("bench.spread", queues=SPREAD, name="bench.spread")
 def spread(delivery: Delivery) -> None:
-    """Nothing, in any of the many queues."""
+    """Do nothing, in any of the many queues."""
     noop(delivery)
 
 
@@ -41,14 +41,14 @@ def timed(delivery: Delivery) -> None:
 
 @handler("bench.count", queue=QUEUE, name="bench.count")
 def count(delivery: Delivery) -> None:
-    """Update one of a few rows that everybody updates."""
+    """Update one of a few rows that all handlers update."""
     recorder.called(delivery.id)
     Counter.objects.filter(pk=delivery.payload["counter"]).update(value=F("value") + 1)
 
 
 @handler("bench.write", queue=QUEUE, name="bench.write")
 def write(delivery: Delivery) -> None:
-    """Write one row, as short as Django lets one write it."""
+    """Write one row, in the shortest way that Django has."""
     with connection.cursor() as cursor:
         cursor.execute(WRITE, (delivery.id,))
     recorder.called(delivery.id)
@@ -56,7 +56,7 @@ def write(delivery: Delivery) -> None:
 
 @handler("bench.orm", queue=QUEUE, name="bench.orm")
 def orm(delivery: Delivery) -> None:
-    """Load, update and insert a row, as much work as many handlers have."""
+    """Load, update and insert a row, like many real handlers."""
     counter = Counter.objects.get(pk=delivery.payload["counter"])
     counter.value = F("value") + 1
     counter.save()
@@ -66,14 +66,14 @@ def orm(delivery: Delivery) -> None:
 
 @handler("bench.pause", queue=QUEUE, name="bench.pause")
 async def pause(delivery: Delivery) -> None:
-    """Wait for somebody else."""
+    """Sleep, as a handler that waits for another service."""
     await asyncio.sleep(PAUSE)
     recorder.noted(delivery.id)
 
 
 @handler("bench.list", queue=QUEUE, name="bench.list", batch=True)
 def several(deliveries: Sequence[Delivery]) -> None:
-    """Nothing, for a list of messages."""
+    """Do nothing with a list of messages."""
     for delivery in deliveries:
         recorder.called(delivery.id)
 
@@ -90,7 +90,7 @@ for copy in range(FAN):
 
 @handler("bench.long", queue=QUEUE, name="bench.long")
 def long(delivery: Delivery) -> None:
-    """Take as many seconds as the message says."""
+    """Run for the number of seconds in the message."""
     recorder.started(delivery.id, monotonic())
     sleep(delivery.payload["seconds"])
     recorder.ended()

@@ -1,10 +1,10 @@
-"""Business tables; `migrate --run-syncdb` makes them, since they live for one run."""
+"""Business tables; `migrate --run-syncdb` creates them, since they exist for one run."""
 
 from django.db import models
 
 
 class Order(models.Model):
-    """What a transaction writes beside its broadcast."""
+    """A row that a transaction writes beside its broadcast."""
 
     customer = models.CharField(max_length=100)
     quantity = models.PositiveIntegerField()
@@ -16,7 +16,7 @@ class Order(models.Model):
 
 
 class Entry(models.Model):
-    """What a handler writes: one row for one message."""
+    """A row that a handler writes, one per message."""
 
     message = models.BigIntegerField()
     note = models.TextField()
@@ -26,7 +26,7 @@ class Entry(models.Model):
 
 
 class Counter(models.Model):
-    """What handlers fight for."""
+    """A row that handlers contend for."""
 
     value = models.PositiveIntegerField(default=0)
 

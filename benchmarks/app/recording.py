@@ -1,4 +1,4 @@
-"""What a worker process under measurement sees, and writes to a file when it stops.
+"""Records the calls of a worker process under measurement, and writes a file when it stops.
 
 The clock is CLOCK_MONOTONIC, which all processes of a machine share. A run begins with the signal
 `worker_started`: after the process started and connected, before its first claim; several
@@ -52,9 +52,9 @@ class Recorder:
         self.figures_seconds = 0.0
 
     def expect(self, messages: int, every: int, progress: int) -> None:
-        """Expect so many messages in this process.
+        """Expect `messages` messages in this process.
 
-        Note time and memory at each `every` calls, and tell the file `progress` how many.
+        Note time and memory every `every` calls, and write their number to the file `progress`.
         """
         self.expected = messages
         self.every = every or NEVER
@@ -62,7 +62,7 @@ class Recorder:
         self.ids = array("q", bytes(8 * messages))
 
     def start(self) -> None:
-        """The first claim is next."""
+        """Start the recording, right before the first claim."""
         self.cpu_begin = process_time()
         self.begin = monotonic()
 
@@ -176,7 +176,7 @@ def _unwritten(*_: Any, **__: Any) -> None:
 
 
 def _all_are_here(directory: Path, count: int) -> bool:
-    """Wait for the other processes; a raised error would reach nobody from a signal."""
+    """Wait for the other processes; nothing would see an error raised from a signal."""
     deadline = monotonic() + 60
     while len(list(directory.glob("*.calls"))) < count:
         if monotonic() > deadline:
@@ -186,7 +186,7 @@ def _all_are_here(directory: Path, count: int) -> bool:
 
 
 def _watch_statements() -> None:
-    """Note the time, thread and text of every statement: the server cannot say whose they are."""
+    """Note the time, thread and text of every statement: the server does not know the thread."""
     execute = psycopg.Cursor.execute
 
     def watched(self: Any, query: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Other queues on PostgreSQL, each in an environment of its own, measured in the same run."""
+"""Other queues on PostgreSQL, each in its own environment, measured in the same run."""

@@ -41,7 +41,7 @@ class Board:
             return
         try:
             found = act(*arguments)
-        except Exception as error:  # whatever one does, the others keep their rows
+        except Exception as error:  # the error of one peer does not affect the rows of others
             reason = str(error) if isinstance(error, Wrong) else repr(error)
             self._wrongs.update({(what, title): reason for what in whats})
             return
@@ -52,7 +52,7 @@ class Board:
                 self._costs[what, name].append(cost)
 
     def note(self, what: str, title: str, text: str) -> None:
-        """Have the row say so."""
+        """Add the text to the note of the row."""
         self._notes[what, title] = text
 
     def rates(

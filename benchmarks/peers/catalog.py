@@ -1,4 +1,4 @@
-"""Who the peers are, and what the measurements must know of their tables."""
+"""Lists the peers, and the facts about their tables that the measurements need."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ select '__main__.Noop', %(payload)s::jsonb, {}
 """
 OBAN_DUE = "state in ('available', 'executing', 'retryable')"
 
-#: What was read and not deleted is not done, though it is as invisible as what is delayed.
+#: A message that was read but not deleted is not done, though it is invisible like a delayed one.
 PGMQ_DUE = "(vt <= now() or read_ct > 0)"
 PGMQ_DELAYED = """
 insert into pgmq.q_bench (vt, message)

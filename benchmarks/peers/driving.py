@@ -1,4 +1,4 @@
-"""Runs a peer's driver in the peer's environment, and verifies what it says it did."""
+"""Runs a peer's driver in the peer's environment, and verifies its report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.footprints import Cost, backend_seconds, share
 from benchmarks.peers.catalog import Peer
 from benchmarks.workloads.broadcast import INSERT
 
-#: The business row of each enqueuing transaction, and the payload: for everyone the same.
+#: The business row of each enqueuing transaction, and the payload; the same for all peers.
 HOW = {"insert": INSERT, "payload": PAYLOAD}
 #: Seconds that a driver may need to start, or to stop.
 PATIENCE = 60.0
@@ -59,7 +59,7 @@ class Driven:
         return Driven(self.peer, self._command, database)
 
     def run(self, name: str, **arguments: Any) -> Any:
-        """Have the driver do one thing, and return what it says; raise Wrong when it fails."""
+        """Run one command of the driver, and return its report; raise Wrong if it fails."""
         words = [*self._command, name, json.dumps(arguments)]
         done = subprocess.run(
             words, env=self._environment(), capture_output=True, text=True,
@@ -79,7 +79,7 @@ class Driven:
             self.database.execute("checkpoint")
 
     def crowd(self, count: int) -> None:
-        """Store so many delayed and so many failed jobs."""
+        """Store `count` delayed and `count` failed jobs."""
         params = {"count": count, "payload": PAYLOAD_TEXT}
         with self.database.connect() as connection, psycopg.ClientCursor(connection) as cursor:
             cursor.execute(self.peer.delayed, params)  # several statements in one
@@ -210,7 +210,7 @@ class Working:
         check(self._next(PATIENCE).get("ready"), "the driver did not start")
 
     def go(self) -> None:
-        """Have it begin."""
+        """Start the work."""
         self._tell()
 
     def listen(self, seconds: float) -> None:
@@ -223,14 +223,14 @@ class Working:
             return
 
     def until_done(self, count: int) -> None:
-        """Return when it has done so many; raise Wrong when it does not."""
+        """Return when `count` jobs are done; raise Wrong if that takes too long."""
         deadline = monotonic() + PATIENCE
         while self.done < count:
             check(monotonic() < deadline, f"{self.done} of {count} jobs are done")
             self.listen(0.1)
 
     def stop(self) -> dict[str, Any]:
-        """Stop it, and return what it saw."""
+        """Stop it, and return its report."""
         self._tell()
         deadline = monotonic() + PATIENCE
         while "ids" not in (said := self._next(deadline - monotonic())):

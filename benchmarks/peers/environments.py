@@ -1,4 +1,4 @@
-"""Installs each peer once, in a directory of its own outside the repository.
+"""Installs each peer once, in its own directory outside the repository.
 
 `MQ_BENCH_PEERS` names the directory; without it, it is `django_mq-benchmarks` in the user's cache.
 A directory belongs to one list of versions and one interpreter: new versions are a new one.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-#: Written last: what lacks it was not installed to its end.
+#: Written last: a directory without it was not installed completely.
 DONE = "installed"
 
 

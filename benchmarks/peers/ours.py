@@ -1,4 +1,4 @@
-"""django_mq and the bare driver, measured by what the other workloads already have."""
+"""Measures django_mq and the bare driver with the code of the other workloads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def drained_by(database: Database, count: int, processes: int = 1) -> Figures:
 
 
 def drained_beside(database: Database, count: int) -> Figures:
-    """Messages a second of both, beside what is in the table already."""
+    """Messages per second of both, beside the rows that are already in the table."""
     database.fill(count)
     database.settle()
     worker = count / drained(database, count).seconds

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.database import Database
 
-#: In the order in which they run: what disturbs least comes first.
+#: In the order in which they run: those that disturb the others least come first.
 NAMES = (
     "real",
     "drain",
@@ -36,7 +36,7 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how large to measure; `rounds` is how often, ours and the bare loop in turn."""
+    """The place and size of a measurement; each round runs ours and the bare loop in turn."""
 
     database: Database
     rounds: int

@@ -39,7 +39,7 @@ INSERT = f"insert into {bare.TABLE} (payload) values ('{{}}')"  # noqa: S608
 
 
 def run(bench: Bench) -> list[Row]:
-    """All of it, one after another."""
+    """Run all measurements, one after another."""
     rows: list[Row] = []
     for part in (_backlog, _claim, _passing, _vacuum, _commits):
         rows += part(bench)
@@ -63,7 +63,7 @@ def _backlog(bench: Bench) -> list[Row]:
 
 
 def _claim(bench: Bench) -> list[Row]:
-    """What the server does for each message of a claim, without the commit."""
+    """Measure the server's work per message of a claim, without the commit."""
     _fill(bench, 10_000)
     with Claimer("ours") as ours:
         ours.warm_up()

@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 
 class Account:
-    """Who runs PostgreSQL's programs: this process's user, or, for root, somebody less powerful."""
+    """The account for PostgreSQL's programs: this process's user, or, for root, a lesser one."""
 
     def __init__(self, entry: pwd.struct_passwd | None) -> None:
         self.entry = entry  # None: this process's own user

@@ -1,4 +1,4 @@
-"""Who uses the server: a lock for each process, which the kernel drops however the process ends.
+"""Tracks the users of the server: a lock per process, which the kernel drops when it ends.
 
 No list of pids can go stale. A process that is killed stops nothing; the next one to leave finds
 itself the last and does.
@@ -24,7 +24,7 @@ class Users:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep every other process from joining, leaving, starting or stopping meanwhile."""
+        """Keep every other process from joining, leaving, starting or stopping inside the block."""
         descriptor = self.open("lock", fcntl.LOCK_EX)
         try:
             yield

@@ -1,4 +1,4 @@
-"""A small shop: orders are placed over HTTP, everything that follows is done by handlers.
+"""A small shop: clients order over HTTP, and handlers do everything that follows.
 
 | module        | its thought                                                       |
 |---------------|-------------------------------------------------------------------|

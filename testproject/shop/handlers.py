@@ -1,11 +1,11 @@
-"""What an order sets off. Each handler has its own queue, so that one fails without the others.
+"""Handlers of orders. Each has its own queue, so that it fails independently of the others.
 
 shop.orders.placed ────┬─> write_invoice ──> shop.invoices.issued ──> notify_warehouse
                        ├─> send_confirmation
 shop.orders.cancelled ─┴─> count_sales
 
-By the clock, once a day:                          shop.statistics.prune ──> forget_old_sales
-By the clock, every two seconds while a demo runs: shop.reports.due ──> write_report
+Scheduled once a day:                              shop.statistics.prune ──> forget_old_sales
+Scheduled every two seconds while a demo runs:     shop.reports.due ──> write_report
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def send_confirmation(deliveries: list[Delivery]) -> None:
                 order = orders[delivery.payload["order_id"]]
                 send(order, attempt=delivery.attempt)
             except mailing.NoSuchMailbox as error:
-                # Trying again will not help. It becomes a dead letter, which somebody looks at.
+                # Trying again will not help. It becomes a dead letter, for an operator to look at.
                 delivery.reject(str(error))
             except mailing.MailServerAway:
                 # Not its fault, and it was not tried: this uses no attempt.
@@ -70,13 +70,13 @@ def send_confirmation(deliveries: list[Delivery]) -> None:
                 delivery.fail(error)
             else:
                 sent.append(order.pk)
-    # Those that are not answered are acked when this function returns.
+    # Deliveries without an answer are acked when this function returns.
     Order.objects.filter(pk__in=sent).update(mailed_at=CLOCK)
 
 
 @handler("shop.orders.*", queue="statistics", batch=True)
 def count_sales(deliveries: list[Delivery]) -> None:
-    """All that are waiting at once: a row that everybody counts in is updated once for many."""
+    """Takes all waiting messages at once, and updates each shared counter once for many of them."""
     sold: Counter[tuple[date, int]] = Counter()
     cancelled: Counter[tuple[date, int]] = Counter()
     for delivery in deliveries:
@@ -96,11 +96,11 @@ def count_sales(deliveries: list[Delivery]) -> None:
 
 @handler("shop.statistics.prune", queue="statistics", every=timedelta(days=1))
 def forget_old_sales(delivery: Delivery) -> None:
-    """By the clock, once a day over all workers. The admin lists it under Schedules."""
+    """Runs once a day over all workers. The admin lists it under Schedules."""
     Statistic.objects.filter(day__lt=timezone.localdate() - timedelta(days=365)).delete()
 
 
-#: Off until somebody enables it: the demo does, and a button of the admin.
+#: Off until the demo, or an operator in the admin, enables it.
 REPORTS = "shop-reports"
 periodic(REPORTS, "shop.reports.due", every=2, catch_up="none", enabled=False)
 
@@ -118,7 +118,7 @@ def write_report(delivery: Delivery) -> None:
 
 @handler("shop.invoices.issued", queue="warehouse")
 async def notify_warehouse(delivery: Delivery) -> None:
-    """Async: while one waits for the network, many others run. None of them is atomic."""
+    """Async: while one delivery waits for the network, many others run. It is never atomic."""
     await asyncio.sleep(0.02)  # stands for a request to the warehouse's own system
     await delivery.afinish(_mark_packed, delivery.payload["order_id"])
 

@@ -1,4 +1,4 @@
-"""Letters as files or by SMTP, and a mail server that fails as real ones do.
+"""Sends letters as files or by SMTP, and imitates a mail server that fails as real ones do.
 
 With `EMAIL_URL` letters go to that server. Otherwise a letter lies in `settings.SHOP_LETTERS`
 (default `.mail`), as `<run of the demo>/order-<id>.eml`.
@@ -26,7 +26,7 @@ from .models import Order
 
 
 class MailServerBusy(Exception):
-    """Not now: worth another attempt."""
+    """The server is busy: another attempt may succeed."""
 
 
 class MailServerAway(Exception):
@@ -34,7 +34,7 @@ class MailServerAway(Exception):
 
 
 class NoSuchMailbox(Exception):
-    """Never: another attempt would end the same."""
+    """The mailbox does not exist: another attempt would fail too."""
 
 
 #: A wrong password, say, is none of these: that fails.
@@ -119,7 +119,7 @@ def send(order: Order, *, attempt: int) -> Path:
 
 
 def _trouble(email: str, attempt: int) -> None:
-    """Fail as the servers of these addresses do."""
+    """Fail like the servers of these addresses."""
     if email.startswith("bounce@"):
         raise NoSuchMailbox(f"550 no such mailbox: {email}")
     if (flaky := re.match(r"flaky\+(\d)@", email)) and attempt <= int(flaky[1]):

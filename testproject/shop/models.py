@@ -1,4 +1,4 @@
-"""What the shop keeps: a catalogue, orders, and what the handlers make of them."""
+"""The tables of the shop: a catalogue, orders, and the results of the handlers."""
 
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
@@ -52,7 +52,7 @@ class Invoice(models.Model):
 
 
 class Report(models.Model):
-    """What the shop had sold at one time of the schedule."""
+    """The units sold by one time of the schedule."""
 
     # Each time is broadcast once: the database would refuse a second report of it.
     scheduled_for = models.DateTimeField(unique=True)

@@ -1,4 +1,4 @@
-"""Where the shop answers."""
+"""The shop's URLs."""
 
 from django.urls import path
 

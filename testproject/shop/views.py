@@ -24,7 +24,7 @@ OrderForm = modelform_factory(Order, fields=("product", "quantity", "email", "ru
 
 
 class OutOfStock(Exception):
-    """There are fewer than ordered."""
+    """The stock is smaller than the order."""
 
 
 @require_GET
@@ -37,7 +37,7 @@ def catalogue(request: HttpRequest) -> JsonResponse:
 @csrf_exempt
 @require_POST
 def place_order(request: HttpRequest) -> JsonResponse:
-    """Store an order and say so, or do neither."""
+    """Store an order and broadcast it, or do neither."""
     form = OrderForm(_sent(request))
     if not form.is_valid():
         return JsonResponse({"errors": form.errors}, status=400)
@@ -70,7 +70,7 @@ def cancel_order(request: HttpRequest, pk: int) -> JsonResponse:
 
 
 def _facts(order: Order) -> dict[str, int]:
-    """What is broadcast: ids, and what will never change. The rest handlers look up, fresh."""
+    """The payload: ids, and facts that never change. Handlers look up the rest when they run."""
     return {"order_id": order.pk, "product_id": order.product_id, "quantity": order.quantity}
 
 

@@ -42,7 +42,7 @@ logger.setLevel(logging.ERROR)
 
 
 class Told(Plugin):
-    """Is told of each job whose end is committed."""
+    """Notes each job whose end is committed."""
 
     @staticmethod
     def get_identifier() -> str:

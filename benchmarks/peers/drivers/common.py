@@ -1,4 +1,4 @@
-"""What the Python drivers share: how they are told what to do, and how they tell what they did.
+"""Shared code of the Python drivers: reading commands, and reporting results.
 
 `driver.py COMMAND ARGUMENTS`, with ARGUMENTS as JSON, writes one line of JSON. Only `work` is a
 conversation: "ready" when it is connected; then it waits for a line; it tells how many jobs are
@@ -28,7 +28,7 @@ def say(**data: Any) -> None:
 
 
 def main(commands: dict[str, Callable[..., Any]]) -> None:
-    """Do what the command line says."""
+    """Run the command of the command line."""
     arguments = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     say(**(commands[sys.argv[1]](**arguments) or {}))
 
@@ -54,7 +54,7 @@ def paced(count: int, every: float, enqueue: Callable[[], tuple[Any, Any]]) -> d
 
 
 class Work:
-    """What one working process did."""
+    """The work of one process."""
 
     def __init__(self) -> None:
         self.begin: float | None = None
@@ -70,13 +70,13 @@ class Work:
         self.ids.append(id)
 
     def claiming(self) -> None:
-        """Jobs are about to be claimed; the first time is when the clock starts."""
+        """Call this before each claim; the first call starts the clock."""
         if self.begin is None:
             self.cpu_begin = process_time()
             self.begin = monotonic()
 
     def settled(self, count: int = 1) -> None:
-        """So many jobs are removed, or marked as done, and that is committed."""
+        """Call this when `count` jobs are removed or marked as done, after the commit."""
         self.end, self.cpu_end = monotonic(), process_time()
         self.done += count
 

@@ -42,7 +42,7 @@ handle = real_work()
 
 
 def act(number: int) -> None:
-    """What the task does beyond being called."""
+    """The work of the task, if it has any."""
 
 
 @task(takes_context=True)

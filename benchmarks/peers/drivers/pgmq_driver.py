@@ -25,7 +25,7 @@ from django.db import connection, transaction  # noqa: E402
 
 BATCH = 100
 CHUNK = 1_000
-#: Seconds for which messages that were read are nobody else's.
+#: Seconds for which messages that were read are invisible to others.
 TIMEOUT = 30
 #: Without a throttle each row of a bulk updates one and the same row, which is quadratic.
 THROTTLE_MS = 10

@@ -48,7 +48,7 @@ async def sleep(job: Job) -> None:
 
 
 async def orm(job: Job) -> None:
-    """On a thread, as its manual says of what blocks."""
+    """On a thread, as its manual requires for blocking code."""
     work.handled(job.id)
     await asyncio.to_thread(act, json.loads(job.payload)["number"])
 

@@ -49,7 +49,7 @@ def schema() -> None:
 
 @django_app.task(name="noop", pass_context=True)
 def orm(context: procrastinate.JobContext, **payload: Any) -> None:
-    """As a Django project has it: on a thread, with Django's connections looked after."""
+    """As in a Django project: on a thread, with Django's handling of connections."""
     work.handled(context.job.id)
     act(payload["number"])
 

@@ -1,4 +1,4 @@
-"""What the tables and the directory of letters say about one run."""
+"""Reads the results of one run from the tables and the directory of letters."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from .ledger import Ledger
 
 
 class Progress(NamedTuple):
-    """How far the orders of a run are."""
+    """The progress of the orders of a run."""
 
     orders: int = 0
     invoices: int = 0
@@ -46,7 +46,7 @@ class Books:
         return cls(run, opened, _uncounted())
 
     def progress(self) -> Progress:
-        """Return how far the run is."""
+        """Return the progress of the run."""
         order = Order.Status
         orders = self.orders().aggregate(
             orders=Count("pk"),
@@ -63,7 +63,7 @@ class Books:
         return Progress(**orders, **messages, reports=self.reports().count())
 
     def balance(self, answers: Counter[int], seconds: float) -> Ledger:
-        """Count everything at one moment; `answers` is what the clients were told, by status."""
+        """Count everything at one moment; `answers` counts the clients' responses by status."""
         with transaction.atomic():
             # One snapshot for all that follows: workers may be busy with other runs.
             with connection.cursor() as cursor:
@@ -104,7 +104,7 @@ class Books:
         return Order.objects.filter(run=self.run)
 
     def reports(self) -> QuerySet[Report]:
-        """Return what was written by the clock since the run began."""
+        """Return the reports that the schedule wrote since the run began."""
         return Report.objects.filter(written_at__gte=self.opened)
 
     def messages(self) -> QuerySet[QueuedMessage]:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Purchase:
-    """What one customer wants; `cancel`: and then does not want any more."""
+    """The order of one customer; with `cancel` the customer cancels it later."""
 
     product: int
     quantity: int
@@ -75,7 +75,7 @@ class Customers:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody still shops."""
+        """Whether a client is still ordering."""
         return any(thread.is_alive() for thread in self._threads)
 
     def _shop(self) -> None:

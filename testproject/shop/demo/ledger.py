@@ -39,7 +39,7 @@ class Ledger:
 
     @property
     def lost(self) -> int:
-        """What an order should have set off, and did not."""
+        """Effects that an order should have had, but did not."""
         return (
             abs(self.accepted - len(self.orders))
             + len(self.orders - self.invoices)
@@ -50,7 +50,7 @@ class Ledger:
 
     @property
     def twice(self) -> int:
-        """What happened once more than it should have, or for an order that was rolled back."""
+        """Effects that happened twice, or for an order that was rolled back."""
         return (
             len(self.mails & self.dead.keys())
             + sum(self.dead.values())

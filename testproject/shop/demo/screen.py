@@ -1,4 +1,4 @@
-"""What is shown: bars that move in a terminal, plain lines anywhere else."""
+"""Shows the progress: as moving bars in a terminal, as plain lines anywhere else."""
 
 import os
 import shutil
@@ -33,12 +33,12 @@ class Screen:
         self.out.write(self.style.MIGRATE_HEADING(text))
 
     def say(self, name: str, text: str = "") -> None:
-        """Say one thing: what it is, and how it is."""
+        """Print one fact: its name and its value."""
         self.out.write(f"  {name:<10}{text}")
         self.out.flush()
 
     def progress(self, now: Progress, expected: int, seconds: float) -> None:
-        """Show how far it is: bars over the last ones, or now and then a line."""
+        """Show the progress: bars in place of the last ones, or now and then a line."""
         if self.moving:
             self._draw(now, expected, seconds)
         elif time.monotonic() >= self._next:

@@ -129,7 +129,7 @@ class Command(BaseCommand):
     def watch(
         self, processes: Processes, books: Books, customers: Customers, screen: Screen, orders: int
     ) -> float:
-        """Let them shop, show how far it is until nothing waits, and return how long it took."""
+        """Run the customers, show the progress until no message waits, and return the duration."""
         started = moved = time.monotonic()
         before = None
         customers.start()
@@ -185,7 +185,7 @@ def reporting(processes: Processes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Treat the end of the terminal, and being told to end, as Ctrl-C: leave in order."""
+    """Treat SIGHUP and SIGTERM like Ctrl-C: shut down in order."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:  # as under nohup
