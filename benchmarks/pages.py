@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md, its charts, and the figures of docs/scaling.md from measured results.
+"""Writes docs/benchmarks.md, its charts, and the figures of other pages from measured results.
 
     python -m benchmarks.pages results.json [more.json ...]
 
@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def write_pages(docs: Path, runs: Sequence[Run]) -> None:
-    """Write page, charts, and the figures of scaling.md, if that is there."""
+    """Write page, charts, and the figures of scaling.md and guarantees.md, if they are there."""
     rows = rows_of(runs)
     drawn = charts(shown(runs))
     (docs / "benchmarks").mkdir(exist_ok=True)
@@ -104,9 +104,9 @@ def write_pages(docs: Path, runs: Sequence[Run]) -> None:
     for name, svg in drawn.items():
         (docs / "benchmarks" / name).write_text(svg)
     (docs / "benchmarks.md").write_text(page(runs))
-    scaling = docs / "scaling.md"
-    if scaling.exists():
-        scaling.write_text(filled(scaling.read_text(), rows))
+    for name in ("scaling.md", "guarantees.md"):
+        if (docs / name).exists():
+            (docs / name).write_text(filled((docs / name).read_text(), rows))
 
 
 def charts(rows: Sequence[Row]) -> dict[str, str]:

@@ -21,6 +21,8 @@ from benchmarks.workloads import Bench
 from django_mq import broadcast
 
 LEASE, POLL, DRAIN = 3.0, 1.0, 2.0
+#: Seconds that another process has to settle the messages of one that was killed in a drain.
+SETTLED = 10.0
 #: Seconds that the handler sleeps: longer than any case takes.
 SLEEPS = 60
 #: Workers that are told to end do not wait for the handler.
@@ -36,7 +38,7 @@ def run(bench: Bench) -> list[Row]:
         "process killed": (2.0, "SIGKILL of one of two processes", _child_killed),
         "host lost": (LEASE + POLL, "SIGKILL of a worker and all its processes", _host_lost),
         "host frozen": (LEASE + POLL, "SIGSTOP of a worker and all its processes", _host_frozen),
-        "drain": (DRAIN + 2.0, "SIGTERM while a handler runs on", _drained),
+        "drain": (DRAIN + 2.0 + SETTLED, "SIGTERM while a handler runs on", _drained),
     }
     took: dict[str, list[float]] = {name: [] for name in cases}
     for _ in bench.in_turn("recovery"):
