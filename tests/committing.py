@@ -44,7 +44,7 @@ CLEANERS_NAME = "mq-tests-cleaner"
 
 
 class Cleaner:
-    """A session that stays open between tests: a new one would plan each statement anew."""
+    """A session that stays open between tests: a new one would plan each statement again."""
 
     def __init__(self) -> None:
         self._session: psycopg.Connection[Any] | None = None

@@ -1,4 +1,4 @@
-"""What every part of the suite shares."""
+"""Fixtures for all parts of the suite."""
 
 import gc
 import os
@@ -23,12 +23,12 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("suite")
 
 # Two hundred processes are started, and most images of containers set this: each of them would
-# compile the package anew, and each process of pytest all tests.
+# compile the package again, and each pytest process all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Whoever runs the tests in the background of a shell has SIGINT ignored, and what they start
-# would inherit that: Ctrl-C is one of the things they try.
+# A test run in the background of a shell ignores SIGINT, and its child processes would inherit
+# that; but some tests press Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

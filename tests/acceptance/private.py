@@ -44,7 +44,7 @@ def running() -> Iterator[Server]:
 
 @contextmanager
 def standby_of(primary: Server) -> Iterator[Server]:
-    """A standby that has whatever the primary acknowledges from now on."""
+    """A standby that has every commit that the primary acknowledges from now on."""
     with directory() as path:
         server = Server(path)
         server.data.mkdir(mode=0o700)

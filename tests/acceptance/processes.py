@@ -1,4 +1,4 @@
-"""A worker that a test started: what it said, which processes it has, how it ended."""
+"""A worker that a test started: its output, its processes and its exit code."""
 
 from __future__ import annotations
 

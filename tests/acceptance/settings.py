@@ -11,7 +11,7 @@ ROOT_URLCONF = None
 MIDDLEWARE = []
 TEMPLATES = []
 
-# Each test says itself what it needs of DJANGO_MQ and of the default database.
+# Each test adds the settings that it needs to DJANGO_MQ and to the default database.
 DJANGO_MQ = json.loads(os.environ.get("ACCEPTANCE_MQ", "{}"))
 DATABASES["default"].update(json.loads(os.environ.get("ACCEPTANCE_DATABASE", "{}")))  # noqa: F405
 for alias, changes in json.loads(os.environ.get("ACCEPTANCE_ALIASES", "{}")).items():

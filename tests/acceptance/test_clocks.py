@@ -1,4 +1,4 @@
-"""Every time is the database's: a worker's own clock may be a day wrong."""
+"""All times are those of the database: a worker's own clock may be wrong by a day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to die: whatever ends a process, its message alone is charged, and its neighbours go on."""
+"""However a process dies, only its running message is charged, and the other messages continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of real processes: what a killed one had not stored yet is lost, and nothing else."""
+"""The figures of real processes: a killed process loses only figures that it has not stored yet."""
 
 from __future__ import annotations
 

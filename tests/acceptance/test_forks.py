@@ -168,7 +168,7 @@ def test_what_else_is_open_is_named_once(start_with: Callable[..., Worker], queu
 def test_nothing_is_named_where_nothing_is_open(
     start_with: Callable[..., Worker], queue: Queue
 ) -> None:
-    """Neither what the supervisor has itself, nor what it has closed."""
+    """Connections that the supervisor owns, or has closed, are not named."""
     worker = start_with(CONNECTS, {"min_size": 2})
     worker.has_started(2)
     queue.send("write", "before")

@@ -1,4 +1,4 @@
-"""A worker that stands still loses its leases, and what it does after it wakes up is void."""
+"""A frozen worker loses its leases, and its actions after it wakes up have no effect."""
 
 from __future__ import annotations
 

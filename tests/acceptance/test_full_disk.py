@@ -24,7 +24,7 @@ SIZE = 24
 
 @contextmanager
 def disk(path: Path) -> Iterator[Path]:
-    """A small disk of its own at `path`; skips the test where nobody may mount one."""
+    """A small separate disk at `path`; skips the test if mounting is not allowed."""
     mount = shutil.which("mount")
     if mount is None or os.geteuid() != 0:
         pytest.skip("only root can mount a small disk to fill it")

@@ -29,7 +29,7 @@ def names(count: int) -> list[str]:
 
 
 def nobody_claims(queue: str) -> bool:
-    """Say whether its gate is free: whoever claims from now on knows what was decided by now."""
+    """Return whether its gate is free: later claims then see all earlier decisions."""
     with transaction.atomic(), connection.cursor() as cursor:
         return queue_limits.enter(cursor, queue=queue, limit=None) is not None
 

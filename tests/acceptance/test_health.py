@@ -72,7 +72,7 @@ def test_slow_clients_keep_it_from_nothing(
 
 @contextmanager
 def dripping(port: int) -> Iterator[None]:
-    """Send a request that never ends, and begin anew when it is cut."""
+    """Send a request that never ends, and start again when it is cut."""
     enough = threading.Event()
 
     def drip() -> None:
@@ -94,7 +94,7 @@ def dripping(port: int) -> Iterator[None]:
 def test_a_server_that_is_away_makes_it_unready_not_dead(
     start: Callable[..., Worker], empty_tables: None, tmp_path: Path
 ) -> None:
-    """`/livez` would have it restarted, which helps nobody. systemd hears the same."""
+    """A failing `/livez` would restart it, which does not help. systemd hears the same."""
     port, proxy = free_port(), Proxy(connection.get_connection_params())
     with unit(str(tmp_path / "notify")) as link:
         worker = start(

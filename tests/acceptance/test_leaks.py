@@ -21,7 +21,7 @@ from tests.acceptance.processes import Worker, eventually
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks in /proc")
 
 MESSAGES = int(os.environ.get("LEAKS_MESSAGES", "2000"))
-#: The messages come in so many rounds; the first ones warm up.
+#: The number of rounds in which the messages come; the first rounds are the warm-up.
 ROUNDS, WARM = 8, 2
 KINDS = ("write", "tally", "call", "acall", "abrief", "list", "line", "fail", "chain")
 #: Room for what is opened when it is first needed. One for each message, or batch, would be more.
@@ -36,7 +36,7 @@ select count(*) from pg_stat_activity
 
 
 class Held(NamedTuple):
-    """What the processes of a worker hold, the supervisor first."""
+    """The resources that the processes of a worker hold, the supervisor first."""
 
     descriptors: tuple[int, ...]
     threads: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What Prometheus reads from a worker: the sum of its processes, which never falls."""
+"""Prometheus reads the sum of a worker's processes, which never falls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.acceptance.test_health import ask, free_port
 
 
 def handled(port: int) -> float:
-    """Return how many messages were acked, as Prometheus is told."""
+    """Return the number of acked messages that Prometheus reads."""
     status, page = ask(port, "/metrics")
     if status != 200:
         return 0

@@ -14,7 +14,7 @@ from tests.acceptance.processes import Worker
 from tests.database import second_connection
 from tests.rows import add_all, stored
 
-STAND = 20_317  # the advisory lock at which a step stands still
+STAND = 20_317  # the advisory lock at which a step hangs
 MANY = 2500
 
 # Behind this id the change of a message waits for the lock.

@@ -1,4 +1,4 @@
-"""What the options of `mq_worker` promise."""
+"""The promises of the options of `mq_worker`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_processes_and_threads(start: Callable[..., Worker], queue: Queue) -> No
 def test_nothing_waits_behind_one_that_blocks(
     start: Callable[..., Worker], queue: Queue, witness: Witness, processes: int, threads: int
 ) -> None:
-    """PMQ-48, PMQ-49: while one blocks, whoever is free takes all the others."""
+    """PMQ-48, PMQ-49: while one blocks, free executors take all the others."""
     worker = start("--processes", processes, "--threads", threads)
     worker.has_started(processes)
     queue.send("gate", "blocks", gate="open")
@@ -62,7 +62,7 @@ def test_nothing_waits_behind_one_that_blocks(
 
 
 def test_max_messages(start: Callable[..., Worker], queue: Queue) -> None:
-    """So many are done, not fewer; what was not begun is as before."""
+    """Exactly that number is done; messages that did not start are unchanged."""
     queue.send("write", *names(40))
     assert start("--max-messages", 25, "--processes", 2).ends() == 0
     assert queue.done().total() == 25
@@ -107,7 +107,7 @@ def test_max_rss(start: Callable[..., Worker], queue: Queue) -> None:
 
 
 def test_max_rss_below_what_an_idle_worker_needs(start: Callable[..., Worker]) -> None:
-    """It says so at the start, instead of replacing processes for ever."""
+    """The worker reports it at the start, instead of replacing processes for ever."""
     worker = start("--max-rss", 10)
     assert worker.ends() == 1
     assert "max-rss" in worker.said()
@@ -116,7 +116,7 @@ def test_max_rss_below_what_an_idle_worker_needs(start: Callable[..., Worker]) -
 def test_queues_in_strict_preference(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """In the order they are named, whatever came first, and no others."""
+    """Queues are served in the order they are named, whichever message is older, and no others."""
     queue.send("write", "w0", "w1", queue="work")
     queue.send("write", "s0", "s1", queue="second")
     queue.send("write", "f0", "f1", queue="first")

@@ -1,4 +1,4 @@
-"""Lines over a fleet of processes: one at a time and in order, whatever fails or dies."""
+"""Lines over a fleet of processes run one message at a time and in order, despite failures."""
 
 from __future__ import annotations
 

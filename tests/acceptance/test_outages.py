@@ -62,7 +62,7 @@ def seconds_used(pid: int) -> float:
 def test_a_server_that_crashes_and_comes_back(
     start: Callable[..., Worker], private: Server, witness: Witness
 ) -> None:
-    """Guarantees 1, 6, 16; NSQ-35: no spinning meanwhile, and then it goes on by itself."""
+    """Guarantees 1, 6, 16; NSQ-35: the worker does not spin, and then continues by itself."""
     send(private, "gate", "during", gate="open")
     send(private, "write", *[f"m{n:02}" for n in range(40)])
     worker = start("--threads", 2, url=url_of(private))

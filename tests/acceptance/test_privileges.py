@@ -89,7 +89,7 @@ def test_a_worker(
     witness: Witness,
 ) -> None:
     """It does all that a worker does: run, fail, retry, hold, expire, recover, broadcast, drain;
-    and it does so by the clock.
+    and it broadcasts schedules.
     """
     name = role("mq_worker")
     with connection.cursor() as cursor:

@@ -23,7 +23,7 @@ def test_it_starts_again_when_code_changes(
     tmp_path: Path,
     stop: signal.Signals,
 ) -> None:
-    """What runs is ended first; a signal ends it cleanly."""
+    """Running handlers end first; a signal ends the worker cleanly."""
     module = tmp_path / "watched_by_reload.py"
     module.write_text("")
     worker = start("--reload", PYTHONPATH=str(tmp_path), ACCEPTANCE_IMPORT="watched_by_reload")

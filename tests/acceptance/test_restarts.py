@@ -122,7 +122,7 @@ def test_children_that_are_too_large_before_they_work_are_braked(
 def test_a_child_that_worked_takes_the_brake_off(
     start_sick: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """Whoever kills it later, while it is idle; the next illness begins with the shortest brake."""
+    """It is killed later, while it is idle; the next crash loop starts with the shortest brake."""
     worker = start_sick()
     worker.until(lambda: len(brakes(worker)) == 2, "two have died")
     recover(witness)
@@ -143,7 +143,7 @@ def test_a_child_that_worked_takes_the_brake_off(
 def test_a_signal_ends_a_brake(
     start_sick: Callable[..., Worker], queue: Queue, stop: signal.Signals
 ) -> None:
-    """A supervisor without a child drains at once; nobody waits for a process to be stopped."""
+    """A supervisor without a child drains at once; there is no process to wait for."""
     worker = start_sick()
     worker.until(lambda: len(brakes(worker)) == 3, "the brake is 4 s")
     worker.tell(stop)

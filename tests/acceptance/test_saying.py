@@ -1,4 +1,4 @@
-"""What a worker says at its start, and of each message."""
+"""The output of a worker at its start, and for each message."""
 
 from __future__ import annotations
 

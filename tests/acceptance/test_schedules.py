@@ -16,7 +16,7 @@ SECOND = timedelta(seconds=1)
 
 
 def times() -> list[datetime]:
-    """Return the times that were broadcast; nobody handles the messages."""
+    """Return the times that were broadcast; the messages are not handled."""
     found = QueuedMessage.objects.values_list("metadata", flat=True)
     return sorted(datetime.fromisoformat(each["mq.scheduled_for"]) for each in found)
 

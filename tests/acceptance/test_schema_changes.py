@@ -74,7 +74,7 @@ update django_mq_queuedmessage
 
 
 def test_a_table_that_changes_under_load(start: Callable[..., Worker], queue: Queue) -> None:
-    """Whoever waits for the lock goes on after it: nothing is lost, charged or run again."""
+    """Sessions that wait for the lock continue after it: nothing is lost, charged or run again."""
     worker = start("--processes", 2)
     worker.has_started(2)
     names: list[str] = []

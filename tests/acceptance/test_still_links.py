@@ -1,4 +1,4 @@
-"""The server stands still: its connections are neither closed nor answered. Guarantee 6."""
+"""The server hangs: it neither closes nor answers its connections. Guarantee 6."""
 
 from __future__ import annotations
 

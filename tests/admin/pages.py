@@ -46,7 +46,7 @@ def confirm(client, action, ids, **more):
 
 
 def text(response):
-    """Return what a page says, without tags."""
+    """Return the text of a page, without tags."""
     page = response.content.decode().replace("<wbr>", "")
     found = re.sub(r"<script.*?</script>|<[^>]+>", " ", page, flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(found))

@@ -1,4 +1,4 @@
-"""S11, guarantee 13: actions wait for nobody, touch nothing in flight, and say what they did."""
+"""S11, guarantee 13: actions wait for no lock, skip messages in flight, and report the outcome."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_way_back_leads_nowhere_else(boss):
 
 
 def test_more_than_a_page_can_hold_is_refused(boss, monkeypatch):
-    """S11: whoever selects everything that matches gets an operation, which has no cap."""
+    """S11: selecting everything that matches starts an operation, which has no cap."""
     monkeypatch.setattr(actions, "MOST", 3)
     ids = [add(dead=-1).pk for _ in range(5)]
     assert act(boss, "requeue_heads", ids).status_code == 400

@@ -85,7 +85,7 @@ def test_a_type_that_nobody_hears_is_said_to_be_so(boss):
 
 
 def test_whom_it_reaches_must_have_been_seen(boss):
-    """A handler that was registered meanwhile is shown before it gets a message."""
+    """A handler that was registered in between is shown before it gets a message."""
     reach = boss.post(PAGE, FORM).context["reach"]
     handler("shop.#", queue="audit", name="auditor")(lambda delivery: None)
     again = boss.post(PAGE, {**FORM, "reach": reach, "confirmed": "yes"})

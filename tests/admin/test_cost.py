@@ -1,4 +1,4 @@
-"""What the pages ask of the database: few statements each, whatever they show."""
+"""Each page sends few statements to the database, whatever it shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page that edits a waiting message, and what it leaves alone."""
+"""The page that edits a waiting message, and the messages that it must not change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def page_of(row):
 
 
 def fields(response):
-    """Return what a browser would post from the form."""
+    """Return the fields that a browser would post from the form."""
     form = response.context["form"]
     found = {}
     for tag in re.findall(r"<input[^>]*>", response.content.decode()):

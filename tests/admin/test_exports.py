@@ -1,4 +1,4 @@
-"""The list of messages as a file: what it holds, who may have it, and how it is read."""
+"""Exports of the list of messages: their content, permission and formats."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_a_search_that_takes_too_long_is_given_up(boss, monkeypatch):
 
 
 def test_a_line_says_who_waits_behind_whom(boss, settings):
-    """The first of the key, whatever a row was parked behind; and of an ordered queue."""
+    """The first message of the key, whichever row it was parked behind; and of an ordered queue."""
     settings.DJANGO_MQ = {"QUEUES": {"line": {"ordered": True}}}
     head = add(key="k", dead=-5)
     for _ in range(3):

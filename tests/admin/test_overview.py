@@ -1,4 +1,4 @@
-"""The overview: what it says, to whom, and at what cost."""
+"""The overview: its content, permissions and cost."""
 
 from __future__ import annotations
 

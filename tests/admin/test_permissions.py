@@ -1,4 +1,4 @@
-"""S08, S09, S10: who may see and do what, page by page and action by action."""
+"""S08, S09, S10: permissions to see and do things, page by page and action by action."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_no_payload_is_in_a_list_even_for_those_who_may_see_it(rows, boss):
     [each for each in product(("add", "change", "delete"), MODELS) if each != ("add", "schedule")],
 )
 def test_nothing_is_added_changed_or_deleted(rows, boss, model, page):
-    """S09: read only, whatever is posted by whomever; but schedules may be added."""
+    """S09: all pages are read-only for every user and every POST; only schedules may be added."""
     address = url(model, page, *([] if page == "add" else rows[model][:1]))
     before = list(QueuedMessage.objects.values())
     data = {"payload": "{}", "queue": "x", "type": "x", "attempts": 0, "post": "yes"}

@@ -1,4 +1,4 @@
-"""The pages of queues: what they hold, who waits behind whom, what backs off."""
+"""The pages of queues: contents, blocked lines and backoff."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class TestQueues:
 
 
 class TestLines:
-    """What waits behind what, and what came of unique ids and questions."""
+    """Blocked lines, unique ids and requests."""
 
     def fields(self, client, message):
         page = client.get(url("queuedmessage", "change", message.pk))

@@ -1,4 +1,4 @@
-"""The pages of schedules: what they show to whom, the buttons, and schedules made there."""
+"""The pages of schedules: content by permission, buttons, and schedules added there."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_deleting_one_that_was_made_here(keeper):
 
 
 def test_scope(monkeypatch, keeper):
-    """Who is kept to some queues sees, runs and makes schedules of those queues alone."""
+    """A user restricted to some queues sees, runs and adds only schedules of those queues."""
     from django_mq.admin import ScheduleAdmin
 
     monkeypatch.setattr(ScheduleAdmin, "get_queues", lambda self, request: {"mail"})

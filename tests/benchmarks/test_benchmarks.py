@@ -1,4 +1,4 @@
-"""The benchmarks still run: small, and without a look at how fast."""
+"""The benchmarks still run; sizes are small, and rates are not checked."""
 
 from __future__ import annotations
 

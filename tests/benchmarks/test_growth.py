@@ -1,4 +1,4 @@
-"""What the model of docs/scaling.md needs is measured, on the worker's own statements."""
+"""The figures for the model of docs/scaling.md are measured with the worker's own statements."""
 
 from __future__ import annotations
 

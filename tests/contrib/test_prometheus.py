@@ -1,4 +1,4 @@
-"""What Prometheus reads from the database."""
+"""The metrics that Prometheus reads from the database."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 Start = Callable[..., Running]
 
-#: Notes each message whose lease is given anew while it has one.
+#: Notes each message that gets a lease while it still has one.
 WATCH = """
 create table mq_given_anew (id bigint);
 create function mq_note() returns trigger language plpgsql as

@@ -349,4 +349,4 @@ def test_a_handler_that_always_loses_its_connection_is_charged(bench: Bench) -> 
     assert (message.attempts, message.leased_until) == (1, None)
     assert FailedAttempt.objects.count() == 1
     assert 1 < len(runs) < 10
-    assert not bench.slices._conflicts._losses  # its next attempt begins anew
+    assert not bench.slices._conflicts._losses  # its next attempt starts over

@@ -115,7 +115,7 @@ def test_handlers_are_counted_apart_and_the_last_is_remembered() -> None:
 
 @pytest.mark.usefixtures("_known")
 def test_names_that_only_rows_know_do_not_pile_up() -> None:
-    """S27: labels come from what is registered, whoever writes rows."""
+    """S27: labels come from registered handlers, not from rows."""
     these = handler_counts.Timings()
     these.add([ended(Settled.BURIED, 0.0, name=f"made-up-{n}") for n in range(50)])
     assert list(these.read()) == [""]
@@ -323,6 +323,6 @@ def test_without_listeners_nothing_is_said(start: Start, caplog: Any, monkeypatc
 
 
 def test_an_idle_worker_can_be_read_too() -> None:
-    """CAR-34: it starts when it is told to, not when it is made."""
+    """CAR-34: it starts on request, not when it is created."""
     worker = Worker(queues=["mail"])
     assert (worker.id, worker.running, worker.sleeps, worker.timings()) == ("", False, 0, {})

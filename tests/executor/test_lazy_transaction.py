@@ -155,7 +155,7 @@ def test_a_failure_of_one_that_used_nothing_is_written_after_the_slice(bench: Be
 def test_one_that_used_nothing_and_was_taken_over_is_lost_alone(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its hooks are dropped with it: whoever has it now runs its own."""
+    """Its hooks are dropped with it: the worker that has it now runs its own."""
     hooks: list[int] = []
 
     @handler("#", queue="mail", name="h")

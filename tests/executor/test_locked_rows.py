@@ -45,7 +45,7 @@ def until_it_waits(pid: int) -> None:
 
 
 def test_a_user_waits_for_a_renewal_that_has_its_row(bench: Bench) -> None:
-    """Else a handler that ran for long would run twice for nothing."""
+    """Otherwise a long handler would run twice for nothing."""
     released = threading.Event()
 
     @handler("#", queue="mail", name="h")
@@ -179,7 +179,7 @@ def test_a_row_that_stays_locked_does_not_hold_the_executor_for_ever(
 
 
 def test_an_ack_waits_for_a_claim_that_parks_what_is_behind(make_bench: Any) -> None:
-    """Such a claim locks the head of the line for a moment. Else the whole slice runs again."""
+    """Such a claim briefly locks the head of the line. Otherwise the whole slice runs again."""
     ran: list[int] = []
     bench = make_bench(slice_seconds=0.02)  # its statements wait for locks for half of that
 

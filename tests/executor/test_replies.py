@@ -60,7 +60,7 @@ def test_an_answer_and_its_writes_are_one(bench: Bench) -> None:
 
 
 def test_an_attempt_that_died_with_its_process_answers_when_it_was_the_last(bench: Bench) -> None:
-    """As the keeper settles it: the failure of the process is what the asker is told."""
+    """The keeper settles it, and the asker gets the failure of the process."""
 
     @handler("#", name="h")
     def h(delivery: Any) -> None: ...

@@ -26,8 +26,8 @@ SHORT = 1.0
 INSIDE = re.compile("faults_(effect|sent)")
 #: What begins a slice, in one query with its lock: the handler runs already, or waits for it.
 BEGINS = re.compile(r"^begin\b.*;", re.IGNORECASE)
-#: After so many seconds a worker has done what it can and sleeps. If it does not yet, a point
-#: shows less than it could.
+#: After this many seconds a worker has done all it can and sleeps. If it has not, a point tests
+#: less than it could.
 ASLEEP = 0.5
 
 
@@ -141,7 +141,7 @@ def refuse(stage: Stage, at: int) -> None:
 
 
 def stall(stage: Stage, at: int) -> None:
-    """One link stands still for a moment: the server has the request, its answer comes late."""
+    """One link stalls for a moment: the server has the request, but its answer comes late."""
     stage.proxy.begin(Fault(at, stage.proxy.hold, "passing"))
     worker = stage.start()
     stage.wait(lambda: stage.proxy.struck.is_set() or stage.is_done(), SOON)

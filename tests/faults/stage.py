@@ -64,7 +64,7 @@ select jsonb_build_object(
            'trace', string_agg(concat_ws(' ', event, name, attempt), ', ' order by id))
   from faults_trace
 """
-# As if an hour passed: for the leases of whoever is dead, and for nothing else.
+# Move the leases of dead workers an hour back, and nothing else.
 PASS_TIME = """
 update django_mq_queuedmessage set leased_until = leased_until - interval '1 hour'
  where leased_until is not null;

@@ -1,4 +1,4 @@
-"""Workers stand still for longer than their leases, and wake up. A sample of the sweep."""
+"""Workers freeze for longer than their leases, and wake up. A sample of the sweep."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Retry policies: how long, how often, and what of them travels in a message."""
+"""Retry policies: waits, numbers of attempts, and the part that a message stores."""
 
 import json
 import sys
@@ -110,7 +110,7 @@ def test_only_the_first_retry_may_be_at_once(
 
 
 def test_a_floor_is_not_stored_and_has_a_bound() -> None:
-    """A message carries its policy; the floor is a setting of whoever runs it."""
+    """A message carries its policy; the floor is a setting of the worker that runs it."""
     floored = RetryPolicy(backoff=fixed(0)).with_floor(1e12)
     assert floored.to_data() == {"max_attempts": 20, "kind": "fixed", "seconds": 0.0}
     assert floored.delay(2, random=half) == MAX_WAIT

@@ -1,4 +1,4 @@
-"""What a pooler does to a session's start: the client is told another process id."""
+"""Imitates a pooler at the start of a session: the client gets another process id."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
 def now() -> datetime:
-    """The database's time; it stands still in the test's transaction, the clock of the rows."""
+    """The database's time, as in the rows; it does not change within the test's transaction."""
     with connection.cursor() as cursor:
         cursor.execute("select statement_timestamp()")
         return cursor.fetchone()[0]

@@ -107,7 +107,7 @@ def test_counts_name_the_key_that_is_blocked_longest():
 
 
 def test_counts_name_the_oldest_dead_message_that_others_wait_behind(settings):
-    """Of any key, whatever is blocked longest; one that nobody waits behind is none."""
+    """Of any key, the one that blocks longest; a message without followers does not count."""
     line("a", after=60)
     add(key="c", dead=-5)
     assert queues.counts("mail").dead_head is None

@@ -1,4 +1,4 @@
-"""What comes back: values, errors, the ends that nobody answers, and the address of a reply."""
+"""Replies: values, errors, messages that end without an answer, and the address of a reply."""
 
 from __future__ import annotations
 

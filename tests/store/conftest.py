@@ -1,4 +1,4 @@
-"""Two connections: a worker's and somebody else's."""
+"""Two connections: a worker's and one of another session."""
 
 from __future__ import annotations
 

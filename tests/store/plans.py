@@ -29,7 +29,7 @@ def plan(cursor: Cursor, statement: str, **params: Any) -> str:
 
 
 def generic_plan(cursor: Cursor, statement: str, **params: Any) -> str:
-    """Explain it as a prepared statement that has run so often that its plan is generic."""
+    """Explain it as a prepared statement that has run often enough to have a generic plan."""
     names = list(params)
     numbered = statement
     for number, name in enumerate(names, 1):

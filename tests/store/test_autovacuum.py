@@ -1,4 +1,4 @@
-"""How the short-lived tables are vacuumed: set with the tables, and changed by nobody but a DBA."""
+"""Vacuum options of the short-lived tables: set with the tables, and left to the DBA afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chores: small, guarded, and never at what somebody works with."""
+"""Chores: small, guarded, and never on rows in use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Cursor = psycopg.Cursor[Any]
 
 
 def test_turns_are_taken_once_in_a_while(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
-    """No leader: whoever asks first after `every` seconds."""
+    """There is no leader: the first to ask after `every` seconds has the turn."""
     assert chores.take_turn(cursor, every=60.0) == {}
     assert chores.take_turn(cursor, every=60.0) is None
     assert chores.take_turn(other.cursor(), every=60.0) is None

@@ -189,7 +189,7 @@ def test_locked_rows_are_skipped(cursor: Cursor, other: psycopg.Connection[Any])
 def test_claims_side_by_side_take_different_rows(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """CAR-37 as changed: who comes at the same moment is in nobody's way."""
+    """CAR-37 as changed: concurrent claims do not block each other."""
     messages = {add().pk for _ in range(6)}
     mine = ids(take(cursor, limit=3))
     theirs = ids(take(other.cursor(), limit=10))

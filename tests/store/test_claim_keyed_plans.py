@@ -140,7 +140,7 @@ def touched(cursor: Cursor) -> int:
 
 
 def vacuum(cursor: Cursor) -> None:
-    """Remove all that is dead: with nobody about whose snapshot would keep it."""
+    """Remove all dead rows, when no session has a snapshot that would keep them."""
     cursor.execute(
         """
         select pg_terminate_backend(pid, 10000)

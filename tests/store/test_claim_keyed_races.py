@@ -1,4 +1,4 @@
-"""Claims of keyed messages at the same moment, and lines that change meanwhile."""
+"""Concurrent claims of keyed messages, and lines that change during a claim."""
 
 from __future__ import annotations
 

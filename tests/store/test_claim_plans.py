@@ -65,7 +65,7 @@ def test_a_batch_is_never_exceeded_whatever_the_plan(
 
 
 def test_claims_of_one_moment_keep_apart(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
-    """So that they meet no locks; what is left aside is nobody's, and the next claim's."""
+    """So they meet no locks; rows that they leave out stay free for the next claim."""
     rows = [add(after=n - 60).pk for n in range(12)]
     assert ids(take(other.cursor(), limit=2, apart=True)) == rows[:2]  # and does not commit
     assert ids(take(cursor, limit=4, apart=True)) == rows[4:8]

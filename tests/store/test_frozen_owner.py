@@ -1,4 +1,4 @@
-"""The sessions of an owner that froze are ended, and nobody else's."""
+"""Only the sessions of an owner that froze are ended."""
 
 from __future__ import annotations
 

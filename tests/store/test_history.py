@@ -96,7 +96,7 @@ def test_an_odd_row_refuses_no_settle() -> None:
 
 
 def test_a_day_without_a_partition_takes_rows_all_the_same() -> None:
-    """Midnight passes and nobody created the day: the settle goes on, and so does the next day."""
+    """Midnight passes without a partition for the day: settles and the next day continue."""
     today = datetime(2030, 5, 5, tzinfo=UTC)
     assert create(today.date()) == [True]
     last, first = today + DAY - timedelta(microseconds=1), today + DAY

@@ -121,7 +121,7 @@ def test_seconds_count_from_the_databases_clock(way: Insert) -> None:
 
 
 def test_the_clock_moves_within_a_transaction(way: Insert) -> None:
-    """`now()` stands still there: what is broadcast late would be due too early."""
+    """`now()` does not change there: a late broadcast would be due too early."""
     with connection.cursor() as cursor:
         cursor.execute("select now()")
         (begun,) = cursor.fetchone()

@@ -43,7 +43,7 @@ from django_mq.store.unique_ids import Unique, UniqueId
 from tests.database import lock, second_connection
 from tests.store.plans import Cursor
 
-#: Rows that a statement is given, and those that are none of its business.
+#: Rows that a statement is about, and other rows.
 MINE, OTHERS = 100, 3000
 
 Call = Callable[[Cursor, list[int]], Any]
@@ -96,7 +96,7 @@ ASKED: dict[str, Any] = {"claimer": "me:2", "lease": 30.0, "limit": MINE, "max_b
 
 
 def claim_apart(cursor: Cursor) -> None:
-    """Claim while somebody else has the first place."""
+    """Claim while another session has the first place."""
     one = {**ASKED, "limit": 1}
     with second_connection() as other, other.transaction():
         claim.claim(other.cursor(), lanes=[Lane("mail", 0)], apart=True, **one)

@@ -1,4 +1,4 @@
-"""Taking over lapsed messages costs the same, whatever the backlog and whoever holds a snapshot.
+"""Taking over lapsed messages costs the same with any backlog and with a held snapshot.
 
 Pages are counted, which are the same on a busy machine.
 """

@@ -185,7 +185,7 @@ PAUSES = {
 
 @pytest.mark.parametrize("pause", PAUSES)
 def test_what_holds_the_queue_holds_its_line(cursor: Cursor, pause: str) -> None:
-    """Who was admitted through the gate of a queue that backs off may go on."""
+    """A message admitted through the gate of a queue that backs off may run."""
     given, plainly, admitted = PAUSES[pause]
     decide("line", **given)
     own(cursor)
@@ -257,7 +257,7 @@ def test_the_plan_of_a_claim_names_its_index(owner: Cursor) -> None:
 
 
 def adopt_all(cursor: Cursor, *, limit: int) -> int:
-    """Walk over the queue `line`, so many rows at a time; return how many were adopted."""
+    """Walk over the queue `line`, a step of rows at a time; return how many were adopted."""
     adopted = ordered_queues.adopt(cursor, queue="line", limit=limit)
     rows = adopted.rows
     while adopted.resume is not None:

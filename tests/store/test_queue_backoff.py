@@ -211,7 +211,7 @@ class TestProbes:
         assert QueueState.objects.get().backoff_level == 2
 
     def test_it_is_renewed_while_its_message_is_claimed(self, cursor: Cursor) -> None:
-        """And never shortened; one that nobody ended lapses."""
+        """And never shortened; a probe that is not ended lapses."""
         state = probing(2, probe_until=now(cursor) + timedelta(seconds=5))
 
         def renew(lease: float, claimer: str = "worker:1") -> float:
@@ -256,7 +256,7 @@ class TestProbes:
 def test_a_row_that_somebody_has_locked_is_not_waited_for(
     cursor: Cursor, other: psycopg.Connection[Any], change: Callable[[Cursor], Any], level: int
 ) -> None:
-    """A worker's loop stops for nobody; what it wanted it asks for again."""
+    """A worker's loop does not wait for locks; it asks again later."""
     state = probing(level)
     add(leased=5)
     lock(other)
@@ -297,7 +297,7 @@ def test_an_operator_ends_it(cursor: Cursor, given: dict[str, Any], ended: int |
 
 
 def test_one_level_for_all_connections(cursor: Cursor) -> None:
-    """NSQ-1: at zero first, whoever signals."""
+    """NSQ-1: zero at first, whichever connection signals."""
     claimed_at = now(cursor)
     assert store.standings(cursor, ["mail"]) == {}
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The gate of a queue: one claim at a time over the fleet, and room for so many."""
+"""The gate of a queue: one claim at a time over the fleet, up to the limit in flight."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_without_a_limit_there_is_any_room(cursor: Cursor) -> None:
 
 @pytest.mark.parametrize(("limit", "room"), [(0, 0), (1, 0), (3, 0), (4, 1), (100, 97)])
 def test_what_is_in_flight_takes_room(cursor: Cursor, limit: int, room: int) -> None:
-    """NSQ-23: also what lapsed, until it is taken over; not what waits, nor other queues."""
+    """NSQ-23: so do lapsed messages, until taken over; waiting ones and other queues do not."""
     for seconds in (30, 30, -1):
         add(leased=seconds)
     add()

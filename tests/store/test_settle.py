@@ -92,7 +92,7 @@ class Counting:
 
 @pytest.mark.parametrize("change", ["ack", "fail", "snooze", "hold", "bury", "release"])
 def test_the_lease_ends_with_what_follows_in_one_statement(cursor: Cursor, change: str) -> None:
-    """CAR-29: nobody ever sees the one without the other."""
+    """CAR-29: no session ever sees one without the other."""
     message = add(leased=30, attempts=3, claimed_by="me:1")
     counting: Any = Counting(cursor)
     CHANGES[change][0](counting, fence_of(message))
@@ -271,7 +271,7 @@ def test_release_keeps_the_place_in_line(cursor: Cursor) -> None:
 def test_release_and_lock_skip_what_somebody_has(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """Guarantee 13: nobody waits for a message in flight."""
+    """Guarantee 13: no statement waits for a message in flight."""
     busy, free = add(leased=30, attempts=1), add(leased=30, attempts=1)
     lock(other, busy.pk)
     cursor.execute("set statement_timeout = '60s'")

@@ -53,7 +53,7 @@ def end(cursor: Cursor, message: QueuedMessage, *, success: bool = True) -> list
 
 
 def test_an_id_is_taken_only_if_it_is_as_it_was_seen(cursor: Cursor) -> None:
-    """Whoever looked before somebody else took and freed it has to look again."""
+    """A session that looked before another one took and freed the id has to look again."""
     old = look(cursor)
     assert unique.add(cursor, [new(101, old)]) == {101}
     assert unique.add(cursor, [new(102, old)]) == set()
@@ -103,7 +103,7 @@ def test_an_update_touches_only_what_waits(cursor: Cursor, columns: dict[str, An
 
 
 def test_the_end_of_a_message_that_has_lost_its_id_changes_nothing(cursor: Cursor) -> None:
-    """It died, another one has the id, and then somebody removed it."""
+    """It died, another message took the id, and then it was removed."""
     dead = add("mail", type="a.b", handler="h", unique_id="u", dead=-1)
     holder = take()
     assert end(cursor, dead) == []

@@ -164,7 +164,7 @@ class DeliverTest(TestCase):
         assert not QueuedMessage.objects.exists()
 
     def test_the_type_is_the_only_plain_one_of_the_handler(self) -> None:
-        """Else test.message: the handler does not say which."""
+        """Otherwise it is test.message, because the handler does not name a single type."""
         for patterns, type in (
             (("shop.orders.placed",), "shop.orders.placed"),
             (("shop.orders.placed", "shop.*.moved"), "shop.orders.placed"),

@@ -48,7 +48,7 @@ def registry() -> Iterator[handlers.Registry]:
 
 
 def effect(delivery: Delivery) -> None:
-    """What a handler writes: a row for its message; a second one would be refused."""
+    """A row that a handler writes for its message; the database would refuse a second one."""
     Product.objects.create(name=f"message {delivery.id}", price=1)
 
 
@@ -72,7 +72,7 @@ def attempts_of(message: QueuedMessage) -> list[str]:
 
 
 class Said:
-    """What the signals said, in order."""
+    """The signals, in order."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, Any, dict[str, Any]]] = []

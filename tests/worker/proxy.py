@@ -41,14 +41,14 @@ class Proxy:
         self._word = word.encode()
 
     def refuse(self, refusing: bool) -> None:
-        """Cut every link, and let in nobody while `refusing`."""
+        """Cut every link, and accept no new one while `refusing`."""
         self._refusing = refusing
         if refusing:
             for link in list(self._links):
                 _close(link)
 
     def hold(self, holding: bool) -> None:
-        """While `holding`, no link is closed and nothing passes: the server stands still."""
+        """While `holding`, no link is closed and nothing passes: the server hangs."""
         if holding:
             self._flows.clear()
         else:

@@ -1,4 +1,4 @@
-"""What handlers of a test depend on: it counts who uses it, and can be down or slow."""
+"""A service that handlers of a test depend on: it counts its users, and can be down or slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_FLIGHT = (
     "select count(*) from django_mq_queuedmessage where queue = %s and leased_until is not null"
 )
 
-#: Too far away to help: who waits for the poll does not end in time.
+#: Too long to help: a test that waits for the poll does not end in time.
 FAR = {"POLL_INTERVAL": 600, "LEASE": 3600}
 
 

@@ -1,4 +1,4 @@
-"""Chores as a worker does them: whose turn it is, and what is said."""
+"""Chores as a worker does them: turns, and log lines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def warnings(said: Said) -> list[tuple[str, int, int]]:
 
 
 def test_a_deep_queue_is_said_once(cursor: Cursor, said: Said, settings: Any, caplog: Any) -> None:
-    """CAR-38: by one of the fleet, not again within warn_every, even if it sank meanwhile."""
+    """CAR-38: by one of the fleet, once per warn_every, even if the depth fell in between."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"warn_depth": 2, "warn_every": 3600}}}
     rows = [add() for _ in range(2)]
     add("post")
@@ -110,7 +110,7 @@ def small(monkeypatch: pytest.MonkeyPatch, name: str, pieces: int = 1) -> None:
 def test_a_walk_goes_on_where_the_fleet_stopped(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has the next turn; at the end it begins again."""
+    """The worker with the next turn continues; at the end the walk starts again."""
     small(monkeypatch, "stranded")
     ahead = [add(key=f"a{n}", handler="h", after=60) for n in range(4)]
     for n, each in enumerate(ahead):

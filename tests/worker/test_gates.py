@@ -119,7 +119,7 @@ def test_what_was_decided_goes_before_the_settings(
 def test_a_limited_queue_drains_without_waiting_for_the_poll(
     start: Start, service: Service, settings: Any, limit: int
 ) -> None:
-    """Whoever ends one of its messages takes the next one at once."""
+    """A worker that ends one of its messages takes the next one at once."""
     settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": limit}}}
     service.handle()
     add_many(200, handler="h")

@@ -221,7 +221,7 @@ def test_drain_gets_past_a_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_runner_that_fails_keeps_no_lease(
     start: Start, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
-    """Else it would be renewed for ever, and its line stand still for as long."""
+    """Otherwise it would be renewed for ever, and its line blocked for as long."""
 
     @handler("#", queue="mail", name="h")
     async def h(delivery: Delivery) -> None: ...
@@ -236,7 +236,7 @@ def test_a_runner_that_fails_keeps_no_lease(
 
 
 def test_a_small_claim_passes_by_a_line_that_is_being_claimed() -> None:
-    """Else workers that have room for one message each stand still beside each other."""
+    """Otherwise workers with room for a single message would block each other."""
     first = keyed("a")
     second = keyed("b")
     with second_connection() as somebody, somebody.transaction():

@@ -78,7 +78,7 @@ class Long:
         self.message = add(handler="long")
 
     def outlives(self, leases: int) -> None:
-        """Wait until its lease was renewed for so long; it must not be taken meanwhile."""
+        """Wait while its lease is renewed for that long; no one may take it in this time."""
         until(lambda: stored(self.message).leased_until is not None)
         began = timezone.now()
         enough = began + timedelta(seconds=LEASE * (leases + 1))

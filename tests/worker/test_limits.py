@@ -32,7 +32,7 @@ Start = Callable[..., Running]
 STRICT = {
     "statement_timeout": "100",
     "lock_timeout": "20",
-    # A busy machine lets a handler stand still for a while between two statements.
+    # On a busy machine a handler may pause for a while between two statements.
     "idle_in_transaction_session_timeout": "2000",
     "default_transaction_isolation": "serializable",
 }

@@ -1,4 +1,4 @@
-"""Links that stand still: neither closed nor answered. Each wait of the worker has a bound."""
+"""Links that hang: neither closed nor answered. Each wait of the worker has a bound."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parts_of(running: Running) -> Parts:
 
 
 def bound(parts: Parts, seconds: float) -> None:
-    """Let the waits on the links that there are now last so long; those made anew have theirs."""
+    """Limit the waits on the present links to this time; new links have the default."""
     for link in parts.watchdog._links:
         link.seconds = seconds
 
@@ -160,7 +160,7 @@ def test_an_idle_worker_notices_and_goes_on(
 def test_listen_is_pinged(
     start: Start, said: Said, through: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link that only listens sends nothing, so nothing else would show that it stands still."""
+    """A link that only listens sends nothing, so nothing else would show that it hangs."""
     monkeypatch.setattr("django_mq.worker.listener.PING", 0.1)
     running = start()
     parts = parts_of(running)

@@ -1,6 +1,6 @@
-"""One row that the database refuses, for a reason of its own, keeps nobody else from their end.
+"""A row that the database refuses does not keep other rows from their end.
 
-A trigger stands for what nobody foresees: it refuses what is put aside for one unique id.
+A trigger stands for an unforeseen error: it refuses the message put aside for one unique id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a running worker says: log lines, signals, heartbeats."""
+"""The reports of a running worker: log lines, signals, heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker broadcasts by the clock: on time, whatever else it does, and never twice."""
+"""A worker broadcasts schedules on time, however busy it is, and never twice."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_any_worker_does_it_whatever_its_queues(start: Start) -> None:
 def test_an_idle_worker_sleeps_until_the_next_time_and_not_to_the_next_poll(
     start: Start, settings: Any
 ) -> None:
-    """With a poll interval that nobody would wait for."""
+    """The poll interval is far longer than the test."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 3600}
     put(due=1.5)
     start()

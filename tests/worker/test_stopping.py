@@ -1,4 +1,4 @@
-"""What a worker without a supervisor answers to who wants to stop its messages."""
+"""The answers of a worker without a supervisor to requests to stop its messages."""
 
 from __future__ import annotations
 

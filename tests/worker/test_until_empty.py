@@ -89,7 +89,7 @@ def test_a_line_whose_owner_was_killed_is_waited_for(ran: list[int]) -> None:
 
 
 def test_a_line_is_waited_for_though_nothing_is_in_it_yet(ran: list[int]) -> None:
-    """What was broadcast before the queue was ordered joins when somebody owns it."""
+    """Messages broadcast before the queue was ordered join it when it gets an owner."""
     own("gone", 1.0)
     message = add("line", handler="h")
     assert Worker().run(until_empty=True)

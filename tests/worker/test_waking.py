@@ -1,4 +1,4 @@
-"""What wakes a worker: rings, due times, polls."""
+"""Rings, due times and polls wake a worker."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_woken_by_the_poll(start: Start, said: Said, settings: Any) -> None:
 
 
 def test_a_dead_listener_costs_no_message(start: Start, said: Said) -> None:
-    """PMQ-63: it is made anew, and rings, since a ring may have been missed."""
+    """PMQ-63: it is replaced, and rings, since a ring may have been missed."""
 
     @handler("a", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...

@@ -216,7 +216,7 @@ def clock(delivery: Any) -> None:
 
 @handler("acceptance.echo", queue="answers")
 def echo(delivery: Any) -> Any:
-    """Answer with what was asked."""
+    """Return the question."""
     return delivery.payload
 
 
@@ -232,7 +232,7 @@ def second_twin(delivery: Any) -> None:
 
 @handler("acceptance.grow", queue="work", retry=SOON)
 def grow(delivery: Any) -> None:
-    """Keep so many megabytes for ever."""
+    """Keep the requested megabytes for ever."""
     payload = begin(delivery)
     _hoard.append(bytearray(os.urandom(1024) * 1024 * payload["megabytes"]))
     effect(delivery)
@@ -285,7 +285,7 @@ def line(delivery: Any) -> None:
     retry=RetryPolicy(max_attempts=1000, backoff=fixed(0.02)),
 )
 def service(delivery: Any) -> None:
-    """Write, having seen how many of its queue are in flight; fail while `up` is not open.
+    """Write the number of messages of the queue that are in flight; fail while `up` is not open.
 
     It waits at its `gate`, if it has one.
     """

@@ -1,4 +1,4 @@
-"""What a worker has after a rolling deploy: another version of a type, and a new one."""
+"""The handlers of a worker after a rolling deploy: a newer version of a type, and a new type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker has before a rolling deploy: it knows the first version of one type alone."""
+"""The handlers of a worker before a rolling deploy: the first version of a single type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What handlers leave behind, and what holds them up, both outside any transaction.
+"""Traces and gates of handlers, both outside any transaction.
 
 A line in a file says that a handler started: it is there before anything commits, and stays when
 everything is rolled back. A handler waits at a gate until a file of that name exists.
@@ -37,7 +37,7 @@ class Witness:
         return [start for start in starts if name in (None, start[0])]
 
     def open(self, gate: str) -> None:
-        """Let everybody through `gate`."""
+        """Open `gate` for all handlers."""
         (self.directory / f"{gate}.gate").touch()
 
     def is_open(self, gate: str) -> bool:

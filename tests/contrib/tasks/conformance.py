@@ -1,4 +1,4 @@
-"""What Django's tasks promise of any backend, in terms of their public API alone.
+"""The promises of Django's tasks for any backend, tested only through their public API.
 
 Mix `TaskBackendConformance` into a TransactionTestCase, and say how the backend runs its tasks. Of
 `jobs`, nothing is special to a backend.

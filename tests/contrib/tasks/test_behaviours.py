@@ -1,4 +1,4 @@
-"""What users of another database backend for Django's tasks rely on, and must find here too."""
+"""Behaviour that users of another database backend for Django's tasks rely on."""
 
 from __future__ import annotations
 

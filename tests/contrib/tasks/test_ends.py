@@ -88,7 +88,7 @@ def test_a_task_that_is_requeued_is_ready_and_can_be_cancelled() -> None:
 
 
 def test_an_expired_task() -> None:
-    """By whoever meets it: the claim, or the chore while it waits."""
+    """Either the claim or, while the task waits, the chore ends it."""
     finished: list[str] = []
 
     def hear(sender: Any, task_result: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What works on messages works on tasks: the admin, the commands, pauses, limits, tests."""
+"""The admin, the commands, pauses, limits and test helpers work for tasks as for messages."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_broken_line_gives_its_coroutines_back(local_queue: LocalQueue) -> Non
 def test_a_coroutine_whose_turn_it_is_waits_for_a_suspect_to_end(
     local_queue: LocalQueue, told: Told
 ) -> None:
-    """Else it would be charged for a process that the suspect ends."""
+    """Otherwise it would be charged if the suspect kills the process."""
     local_queue.put([task(1, line="a")])
     first = start(local_queue)
     local_queue.put([task(2, suspect=True)])

@@ -1,4 +1,4 @@
-"""The local queue: slices, their pace, and when `on_room` is told."""
+"""The local queue: slices, their pace, and the calls of `on_room`."""
 
 from __future__ import annotations
 

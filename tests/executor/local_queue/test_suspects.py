@@ -75,7 +75,7 @@ def test_a_suspect_that_could_not_start_is_a_suspect_still(local_queue: LocalQue
 def test_async_handlers_may_start_again_after_a_suspect(
     local_queue: LocalQueue, told: Told
 ) -> None:
-    """Whoever claims for them was told that there is no room."""
+    """The fetcher was told that there is no room."""
     local_queue.hold([task(5).delivery])
     local_queue.put([task(1, suspect=True)])
     assert take(local_queue) == [1]

@@ -34,7 +34,7 @@ def test_runs_outside_any_transaction_and_is_acked(nonatomic: NonAtomicBench, sa
 
 
 def test_a_failure_keeps_what_was_written(nonatomic: NonAtomicBench) -> None:
-    """It may run more than once: documented, and so the retry is told apart."""
+    """It may run more than once, as documented; the test tells the retry apart."""
 
     @on(retry=RetryPolicy(backoff=fixed(60)))
     def h(delivery: Any) -> None:

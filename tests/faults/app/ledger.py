@@ -1,4 +1,4 @@
-"""What was sent, and what took effect: two tables, written by whoever sends and by handlers.
+"""Sent messages and their effects: two tables, written by senders and by handlers.
 
 A message is known by the `name` in its payload, which outlives its row. `promise` is what is
 promised of it:

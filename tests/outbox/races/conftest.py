@@ -41,7 +41,7 @@ def send(n: int, option: Any = "skip", **options: Any) -> Any:
 
 
 def waits_for_a_lock(count: int = 1) -> None:
-    """Return when so many sessions wait for a lock: somebody's transaction has to end first."""
+    """Return when that number of sessions waits for a lock that another transaction holds."""
     with second_connection() as other:
         for _ in range(int(PATIENCE / 0.01)):
             waiting = other.execute(

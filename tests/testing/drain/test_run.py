@@ -1,4 +1,4 @@
-"""What runs in drain() and answering() as in a worker."""
+"""Messages run in drain() and answering() as in a worker."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_in_an_async_test() -> None:
 
 @pytest.mark.django_db
 def test_an_error_while_answering_reaches_the_test() -> None:
-    """Whoever asks cannot know of it: for them the reply is only late."""
+    """The asking code cannot see it: for that code the reply is only late."""
     _fails(ZeroDivisionError("no"), queue="answers")
     with pytest.raises(ReplyTimeout) as caught, answering():
         ask("test.fails")

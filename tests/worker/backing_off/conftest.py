@@ -41,7 +41,7 @@ def level() -> int:
 
 
 def changes(said: Said) -> list[tuple[str, int]]:
-    """What was said of backoffs: the signal and the new level."""
+    """The signals about backoffs, with the new levels."""
     return [(name, data["level"]) for name, _, data in said.all if name.startswith("backoff_")]
 
 

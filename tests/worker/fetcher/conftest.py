@@ -24,7 +24,7 @@ from tests.rows import add
 
 
 class Counting:
-    """A cursor that keeps what was asked."""
+    """A cursor that records its statements."""
 
     def __init__(self, cursor: psycopg.Cursor[Any], clock: Clock) -> None:
         self._cursor = cursor

@@ -1,4 +1,4 @@
-"""Ordered queues in a real worker: in order, one at a time, whatever fails."""
+"""Ordered queues in a real worker run in order, one message at a time, despite failures."""
 
 from __future__ import annotations
 

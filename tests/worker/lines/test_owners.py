@@ -1,4 +1,4 @@
-"""Who owns an ordered queue, when it moves to another worker, and what is said of it."""
+"""Owners of ordered queues: how a queue moves to another worker, and the log of it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_line_of_a_dead_sibling_is_free_at_once(start: Start, said: Said, log:
 def test_without_the_right_to_end_a_frozen_owner_the_line_waits(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is said once, and the worker goes on with its other work."""
+    """The worker logs it once, and continues with its other work."""
     caplog.set_level(logging.WARNING, "django_mq")
     message = row(leased=-1, claimed_by="gone:1", attempts=1)
     with second_connection() as admin:

@@ -59,7 +59,7 @@ def test_queues_without_backoff_are_none_of_its_business(
 def test_a_backoff_that_the_settings_no_longer_know_ends_with_a_probe(
     fleet: Fleet, settings: Any, error: BaseException | None, heard: list[tuple[str, int]]
 ) -> None:
-    """Else the queue would stay where it is for ever."""
+    """Otherwise the queue would keep its level for ever."""
     settings.DJANGO_MQ = {}
     fleet = Fleet(fleet.cursor)
     decide(backoff_level=3, backoff=-1, backoff_changed_at=now(fleet.cursor))
@@ -192,7 +192,7 @@ def test_queues_that_fail_together_do_not_probe_together(cursor: Cursor, setting
 
 
 def test_a_pause_and_a_limit_let_nothing_through(fleet: Fleet) -> None:
-    """NSQ-10: what is decided about the queue meanwhile changes nothing in its backoff."""
+    """NSQ-10: other decisions about the queue do not change its backoff."""
     fleet.end(fleet.claim(), KeyError("host"))
     fleet.write()
     before = fleet.state
