@@ -1,4 +1,4 @@
-"""How many pages of the database a call reads: the same on a busy machine, where times are not."""
+"""Counts the database pages that a call reads: unlike times, the same on a busy machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever psql puts into a column of ours harms that row alone (guarantee 24).
+"""Any value that psql writes into one of our columns harms only that row (guarantee 24).
 
 The cases come from the models: each column gets every odd value of its kind, so a new column does,
 too. What its table refuses is no case; what it lets in is read by workers, pages and commands: by

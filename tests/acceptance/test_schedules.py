@@ -1,4 +1,4 @@
-"""Whatever dies when, a time is broadcast once, and none is left out."""
+"""Despite crashes at any moment, each time is broadcast once, and none is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What succeeded is moved to the history, however its handler runs and ends."""
+"""Messages that succeeded move to the history, however their handlers run and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler leaves in its session besides settings does not reach the next slice."""
+"""Session state that a handler leaves behind, besides settings, does not reach the next slice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exception says may be as private as a payload: the log names its class and its place."""
+"""The text of an exception may be as private as a payload: the log has its class and place."""
 
 from __future__ import annotations
 

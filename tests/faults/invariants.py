@@ -1,4 +1,4 @@
-"""What must hold, in SQL: each statement returns a line for every message that breaks it.
+"""The invariants, in SQL: each statement returns a line for every message that breaks it.
 
 `ALWAYS` holds at any moment at which no transaction is open; `AT_REST` when no worker is there;
 `FINALLY` once all is done. The tolerances are those of docs/guarantees.md.

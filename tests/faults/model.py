@@ -1,4 +1,4 @@
-"""What the system should do, as a few lines of Python: no SQL, no time, no concurrency.
+"""A model of the system in a few lines of Python: no SQL, no time, no concurrency.
 
 A message carries a script: what each of its attempts does. `Model.drain` runs whatever may run and
 knows what is left. The state machine of

@@ -1,4 +1,4 @@
-"""What is sent at each point: a few messages of one way through the worker, or of several."""
+"""The messages sent at each point: a few of one way through the worker, or of several."""
 
 from __future__ import annotations
 

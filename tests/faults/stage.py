@@ -1,4 +1,4 @@
-"""Where a point is played: the database, the proxy, the workers, and what can be asked of them."""
+"""The stage for a point: the database, the proxy and the workers, and queries about them."""
 
 from __future__ import annotations
 

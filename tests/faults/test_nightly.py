@@ -1,4 +1,4 @@
-"""What runs at night is there, and no failure hides another."""
+"""All nightly runs exist, and no failure hides another."""
 
 from __future__ import annotations
 

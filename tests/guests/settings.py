@@ -1,4 +1,4 @@
-"""What the projects of all guests share: the database, Django's own apps, and this package."""
+"""Shared settings of all guest projects: the database, Django's own apps, and this package."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What all operator commands do: their options, their refusals, their questions at a terminal."""
+"""Common behaviour of all operator commands: options, refusals, questions at a terminal."""
 
 from __future__ import annotations
 

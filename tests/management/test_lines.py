@@ -1,4 +1,4 @@
-"""What others wait behind, in every command: seen, and let go."""
+"""Messages that others wait behind, in every command: shown, and released."""
 
 from __future__ import annotations
 

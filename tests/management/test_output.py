@@ -1,4 +1,4 @@
-"""What the commands print is safe for a terminal, and what they read is exact."""
+"""The output of the commands is safe for a terminal, and they parse arguments exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands say at a terminal: names, tables, and readers that leave."""
+"""The output of the commands at a terminal: names, tables, and readers that leave."""
 
 from __future__ import annotations
 

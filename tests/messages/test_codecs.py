@@ -1,4 +1,4 @@
-"""What a field may be goes to JSON and comes back equal; all else is refused with its path."""
+"""Allowed field values go to JSON and come back equal; others are refused, with their path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What producers do for order: keys, rows of ordered queues, ids in the order of commits."""
+"""Order at the producer: keys, rows of ordered queues, ids in the order of commits."""
 
 from __future__ import annotations
 

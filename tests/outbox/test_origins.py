@@ -1,4 +1,4 @@
-"""Where a message came from: causes, correlation and hops."""
+"""The origin of a message: causes, correlation and hops."""
 
 import json
 from collections.abc import Callable, Iterator

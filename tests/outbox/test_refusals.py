@@ -1,4 +1,4 @@
-"""What broadcast() refuses: one class for each cause, before any SQL; the transaction lives on."""
+"""Errors of broadcast(): one class per cause, before any SQL; the transaction stays usable."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a CHECK of ours would refuse is refused before SQL: the caller's transaction goes on.
+"""Values that a CHECK would refuse are refused before SQL: the transaction stays usable.
 
 The cases come from the constraints: the columns they name, and values at both sides of each bound.
 Whether a table takes a value is asked of the table.

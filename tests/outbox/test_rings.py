@@ -1,4 +1,4 @@
-"""What makes a message due also rings: after the commit, and not if it is rolled back."""
+"""Calls that make a message due also ring: after the commit, and not after a rollback."""
 
 from __future__ import annotations
 

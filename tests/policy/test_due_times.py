@@ -1,4 +1,4 @@
-"""What a schedule broadcasts when it is looked at late, and which time comes next."""
+"""The times that a late schedule broadcasts, and its next time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of an exception, whatever it is made of (S14, S29; guarantee 11)."""
+"""The stored text of an exception, for any kind of exception (S14, S29; guarantee 11)."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""How a handler ended, and what becomes of its delivery."""
+"""The end of a handler, and the outcome of its delivery."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

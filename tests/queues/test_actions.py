@@ -1,4 +1,4 @@
-"""What operators do: only to what is theirs to touch, and never for long."""
+"""Actions of operators touch only the messages they may touch, and never take long."""
 
 from __future__ import annotations
 

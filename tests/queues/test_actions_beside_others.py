@@ -1,4 +1,4 @@
-"""What operators do beside workers and in callers' transactions, and pauses."""
+"""Actions of operators beside workers and in callers' transactions, and pauses."""
 
 from __future__ import annotations
 

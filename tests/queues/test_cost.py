@@ -1,4 +1,4 @@
-"""What people ask of queues costs no more among many messages than among few: pages, not time."""
+"""Queries about queues cost the same with many messages as with few: in pages, not time."""
 
 from __future__ import annotations
 

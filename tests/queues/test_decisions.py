@@ -1,4 +1,4 @@
-"""What operators decide about a queue: limits, the end of a backoff, dry runs."""
+"""Decisions of operators about a queue: limits, the end of a backoff, dry runs."""
 
 from __future__ import annotations
 

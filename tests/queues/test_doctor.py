@@ -1,4 +1,4 @@
-"""What the doctor finds: each id, provoked on a real server."""
+"""The findings of the doctor: each id, provoked on a real server."""
 
 from __future__ import annotations
 

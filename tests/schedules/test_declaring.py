@@ -1,4 +1,4 @@
-"""What a worker stores of the schedules in its code, beside what operators decided."""
+"""A worker stores the schedules of its code, and keeps the decisions of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is broadcast when a schedule is due, and what its row says afterwards."""
+"""The broadcast of a due schedule, and its row afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner makes of a statement."""
+"""The planner's plan of a statement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chore walks over has a bound: not what it changes, and not what is in the tables.
+"""A chore reads a bounded number of rows, however many it changes or the tables hold.
 
 Pages are counted, which are the same on a busy machine. Among 200,000 rows of each kind a piece
 touches hardly more than among a few thousand.

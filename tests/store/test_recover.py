@@ -1,4 +1,4 @@
-"""What a dead worker held is found by its id, whole and alone."""
+"""All messages of a dead worker, and no others, are found by its id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the supervisor adds up for Prometheus: no counter falls."""
+"""The supervisor's sums for Prometheus: no counter falls."""
 
 from __future__ import annotations
 

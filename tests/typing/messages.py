@@ -1,4 +1,4 @@
-"""What type checkers see: mypy and pyright read this in CI, and nothing here is executed."""
+"""Code for type checkers: mypy and pyright read this in CI, and nothing here is executed."""
 
 from __future__ import annotations
 

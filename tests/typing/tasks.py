@@ -1,4 +1,4 @@
-"""What type checkers see of tasks: mypy and pyright read this, and nothing here is executed."""
+"""Code with tasks for type checkers: mypy and pyright read this, and nothing is executed."""
 
 from __future__ import annotations
 

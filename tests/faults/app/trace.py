@@ -1,4 +1,4 @@
-"""What handlers did, written outside all transactions: it stays when everything is undone.
+"""A trace of handlers, written outside all transactions: it stays when everything is undone.
 
 Each event is one line of a file, appended by one write, so the lines of several processes do not
 mix and their order is that of the events. Events are `start`, `return` and `raise`; a start

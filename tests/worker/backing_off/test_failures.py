@@ -1,4 +1,4 @@
-"""What lets a queue back off, and what does not."""
+"""Failures that let a queue back off, and failures that do not."""
 
 from __future__ import annotations
 

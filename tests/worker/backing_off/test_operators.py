@@ -1,4 +1,4 @@
-"""What operators see of a queue that backs off."""
+"""The operators' view of a queue that backs off."""
 
 from __future__ import annotations
 
