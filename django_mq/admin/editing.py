@@ -22,6 +22,7 @@ from django_mq.admin.bounds import ran_out
 from django_mq.admin.json_field import JSONTextField
 from django_mq.admin.texts import LONGEST
 from django_mq.conf import get_settings
+from django_mq.conf.local_time import aware
 from django_mq.exceptions import InvalidOption, InvalidPayload, MQError
 from django_mq.models import QueuedMessage
 from django_mq.outbox.build import HIGHEST, LOWEST
@@ -51,6 +52,10 @@ class EditForm(forms.Form):
         except MQError as error:
             raise forms.ValidationError(str(error)) from error
         return found
+
+    def clean_due(self) -> datetime:
+        """Return the due time; with USE_TZ off, Django's field returns a naive one."""
+        return aware(self.cleaned_data["due"])
 
     def changes(self) -> dict[str, Any]:
         """Return the arguments of `queues.edit()`: the values that the user has changed."""

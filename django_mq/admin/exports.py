@@ -17,13 +17,13 @@ from django.db.models.functions import Cast
 from django.http import Http404, HttpRequest, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import NoReverseMatch, path, reverse
-from django.utils import timezone
 from django.utils.text import slugify
 
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.export_files import DOCUMENTS, TYPES, as_csv, as_json, document
 from django_mq.admin.windows import AFTER
+from django_mq.conf.local_time import local, utc_now
 
 #: The number of keys that one statement compares with the filters, and of rows that one reads in
 #: full: a payload may have a megabyte.
@@ -90,7 +90,7 @@ class ExportAdmin(ReadOnlyAdmin):
         lines = shown(exported(rows, columns, self.exported_by), columns)
         content: Any = _asynchronous(lines) if isinstance(request, ASGIRequest) else lines
         response = StreamingHttpResponse(content, content_type=TYPES[kind])
-        name = f"{slugify(name)}-{timezone.localtime():%Y%m%d-%H%M%S}.{kind}"
+        name = f"{slugify(name)}-{local(utc_now()):%Y%m%d-%H%M%S}.{kind}"
         response["Content-Disposition"] = f'attachment; filename="{name}"'
         return response
 

@@ -15,6 +15,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
+from django_mq.conf.local_time import local, utc_now
 from django_mq.store import table_extent
 
 _AGO = re.compile(r"(\d{1,6})(m|h|d)")
@@ -58,7 +59,7 @@ class MomentFilter(admin.ListFilter):
 
     def __init__(self, request: HttpRequest, params: Any, model: Any, model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
-        self.now = timezone.now()
+        self.now = utc_now()
         self.model = model
         for name in self.parameter_names:
             if texts := params.pop(name, None):
@@ -126,7 +127,7 @@ class MomentFilter(admin.ListFilter):
 
 def _local(at: datetime | None) -> str:
     """Return a moment in the format of the browser's own date field."""
-    return "" if at is None else f"{timezone.localtime(at):%Y-%m-%dT%H:%M}"
+    return "" if at is None else f"{local(at):%Y-%m-%dT%H:%M}"
 
 
 class CreatedFilter(MomentFilter):

@@ -6,12 +6,12 @@ from collections.abc import Collection
 from typing import Any
 
 from django.http import QueryDict
-from django.utils import timezone
 
 from django_mq.admin.base import id_of
 from django_mq.admin.filter_boxes import read_priority
 from django_mq.admin.filter_moments import read_moment
 from django_mq.admin.json_paths import read_path
+from django_mq.conf.local_time import utc_now
 from django_mq.policy.message_filter import MessageFilter
 
 #: Parameters of the URL, and the conditions that they set.
@@ -47,7 +47,7 @@ def filter_of(query: QueryDict, allowed: Collection[str] | None, *, private: boo
     does not know, since the operation would act on more than the list shows.
     """
     found: dict[str, Any] = {}
-    now = timezone.now()
+    now = utc_now()
     for name, texts in query.lists():
         text, column = texts[-1].strip(), name.removesuffix("__exact")
         if name in NEUTRAL or not text:

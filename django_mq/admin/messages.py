@@ -12,7 +12,6 @@ from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.db import connections
 from django.db.models import Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils import timezone
 from django.utils.html import format_html
 
 from django_mq import queues
@@ -41,6 +40,7 @@ from django_mq.admin.suggesting import SuggestingAdmin
 from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import badge, breakable, excerpt, link, under, when
 from django_mq.admin.windows import AFTER
+from django_mq.conf.local_time import local
 from django_mq.models import (
     FailedAttempt,
     HandledMessage,
@@ -142,7 +142,7 @@ class QueuedMessageAdmin(
         times = list(every.filter(pk__in=tuple(ends)).values_list("created_at", flat=True))
         period = chosen(request.GET)
         try:
-            first, last = (timezone.localdate(pick(times)) for pick in (min, max))
+            first, last = (local(pick(times)).date() for pick in (min, max))
             found = within(first, last, period)
         except (ValueError, OverflowError):  # no message, or one of a year that Python lacks
             return {}

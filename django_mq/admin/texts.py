@@ -8,10 +8,10 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from django_mq.conf.local_time import aware, local, utc_now
 from django_mq.policy.durations import measured, span
 from django_mq.policy.error_text import one_line
 from django_mq.queues import redacted
@@ -88,21 +88,18 @@ def took(start: datetime | None, end: datetime) -> str:
 
 def moment(at: datetime) -> str:
     """Return a moment to the second, in the current time zone, in the format of the commands."""
-    return f"{_local(at):%Y-%m-%d %H:%M:%S}"
+    return f"{local(at):%Y-%m-%d %H:%M:%S}"
 
 
 def clock(at: datetime) -> str:
     """Return the time of day if it is today, else date and time."""
-    local = _local(at)
-    return f"{local:%H:%M:%S}" if local.date() == timezone.localdate() else moment(at)
-
-
-def _local(at: datetime) -> datetime:
-    return timezone.localtime(at) if timezone.is_aware(at) else at
+    shown = local(at)
+    return f"{shown:%H:%M:%S}" if shown.date() == local(utc_now()).date() else moment(at)
 
 
 def since(at: datetime, now: datetime) -> str:
     """Return how long before or after `now`, the database's time, `at` is."""
+    at, now = aware(at), aware(now)
     if at > now:
         return f"in {span(at - now)}"
     return f"{span(now - at)} ago"

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
+from django_mq.conf.local_time import utc_now
 from django_mq.policy.backoff import as_seconds
 from django_mq.policy.error_text import one_line
 
@@ -88,7 +89,7 @@ def moment(text: str) -> datetime:
 def moment_or_ago(text: str) -> datetime:
     """Read a moment, or a duration with its unit that is counted back from now."""
     if re.fullmatch(r"[\d.]+[smhd]", text.strip()):
-        return timezone.now() - timedelta(seconds=duration(text))
+        return utc_now() - timedelta(seconds=duration(text))
     try:
         return moment(text)
     except ArgumentTypeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.utils import timezone
+from django_mq.conf.local_time import local
 
 _MOMENTS = ("since", "until", "due_since", "due_until", "dead_since", "dead_until")
 #: Conditions with values of payloads or metadata.
@@ -48,6 +48,6 @@ def in_words(conditions: dict[str, Any]) -> list[str]:
 def _shown(text: str) -> str:
     try:
         at = datetime.fromisoformat(text)
-        return f"{timezone.localtime(at) if timezone.is_aware(at) else at:%Y-%m-%d %H:%M:%S}"
+        return f"{local(at):%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError):
         return text

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from django_mq.conf import alias_of, get_settings
+from django_mq.conf.local_time import aware
 from django_mq.exceptions import InvalidOption, NotWaiting
 from django_mq.messages import Message
 from django_mq.messages.classes import class_of_type
@@ -54,7 +55,7 @@ def edit(
             raise NotWaiting(f"message {id} does not wait: it is in flight, dead or gone")
         if digest is not None and digest != row.digest:
             raise NotWaiting(f"the payload of message {id} has changed: look at it again")
-        if due is not None and row.expires_at is not None and due >= row.expires_at:
+        if due is not None and row.expires_at is not None and due >= aware(row.expires_at):
             raise InvalidOption(f"due: message {id} expires before that time")
         if text is not None:
             _check_class(row, payload)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from django_mq import handlers
 from django_mq.conf import get_settings
+from django_mq.conf.local_time import local
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
 from django_mq.queues.decisions import effective_limit
@@ -93,8 +93,7 @@ def shown(at: datetime | None) -> str:
     """Return a moment in the current time zone, to the second."""
     if at is None:
         return "an unknown time"
-    local = timezone.localtime(at) if timezone.is_aware(at) else at
-    return f"{local:%Y-%m-%d %H:%M:%S %Z}".rstrip()
+    return f"{local(at):%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
 
 def _backing_off(queue: QueueState) -> str:

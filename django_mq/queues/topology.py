@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
-from django.utils import timezone
-
 from django_mq import handlers
 from django_mq.conf import alias_of, get_settings
+from django_mq.conf.local_time import aware, utc_now
 from django_mq.models import Schedule
 from django_mq.policy.handler_stats import HandlerTimings
 from django_mq.policy.routing import TASKS, Pattern
@@ -129,9 +128,9 @@ def _subscriber(
 ) -> Subscriber:
     """Return what is known of a handler; snoozed attempts are known of live workers alone."""
     attempts, last_at = (stored.attempts, stored.last_at) if stored else (0, None)
-    if live is not None and live.last_at and live.last_at > timezone.now() - PERIOD:
+    if live is not None and live.last_at and live.last_at > utc_now() - PERIOD:
         attempts = max(attempts, live.acked + live.failed + live.snoozed)
-        last_at = max(last_at or live.last_at, live.last_at)
+        last_at = max(aware(last_at or live.last_at), live.last_at)
     return Subscriber(
         handler.name,
         handler.patterns,

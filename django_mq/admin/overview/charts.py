@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.utils import timezone
 from django.utils.formats import date_format
 
+from django_mq.conf.local_time import local
 from django_mq.policy.durations import measured
 from django_mq.policy.figures import Counted, Latency
 from django_mq.queues import Figures
@@ -248,9 +248,9 @@ def times(figures: Figures) -> list[str]:
 
 def clock(at: datetime, figures: Figures) -> str:
     """Return the start of a step, in the current time zone: the time, with the day in a week."""
-    local = timezone.localtime(at)
-    day = f"{date_format(local, 'D')} " if figures.span != "hour" else ""
-    return f"{day}{local:%H:%M}"
+    shown = local(at)
+    day = f"{date_format(shown, 'D')} " if figures.span != "hour" else ""
+    return f"{day}{shown:%H:%M}"
 
 
 def _whole(value: float) -> str:

@@ -13,6 +13,7 @@ from django.db import connections
 from django.utils.module_loading import autodiscover_modules
 
 from django_mq import handlers
+from django_mq.conf.local_time import aware
 from django_mq.contrib.tasks import finishing, results
 from django_mq.contrib.tasks.compat import (
     BaseTaskBackend,
@@ -28,7 +29,6 @@ from django_mq.contrib.tasks.message_task import MessageTask
 from django_mq.contrib.tasks.options import (
     NEVER,
     Carried,
-    aware,
     backend_options,
     check_options,
     named,

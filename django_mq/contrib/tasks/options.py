@@ -10,9 +10,8 @@ from datetime import UTC, datetime, timedelta
 from inspect import iscoroutinefunction
 from typing import Any
 
-from django.utils import timezone
-
 from django_mq.conf import get_settings
+from django_mq.conf.local_time import aware
 from django_mq.conf.readers import (
     SettingError,
     duration,
@@ -170,11 +169,6 @@ def named(task: Task[..., Any], name: str, args: list[Any], kwargs: dict[str, An
             f"raised by {name}= of {task.module_path}, which gets the arguments of the task"
         )
         raise
-
-
-def aware(at: datetime) -> datetime:
-    """Return a `run_after` as an aware datetime: it is naive if USE_TZ is off."""
-    return at if timezone.is_aware(at) else timezone.make_aware(at)
 
 
 @dataclass(frozen=True, slots=True)
