@@ -232,7 +232,7 @@ def _counts(row: store.Census, most: int) -> QueueCounts:
         blocked_key=row.blocked_key,
         head=row.head,
         dead_head=row.dead_head,
-        oldest=row.oldest,
+        oldest=None if row.oldest_seconds is None else timedelta(seconds=row.oldest_seconds),
         paused=row.paused,
         paused_until=row.paused_until,
         backoff_level=row.backoff_level,

@@ -6,7 +6,7 @@ Loose index scans find the priorities; every count ends at a limit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ select named.queue,
        keyed.n, keyed.blocked, keyed.key, coalesce(head.id, first.id),
        coalesce(keyed.dead_head, case when first.dead then first.id end),
        dead.n,
-       statement_timestamp() - oldest.at,
+       date_part('epoch', statement_timestamp() - oldest.at),
        coalesce(s.paused_at is not null
                 and (s.paused_until is null or s.paused_until > statement_timestamp()), false),
        case when s.paused_until > statement_timestamp() then s.paused_until end,
@@ -230,7 +230,7 @@ class Census(NamedTuple):
     head: int | None
     dead_head: int | None
     dead: int
-    oldest: timedelta | None
+    oldest_seconds: float | None
     paused: bool
     paused_until: datetime | None
     backoff_level: int

@@ -84,6 +84,15 @@ def test_oldest_is_for_how_long_a_message_has_been_due():
     assert timedelta(seconds=300) <= oldest < timedelta(seconds=330)
 
 
+@pytest.mark.parametrize("style", ["sql_standard", "postgres_verbose", "iso_8601"])
+def test_a_role_that_writes_intervals_another_way_can_count(style):
+    """The driver reads only the default style."""
+    add(after=-100)
+    with connection.cursor() as cursor:
+        cursor.execute(f"set local intervalstyle = {style}")
+    assert queues.counts("mail").oldest >= timedelta(seconds=100)
+
+
 def test_nothing_is_due():
     add(after=60)
     assert queues.counts("mail").oldest is None
