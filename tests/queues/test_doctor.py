@@ -107,6 +107,14 @@ def test_d001_a_server_that_is_away() -> None:
     assert [each["id"] for each in json.loads(ended.stdout)["findings"]] == ["D001"]
 
 
+def test_settings_with_errors_are_errors(settings: Any) -> None:
+    """The system checks run before the doctor, and their exit code is otherwise 1: warnings."""
+    settings.DJANGO_MQ = {"LEASE": "long"}
+    with pytest.raises(CommandError, match="E001") as raised:
+        call_command("mq_doctor", skip_checks=False)
+    assert raised.value.returncode == 2
+
+
 def test_d002_unapplied_migrations() -> None:
     newest = schema.MigrationExecutor(connection).loader.graph.leaf_nodes("django_mq")[0][1]
     MigrationRecorder(connection).record_unapplied("django_mq", newest)

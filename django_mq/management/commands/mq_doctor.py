@@ -31,9 +31,10 @@ class Command(OperatorCommand):
             help="leave out a finding, such as D012; repeat it for more",
         )
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command; failed system checks are errors, too."""
         try:
-            super().handle(*args, **options)
+            return super().execute(*args, **options)
         except CommandError as error:
             error.returncode = CODES["error"]
             raise
