@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.errors import UndefinedColumn, UndefinedTable
 
@@ -22,6 +23,9 @@ from django_mq.management.serving import mistaken
 from django_mq.policy.error_text import one_line
 from django_mq.queues import Changed
 from django_mq.queues.doctor.schema import unapplied_migrations
+
+#: Other errors of a database that cannot be used. Django reads an alias when it first connects.
+UNUSABLE = (InterfaceError, ImproperlyConfigured)
 
 
 class Declined(Exception):
@@ -69,7 +73,7 @@ class OperatorCommand(BaseCommand):
             self.operate(**options)
         except Declined:
             self.stdout.write("Nothing was changed.")
-        except (MQError, ValueError, DatabaseError) as error:
+        except (MQError, ValueError, DatabaseError, *UNUSABLE) as error:
             if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
                 must_be_migrated(connections[alias])
             raise CommandError(one_line(str(error)) or type(error).__name__) from error

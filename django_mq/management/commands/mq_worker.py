@@ -22,6 +22,7 @@ from django_mq.management.arguments import port, port_and_address, positive, sec
 from django_mq.management.base import chosen_database, must_be_migrated
 from django_mq.management.reloading import is_reloaded, run_reloading
 from django_mq.management.serving import mistaken, served
+from django_mq.policy.error_text import one_line
 from django_mq.signals import message_started
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
@@ -167,7 +168,8 @@ class Command(BaseCommand):
                     logger.warning(POOLED, alias, extra={"event": "pooler_without_settings"})
                 return queues.names(using=alias) if named else []
         except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
-            raise CommandError(f"database {alias!r} cannot be used: {error}") from error
+            text = f"database {alias!r} cannot be used: {one_line(str(error))}"
+            raise CommandError(text) from error
         finally:
             connections.close_all()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, connections, transaction
 from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
 
@@ -50,7 +51,7 @@ def examine(*, using: str | None = None) -> list[Finding]:
         try:
             with transaction.atomic(using=alias):
                 found.extend(look(alias))
-        except (DatabaseError, InterfaceError, *LOST) as error:
+        except (DatabaseError, InterfaceError, ImproperlyConfigured, *LOST) as error:
             if isinstance(error.__cause__, KNOWN):
                 continue
             found.append(_could_not_look(look.__name__, error))
