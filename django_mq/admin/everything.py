@@ -95,6 +95,7 @@ class EverythingAdmin(HeadsAdmin):
             action=action,
             heads=wanted.heads,
             count=count,
+            count_text=str(count) if isinstance(count, AtLeast) else f"{count or 0:,}",
             exact="" if count is None or isinstance(count, AtLeast) else int(count),
             words=in_words(wanted.as_json()),
             back=back,

@@ -14,6 +14,7 @@ from django_mq.admin import OperationAdmin, QueuedMessageAdmin, actions
 from django_mq.admin.message_filters import filter_of
 from django_mq.models import FailedAttempt, Operation, QueuedMessage
 from django_mq.operations.steps import take_step
+from django_mq.store import message_filters as filters
 from tests.admin.conftest import VIEW
 from tests.admin.pages import LIST, act, fail, text, told, url
 from tests.rows import add, stored
@@ -57,6 +58,11 @@ def test_all_that_were_selected_across_pages_become_an_operation(boss, monkeypat
     assert QueuedMessage.objects.get() == other
     assert LogEntry.objects.get().user == boss.user
     assert "5 changed of 5" in text(boss.get(url("operation", "change", made.pk)))
+
+
+def test_a_large_number_is_shown_with_separators(boss, monkeypatch):
+    monkeypatch.setattr(filters, "count", lambda *args, **options: 13_000)
+    assert "13,000 messages match" in text(boss.get(everything("requeue", "state=dead")))
 
 
 @pytest.mark.parametrize(
