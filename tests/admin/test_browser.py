@@ -58,17 +58,17 @@ def server(transactional_db, settings):
 
 @pytest.fixture
 def visit(browser, server, boss):
-    """Open an address as the superuser; at the end nothing may have been refused or failed."""
+    """Open an address as the superuser, or as the user of a client; no page may log an error."""
     contexts, errors = [], []
 
     def hear(said):
         if said.type == "error" and not said.location["url"].endswith("/favicon.ico"):
             errors.append(said.text)
 
-    def visit(address, **options):
+    def visit(address, user=None, **options):
         context = browser.new_context(base_url=server, **options)
         contexts.append(context)
-        session = boss.cookies["sessionid"].value
+        session = (user or boss).cookies["sessionid"].value
         context.add_cookies([{"name": "sessionid", "value": session, "url": server}])
         page = context.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
