@@ -99,6 +99,15 @@ class CappedPaginator(StockPaginator):
 class BoundedChangeList(ChangeList):
     """A list that queries its rows once, even when one page holds them all."""
 
+    @property
+    def boxes(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """The forms of filters that are typed: the id of each, and the parameters that it keeps."""
+        return [
+            (f"mq-filter-{own[0]}", [each for each in self.params.items() if each[0] not in own])
+            for own in (getattr(spec, "typed", ()) for spec in self.filter_specs)
+            if own
+        ]
+
     def get_filters_params(self, params: Any = None) -> dict[str, Any]:
         """Refuse NUL characters, which the database would refuse."""
         found: dict[str, Any] = super().get_filters_params(params)

@@ -57,16 +57,19 @@ class BoxFilter(ExactFilter):
     def has_output(self) -> bool:
         return True
 
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """The parameter of the box; see `BoundedChangeList.boxes`."""
+        return (str(self.parameter_name),)
+
     def choices(self, changelist: Any) -> Iterator[Any]:
         """Return the box with its suggestions, then links if there are few."""
         name, value = str(self.parameter_name), self.value()
         texts = [str(text) for text, _label in self.lookup_choices]
-        others = {key: each for key, each in changelist.params.items() if key != name}
         yield {
             "box": name,
             "value": value or "",
             "hint": self.hint,
-            "others": others.items(),
             "suggestions": texts[:SUGGESTED] if len(texts) > FEW else (),
             "clear": changelist.get_query_string(remove=[name]) if value else "",
         }

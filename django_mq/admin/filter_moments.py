@@ -103,17 +103,20 @@ class MomentFilter(admin.ListFilter):
     def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
         return rows.filter(self.condition if self.is_indexed else self.implied)
 
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """The parameters of the fields; see `BoundedChangeList.boxes`."""
+        return tuple(self.parameter_names)
+
     def choices(self, changelist: Any) -> Iterator[Any]:
         """Return the form, then the presets."""
         begins, ends = self.parameter_names
         mine = {name: text for name, text in self.used_parameters.items() if text}
-        others = {k: v for k, v in changelist.params.items() if k not in self.parameter_names}
         yield {
             "form": True,
             "names": self.parameter_names,
             "from": _local(self.start),
             "to": _local(self.end),
-            "others": others.items(),
             "is_open": bool(mine),
         }
         for label, texts in self.presets:

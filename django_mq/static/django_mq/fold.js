@@ -1,8 +1,9 @@
 // Folds the filters where they would stand before the rows: on narrow screens.
 "use strict";
-{
-    const filters = document.querySelector(".mq-filters");
-    if (filters && window.matchMedia("(max-width: 1024px)").matches) {
-        filters.open = false;
+if (window.matchMedia("(max-width: 1024px)").matches) {
+    const whole = document.querySelectorAll(".mq-filters");
+    // Some themes leave out the block around them: there each filter folds by itself.
+    for (const each of whole.length ? whole : document.querySelectorAll("[data-filter-title]")) {
+        each.open = false;
     }
 }
