@@ -1,8 +1,8 @@
-"""Other packages as they are, in small projects: Wagtail, django-oscar, django-debug-toolbar.
+"""Other packages, unmodified, in small projects: Wagtail, django-oscar, django-debug-toolbar.
 
-`python -m tests.guests` installs them into an environment of their own and runs all of it. Where
-one is not installed, its tests skip.
+`python -m tests.guests` installs them into a separate environment and runs all their tests. Tests
+of a guest that is not installed skip.
 
-Each guest is a project: `settings`, what it needs beside them, and `scenarios`, which Django's own
-test runner runs in a process of its own. Recipes are read from the documentation.
+Each guest is a project with `settings`, supporting modules, and `scenarios`, which Django's test
+runner runs in a separate process. Recipes are read from the documentation.
 """

@@ -1,8 +1,8 @@
-"""Install the guests into an environment of their own, and run their tests there.
+"""Install the guests into a separate environment, and run their tests there.
 
-`python -m tests.guests --django 5.2` does so on the newest 5.2; without it pip chooses. The Python
-that runs this is the one that is tested, and needs no package; Django 6 wants 3.12 or newer.
-`--venv` keeps the environment.
+`python -m tests.guests --django 5.2` tests with the newest 5.2; by default pip chooses. The tests run
+on the Python that runs this module, which needs no packages; Django 6 needs 3.12 or newer. `--venv`
+keeps the environment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Prints what is tested.
+#: Prints the tested versions.
 VERSIONS = "import sys; from importlib.metadata import version; print(sys.version)" + (
     "; print(*(f'{each} {version(each)}' for each in sys.argv[1:]), sep=', ')"
 )

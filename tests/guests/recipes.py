@@ -1,4 +1,4 @@
-"""Snippets of the documentation, run as they stand there."""
+"""Snippets of the documentation, run unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each guest's scenarios, run by Django's test runner in a process of its own."""
+"""Django's test runner runs the scenarios of each guest in a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def installed(package: str) -> str:
-    """Return the version of a package; skip without it, or fail where all must be there."""
+    """Return the version of a package; skip if it is missing, or fail where all are required."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -25,7 +25,7 @@ def installed(package: str) -> str:
 
 
 def django_command(*arguments: str, settings: str, path: Path | None = None) -> str:
-    """Run a command of Django in a process of its own; return its output, and fail if it did."""
+    """Run a Django command in a separate process; return its output, and fail if it failed."""
     environment = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": settings,
@@ -62,7 +62,7 @@ def test_django_oscar() -> None:
 
 
 def test_django_oscar_with_its_order_app_forked(tmp_path: Path) -> None:
-    """As the guide says: fork the app, and put the snippet into its `utils.py`."""
+    """Follow the guide: fork the app, and put the snippet into its `utils.py`."""
     from tests.guests.recipes import snippets_under
 
     installed("django-oscar")
@@ -71,7 +71,7 @@ def test_django_oscar_with_its_order_app_forked(tmp_path: Path) -> None:
     settings = "tests.guests.store.settings"
     django_command("oscar_fork_app", "order", "forked", settings=settings, path=tmp_path)
     [utils] = [each for each in snippets_under("django-oscar") if "class OrderCreator" in each]
-    utils = "from django.db import transaction\n" + utils  # the page imports it further up
+    utils = "from django.db import transaction\n" + utils  # the page imports it earlier
     (tmp_path / "forked/order/utils.py").write_text(utils)
     run_scenarios("store", "forked_settings", tmp_path)
 

@@ -1,4 +1,4 @@
-"""Cron expressions in time zones: what cronsim makes of them, at both changes of the clocks."""
+"""Cron expressions in time zones: cronsim's results at both clock changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def times(cron, tz="Europe/Berlin"):
 
 
 def of_day(cron, day):
-    """Return the times of a day, as its clocks show them, with the hour's offset from UTC."""
+    """Return the times of a day in local time, each with its offset from UTC in hours."""
     begin, end = day.astimezone(UTC), (day + timedelta(days=1)).astimezone(UTC)
     found = takewhile(lambda at: at < end, times(cron).after(begin - timedelta(seconds=1)))
     return [at.astimezone(BERLIN).strftime("%H:%M%z")[:-2] for at in found]
@@ -39,7 +39,7 @@ def of_day(cron, day):
         ("0,30 2 * * *", ["03:00+02"], ["02:00+02", "02:30+02"]),
         ("0 2,3 * * *", ["03:00+02"], ["02:00+02", "03:00+01"]),
         ("30 4 * * *", ["04:30+02"], ["04:30+01"]),
-        # Wildcards: in both repeated hours, and not in a skipped one.
+        # Wildcards: in both repeated hours, but not in a skipped one.
         ("*/30 2 * * *", [], ["02:00+02", "02:30+02", "02:00+01", "02:30+01"]),
     ],
 )
@@ -59,7 +59,7 @@ def test_every_hour_runs_23_and_25_times_on_those_days():
     ["30 2 * * *", "0,30 2 * * *", "*/15 2 * * *", "30 * * * *", "0 0 * * *", "15 1-3 * * *"],
 )
 def test_the_next_time_is_the_same_wherever_the_search_begins(cron, zone):
-    """A worker begins at any moment, also in the second half of a repeated hour."""
+    """A worker may start at any moment, even in the second half of a repeated hour."""
     found = times(cron, str(zone))
     hour = timedelta(hours=1)
     at, changes = datetime(2017, 1, 1, tzinfo=UTC), []

@@ -69,7 +69,7 @@ class Tier(StrEnum):
     GOLD = "gold"
 
 
-# As django.tasks makes them, and where it may not be installed.
+# Like the tasks of django.tasks, which may not be installed.
 Task = type("Task", (), {"__module__": "django_tasks.base", "func": plain})
 
 
@@ -84,7 +84,7 @@ def test_the_function_stays_what_it_is_and_is_found_by_name() -> None:
 
 
 def test_defaults() -> None:
-    """KAF-19: the pattern is all that must be said."""
+    """KAF-19: only the pattern is required."""
     handler("a.b")(plain)
     (found,) = handlers.all_handlers()
     assert {
@@ -166,7 +166,7 @@ def test_a_plain_wrapper_around_an_async_function_is_plain() -> None:
 
 @pytest.mark.parametrize("accepted", [optional, Service(None).method, lambda delivery: None])  # type: ignore[arg-type]
 def test_what_takes_one_delivery_is_accepted(accepted: Callable[..., Any]) -> None:
-    """NSQ-22: a function, a method, whatever can be called with one."""
+    """NSQ-22: a function, a method, or any other callable with one argument."""
     handler("a", name="it")(accepted)
     assert handlers.get("it") is not None
 
@@ -270,7 +270,7 @@ def test_a_where_that_metadata_can_meet_is_accepted(where: dict[str, Any]) -> No
     ids=["function", "instance", "partial"],
 )
 def test_an_async_handler_cannot_be_atomic(function: Any) -> None:
-    """It was accepted, and its writes were committed one by one."""
+    """The handler had accepted it, and its writes were committed one by one."""
     with pytest.raises(InvalidHandler, match=r"no async transactions.*plain def"):
         handler("a.b", name="it", atomic=True)(function)
     assert handlers.all_handlers() == ()

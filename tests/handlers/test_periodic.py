@@ -1,4 +1,4 @@
-"""Declaring schedules: what is refused at once, and what the system check reports."""
+"""Declaring schedules: errors raised at once, and errors that the system check reports."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Placed:
     order_id: int
 
 
-# As django.tasks makes them, and where it may not be installed.
+# Like the tasks of django.tasks, which may not be installed.
 Task = type("Task", (), {"__module__": "django_tasks.base", "func": reported})
 
 
@@ -166,7 +166,7 @@ def test_e010_reports_a_schedule_that_cannot_run(options, says):
 
 def test_e010_reports_a_queue_that_a_handler_of_the_type_does_not_allow():
     periodic("nobody", "shop.pong", every=60, queue="nowhere")
-    assert not reported()  # the handlers may be elsewhere
+    assert not reported()  # another process may have the handlers
     handler("shop.ping", name="one", queue="mail", queues=("slow",))(lambda delivery: None)
     handler("shop.ping", name="gold", queue="gold", where={"tier": "gold"})(lambda delivery: None)
     periodic("good", "shop.ping", every=60, queue="slow")

@@ -1,4 +1,4 @@
-"""Handlers that only rows which name them reach: tasks."""
+"""Handlers without patterns, which only rows that name them reach: tasks."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_it_may_have_any_queue(named: handlers.Handler) -> None:
 
 
 def test_it_shares_a_queue_with_whom_it_likes(named: handlers.Handler) -> None:
-    """W003 is for who chooses a queue where the handler is declared."""
+    """W003 concerns handlers whose queue is declared with the handler."""
     handlers.add(replace(named, name="other", function=print, atomic=False))
     assert check_handlers(None) == []  # type: ignore[operator]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_message_for_one_handler(named: handlers.Handler) -> None:
-    """It commits by itself, is in the queue that was asked for, and carries its options."""
+    """The message commits by itself, goes to the requested queue, and carries its options."""
     message = Message("tasks.named", {"args": []}, queue="anywhere")
     receipt = send_to(named, message, options='{"mq.task": {"timeout": 5}}')
     [row] = QueuedMessage.objects.all()

@@ -20,7 +20,7 @@ def _no_handlers():
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Sit at a terminal and give these answers; returns the questions."""
+    """Simulate a terminal at which these answers are typed; returns the questions."""
 
     def sit(*answers):
         questions = []
@@ -55,5 +55,5 @@ def run_json(name, *arguments):
 
 
 def rows(text):
-    """Return the lines of a table as lists of words, by the first word."""
+    """Return the lines of a table as lists of words, keyed by their first word."""
     return {words[0]: words for line in text.splitlines() if (words := line.split())}

@@ -53,7 +53,7 @@ STOCK = {action.dest for action in BaseCommand().create_parser("manage.py", "any
 
 
 def options(name):
-    """Return the arguments of a command that are its own."""
+    """Return the arguments that the command itself adds."""
     parser = load_command_class("django_mq", name).create_parser("manage.py", name)
     return [each for each in parser._actions if each.dest not in STOCK]
 
@@ -105,7 +105,7 @@ def test_each_takes_a_database(name):
     with pytest.raises(CommandError, match="DATABASES has no 'nowhere'; choose one of default"):
         run(name, *COMMANDS[name], "--database", "nowhere")
     with pytest.raises(CommandError, match="DATABASES has no ''; choose one of default"):
-        run(name, *COMMANDS[name], "--database", "")  # a variable of a shell that is not set
+        run(name, *COMMANDS[name], "--database", "")  # an unset shell variable
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -150,7 +150,7 @@ def test_bad_input_is_a_command_error(name, arguments):
 
 
 def test_a_table_of_somebody_else_is_not_ours():
-    """A trigger of theirs lacks its table: to migrate would not help."""
+    """A table is missing for somebody else's trigger: to migrate would not help."""
     add(dead=-1)
     with connection.cursor() as cursor:
         cursor.execute(AUDITED)
@@ -168,7 +168,7 @@ def test_a_table_of_somebody_else_is_not_ours():
     ],
 )
 def test_at_a_terminal_it_is_asked_what_a_script_is_not(terminal, arguments):
-    """It can be undone, so a script needs no --yes."""
+    """The action can be undone, so a script needs no --yes."""
     decide("stopped", paused=-1)
     decide("failing", backoff_level=1, backoff=60)
     before = list(QueueState.objects.values())

@@ -1,4 +1,4 @@
-"""Messages that others wait behind, in every command: shown, and released."""
+"""Messages that block others: every command shows and releases them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 
 
 class TestLines:
-    """What others wait behind: seen, and let go."""
+    """Messages that block others are shown and released."""
 
     def line(self, key="k", **columns):
         head = add(key=key, handler="h", **(columns or {"dead": -5, "attempts": 20}))

@@ -1,4 +1,4 @@
-"""mq_requeue and mq_purge: which messages, after which questions."""
+"""mq_requeue and mq_purge: the chosen messages, and the questions first."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TestRequeue:
 
 class TestPurge:
     def test_it_asks_with_the_count(self, terminal):
-        """S34: prints counts, needs --yes or an answer, touches dead letters only."""
+        """S34: prints counts, needs --yes or an answer, touches only dead letters."""
         add(dead=-1)
         add(dead=-1)
         waiting = add()
@@ -100,7 +100,7 @@ class TestPurge:
         assert QueuedMessage.objects.count() == 1
 
     def test_json(self, terminal):
-        """S34: nothing is asked, so --yes must be said."""
+        """S34: no question is asked, so --yes is required."""
         dead = add(dead=-1)
         told = {"ids": [dead.pk], "skipped": 0, "dry_run": True}
         assert run_json("mq_purge", "--all", "--dry-run") == told

@@ -1,4 +1,4 @@
-"""mq_peek: rows, payloads when asked for, and nothing that moves a cursor."""
+"""mq_peek: rows, payloads on request, and no output that moves a cursor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 class TestPeek:
     def test_rows_without_payload(self):
-        """S12: a secret in a payload is shown by no command that was not asked."""
+        """S12: no command shows a secret in a payload unless asked."""
         message = add(payload={"to": "canary"}, metadata={"m": "canary"}, last_error="canary")
         text = run("mq_peek") + run("mq_peek", "--json")
         assert "canary" not in text

@@ -1,4 +1,4 @@
-"""mq_pause, mq_resume and mq_limit: what they change and what they print."""
+"""mq_pause, mq_resume and mq_limit: their changes and their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mq_status, mq_why and mq_routes: what they print."""
+"""mq_status, mq_why and mq_routes: their output."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestStatus:
         assert found["mail"]["backoff_until"]
 
     def test_limits_and_owners(self, settings):
-        """NSQ-27: in flight, and of how many."""
+        """NSQ-27: the number in flight, and the limit."""
         settings.DJANGO_MQ = {"QUEUES": {"configured": {"max_in_flight": 1200}}}
         decide(max_in_flight=2)
         decide("held", max_in_flight=0)
@@ -108,7 +108,7 @@ class TestStatus:
         assert found["cccccccc"][-5:] == ["1", "min", "30", "s", "ago"]
 
     def test_handlers(self):
-        """CAR-42: what they did, added up over the workers that live."""
+        """CAR-42: the figures of all live workers, added up."""
         beat("a", timings={"mail": tally(acked=1200, retried=2, waited=[0.5], ran=[0.002] * 3)})
         beat("b", timings={"mail": tally(acked=34, failed=3, dead=1), "": tally(dead=4)})
         beat("c", timings={"mail": tally(acked=5)}, seen=-90)

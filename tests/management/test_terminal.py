@@ -31,7 +31,7 @@ MANAGE = [sys.executable, str(settings.BASE_DIR / "manage.py")]
 
 
 class TestNamesOfQueues:
-    """One way in all commands: `--queue`; QUEUE is short for it."""
+    """All commands agree: `--queue` names queues; QUEUE is short for it."""
 
     @pytest.mark.parametrize("name", [("mail",), ("--queue", "mail")])
     def test_both_spellings(self, name: tuple[str, ...]) -> None:
@@ -150,7 +150,7 @@ def test_a_pooler_is_found_by_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.django_db(transaction=True)
 class TestProcesses:
-    """Real ones, as people start them."""
+    """Real processes, started as users start them."""
 
     environment = property(lambda self: {**os.environ, "DATABASE_URL": database_url()})
 
@@ -165,7 +165,7 @@ class TestProcesses:
         assert "Traceback" not in ended.stderr
 
     def test_watch_at_a_terminal(self) -> None:
-        """It clears the screen each time, and Ctrl-C ends it without a trace."""
+        """It clears the screen each time, and Ctrl-C ends it without a traceback."""
         ours, theirs = pty.openpty()
         watching = subprocess.Popen(
             [*MANAGE, "mq_status", "--watch", "0.1"],

@@ -1,4 +1,4 @@
-"""Operations: every message that matches once, in steps that any worker may go on with."""
+"""Operations act once on every matching message, in steps that any worker may continue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_all():
 
 
 def turn():
-    """Take a turn of a worker, on a thread as it has one."""
+    """Take a worker's turn, on a separate thread like a worker."""
     freed = []
     runner = OperationRunner(
         "default", poll=1.0, on_freed=lambda: freed.append(1), on_turn=lambda: None
@@ -86,7 +86,7 @@ def test_five_thousand_messages_in_steps_and_what_comes_later_stays(caplog):
     ],
 )
 def test_a_step_rings_for_what_may_run_now(monkeypatch, action, columns, rings):
-    """The worker that takes the step may serve other queues than those of the messages."""
+    """The worker that takes the step may serve different queues from those of the messages."""
     monkeypatch.setattr(notify, "_last", {})
     add(**columns)
     with listening() as bell:
@@ -142,7 +142,7 @@ def test_a_worker_that_dies_in_a_step_did_nothing_and_the_next_goes_on():
         with connection.cursor() as cursor:
             steps.take_step(cursor)
             pid = connection.connection.info.backend_pid
-        with second_connection() as other:  # meanwhile no other worker finds it
+        with second_connection() as other:  # no other worker finds it in the meantime
             assert (
                 other.execute(
                     "select id from django_mq_operation for update skip locked"
@@ -220,7 +220,7 @@ def line(key, *, count=3, **head):
 @pytest.mark.django_db
 @pytest.mark.parametrize("action", ["requeue", "discard"])
 def test_an_action_on_heads_frees_the_lines(action):
-    """Each dead head is changed once, however many wait behind it and in however many steps."""
+    """Each dead head is changed once, regardless of the number of followers and steps."""
     long, short, retrying, alone = (
         line("long", dead=-1, count=2500), line("short", dead=-1), line("c", after=60),
         add(dead=-1),

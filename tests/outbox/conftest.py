@@ -1,4 +1,4 @@
-"""Producers: no handlers but those of the test, and a doorbell that has not rung."""
+"""Producers: only the handlers of the test exist, and the doorbell has not rung."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime

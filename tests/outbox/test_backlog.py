@@ -1,4 +1,4 @@
-"""max_backlog: a full queue takes no more."""
+"""max_backlog: a full queue accepts no more messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 
 class Clock:
-    """The clock of this process, moved by hand."""
+    """The clock of this process, set by the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -74,14 +74,14 @@ def test_it_counts_once_a_second(clock: Clock, django_assert_num_queries: Any) -
     QueuedMessage.objects.all().delete()
     clock.now += 0.9
     with django_assert_num_queries(1):
-        send()  # the third that this process knows of
+        send()  # the third message that this process knows of
     clock.now += 0.2
     with django_assert_num_queries(2):
         send()
 
 
 def test_a_full_queue_is_looked_at_again_soon(clock: Clock, django_assert_num_queries: Any) -> None:
-    """So that producers go on as soon as there is room."""
+    """Producers continue as soon as there is room."""
     broadcast_many([Message("a.b", queue="mail")] * 3)
     QueuedMessage.objects.all().delete()
     with django_assert_num_queries(0), pytest.raises(BroadcastBusy):
@@ -132,7 +132,7 @@ def test_other_queues_pay_nothing(django_assert_num_queries: Any) -> None:
 
 
 def test_a_count_ends_with_the_test_that_it_was_made_in() -> None:
-    """What one TestCase stored is rolled back, at a moment when the clock has not moved."""
+    """A TestCase's messages are rolled back, and the clock may not have moved since."""
     for _ in range(2):
         test = transaction.atomic()
         test._from_testcase = True

@@ -1,4 +1,4 @@
-"""cancel(): removes what waits, and nothing that a worker holds."""
+"""cancel() removes waiting messages, and none that a worker holds."""
 
 from datetime import timedelta
 from typing import Any

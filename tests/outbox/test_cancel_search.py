@@ -45,7 +45,7 @@ def test_of_an_empty_table_nothing_is_cancelled() -> None:
 
 
 def test_one_statement_looks_at_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many messages there are, none runs into the statement_timeout of a web request."""
+    """With any number of messages, no statement exceeds the statement_timeout of a web request."""
     monkeypatch.setattr(store, "WINDOW", 100)
     add_all({"type": "a" if n % 50 == 0 else "b"} for n in range(2000))
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Copies: one message for each handler that a broadcast reaches, its queue and its attempts."""
+"""Copies: one message per handler that a broadcast reaches, with its queue and attempts."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +13,7 @@ from tests.outbox.conftest import subscribe
 
 @pytest.mark.django_db
 def test_each_subscriber_has_its_own_copy() -> None:
-    """NSQ-30, RMQ-12, PMQ-30: once each, even when two of its patterns match."""
+    """NSQ-30, RMQ-12, PMQ-30: one copy, even when two of its patterns match."""
     subscribe("shop.orders.*", name="mailer", queue="mail", retry=RetryPolicy(max_attempts=3))
     subscribe("shop.#", "shop.orders.placed", name="statistics", queue="numbers")
     subscribe("shop.orders.cancelled", name="other", queue="mail")
@@ -46,7 +46,7 @@ def test_metadata_is_matched_as_a_worker_will_read_it() -> None:
 
 @pytest.mark.django_db
 def test_without_a_subscriber_it_is_stored_all_the_same() -> None:
-    """RMQ-6 as changed: nothing is to be declared before; a row is durable."""
+    """RMQ-6 as changed: nothing needs declaring first; a row is durable."""
     subscribe("other", name="other")
     with transaction.atomic():
         broadcast("a.b")
@@ -59,7 +59,7 @@ def test_without_a_subscriber_it_is_stored_all_the_same() -> None:
 
 @pytest.mark.django_db
 def test_the_default_queue_follows_the_settings(settings: Any) -> None:
-    """PMQ-11: one queue for whatever names none; called as one likes."""
+    """PMQ-11: one queue for all messages that name none; any name will do."""
     settings.DJANGO_MQ = {"DEFAULT_QUEUE": "main"}
     subscribe("a", name="a")
     with transaction.atomic():
@@ -70,7 +70,7 @@ def test_the_default_queue_follows_the_settings(settings: Any) -> None:
 
 @pytest.mark.django_db
 def test_a_queue_moves_it_where_the_handlers_allow(django_assert_num_queries: Any) -> None:
-    """PMQ-4 as changed: the handlers say where. S32."""
+    """PMQ-4 as changed: the handlers declare the allowed queues. S32."""
     subscribe("a", name="mailer", queue="mail", queues=("slow",))
     subscribe("b", name="strict", queue="mail")
     subscribe("b", name="lenient", queue="mail", queues=("slow",))

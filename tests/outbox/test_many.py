@@ -54,7 +54,7 @@ def test_receipts_name_the_rows_however_many_there_are(count: int) -> None:
 def test_many_are_stored_all_or_none(
     count: int, form: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PMQ-9 as changed, NSQ-29, guarantee 10: the caller may go on."""
+    """PMQ-9 as changed, NSQ-29, guarantee 10: the caller may continue."""
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 100)
     messages = [*(Message("a", number) for number in range(count)), Message("bad type")]
     with transaction.atomic():
@@ -73,10 +73,10 @@ def test_what_is_no_message_is_refused() -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("by", ["rows", "size"])
 def test_an_iterator_is_read_in_chunks(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Constant memory: what is stored already is no longer held when more is read."""
+    """Memory stays constant: stored messages are dropped before more are read."""
     monkeypatch.setattr(chunks, "CHUNK_ROWS" if by == "rows" else "CHUNK_SIZE", 100)
-    payload = "x" * (0 if by == "rows" else 8)  # and the two quotes
-    per_chunk = 100 if by == "rows" else 9  # each row has {} as metadata
+    payload = "x" * (0 if by == "rows" else 8)  # plus the two quotes
+    per_chunk = 100 if by == "rows" else 9  # each row has {} as its metadata
     stored_when_read = []
 
     def messages() -> Iterator[Message]:
@@ -96,7 +96,7 @@ def test_an_iterator_is_read_in_chunks(by: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.django_db
 @pytest.mark.parametrize("form", [list, iter], ids=["list", "iterator"])
 def test_a_payload_is_held_once_for_many_subscribers(form: Callable[[Any], Any]) -> None:
-    """Nor are the lines of many copies put together: that would be 60 MB."""
+    """The lines of many copies are not joined either: that would take 60 MB."""
     with handlers.isolated():
         for number in range(60):
             handler("a", name=f"h{number}")(lambda delivery: None)

@@ -1,4 +1,4 @@
-"""Order keys and unique ids are any text without control characters, whatever way they go."""
+"""Order keys and unique ids may be any text without control characters, on every path."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def registry() -> Iterator[None]:
 @pytest.mark.parametrize("key", KEYS, ids=ascii)
 @pytest.mark.parametrize("count", [1, 3, 60])
 def test_every_way_into_the_table_keeps_a_key(key: str, count: int) -> None:
-    """One row, a few, and COPY."""
+    """A single row, a few rows, and COPY."""
     messages = [Message("a.b", key=key, unique_id=None) for _ in range(count)]
     with transaction.atomic():
         broadcast_many(messages)

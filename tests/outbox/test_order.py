@@ -104,7 +104,7 @@ def send(queue: str, key: str | None = None, **options: Any) -> Callable[[], Any
 
 
 def somebody_waits() -> None:
-    """Return when a session waits for an advisory lock."""
+    """Return once a session waits for an advisory lock."""
     with second_connection() as other:
         for _ in range(int(PATIENCE / 0.01)):
             found = other.execute(
@@ -131,7 +131,7 @@ def somebody_waits() -> None:
 def test_ids_rise_in_the_order_of_commits(
     pool: ThreadPoolExecutor, first: Callable[[], Any], second: Callable[[], Any]
 ) -> None:
-    """Guarantee 8: the second waits before its id is drawn."""
+    """Guarantee 8: the second producer waits before its id is drawn."""
     early = Producer(pool, first).wrote()
     late = Producer(pool, send("mail"), second)
     somebody_waits()
@@ -169,7 +169,7 @@ def test_handlers_have_lines_of_their_own(pool: ThreadPoolExecutor) -> None:
 
 
 def test_calls_wait_for_keys_in_one_order(pool: ThreadPoolExecutor) -> None:
-    """The other way round, again and again: no deadlock."""
+    """In opposite orders, repeatedly: no deadlock."""
     keys = [f"k{n}" for n in range(20)]
     start = threading.Barrier(4)
 
@@ -192,7 +192,7 @@ def test_calls_wait_for_keys_in_one_order(pool: ThreadPoolExecutor) -> None:
 def test_without_a_block_the_line_is_kept_until_the_row_is_there(
     settings: Any, options: dict[str, Any]
 ) -> None:
-    """REQUIRE_ATOMIC off: a lock that ends with its own statement would keep nobody waiting."""
+    """REQUIRE_ATOMIC off: a lock that ended with its own statement would make no producer wait."""
     settings.DJANGO_MQ = {**settings.DJANGO_MQ, "REQUIRE_ATOMIC": False}
     kept: list[int] = []
 

@@ -27,7 +27,7 @@ def delivery(**changed: Any) -> Delivery:
 
 @pytest.fixture
 def handling() -> Iterator[Callable[..., None]]:
-    """Play the worker: `handling(**columns)` says which delivery runs here."""
+    """Act as the worker: `handling(**columns)` sets the delivery that runs here."""
     token = current_delivery.set(None)
     yield lambda **columns: current_delivery.set(delivery(**columns)) and None
     current_delivery.reset(token)

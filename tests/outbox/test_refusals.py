@@ -160,7 +160,7 @@ def test_another_database_than_postgresql_is_refused(
 
 @pytest.mark.django_db(transaction=True)
 def test_what_the_database_itself_refuses_is_djangos_error() -> None:
-    """Also from COPY, which Django does not wrap by itself."""
+    """This includes COPY, whose errors Django does not wrap by itself."""
     with second_connection() as other:
         other.execute(
             "alter table django_mq_queuedmessage add constraint no_evil check (type <> 'evil')"

@@ -1,7 +1,7 @@
 """Values that a CHECK would refuse are refused before SQL: the transaction stays usable.
 
-The cases come from the constraints: the columns they name, and values at both sides of each bound.
-Whether a table takes a value is asked of the table.
+The cases come from the constraints: the columns they name, and values on both sides of each bound.
+The table itself tells whether it accepts a value.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from django_mq.models import QueuedMessage, QueueState, UniqueKey
 
 pytestmark = pytest.mark.django_db
 
-#: Columns whose option has another name.
+#: Columns whose option has a different name.
 OPTIONS = {"processable_after": "after", "expires_at": "expires"}
-#: Columns that a producer does not set: workers do, by the server's clock, or the routing does.
+#: Columns that producers do not set: workers set them by the server's clock, or routing does.
 WORKERS = {
     "attempts",
     "claimed_by",
@@ -37,7 +37,7 @@ WORKERS = {
     "leased_until",
     "max_attempts",  # a RetryPolicy has its own test
 }
-#: Columns of UniqueKey that are those of its message, or made of it.
+#: Columns of UniqueKey that copy or derive from those of its message.
 UNIQUE = {"queue", "handler", "type", "unique_id", "unique_for", "quiet_until", "put_aside"}
 NEEDED = {"unique_for": {"unique_id": "u"}}
 
@@ -79,7 +79,7 @@ def checks(model: type[models.Model]) -> dict[str, list[Any]]:
 
 
 def around(bounds: list[Any], field: models.Field[Any, Any]) -> Iterator[Any]:
-    """Yield values at, below and above each bound, and what no value of this kind can be."""
+    """Yield values at, below and above each bound, and values that are invalid for this type."""
     steps: dict[type, Any] = {int: 1, datetime: timedelta(microseconds=1)}
     steps[timedelta] = timedelta(microseconds=1)
     for bound in bounds:
@@ -149,7 +149,7 @@ def test_an_option_that_the_table_refuses_is_refused_before_sql(column: str, val
     options = {"type": "t", OPTIONS.get(column, column): value, **NEEDED.get(column, {})}
     for name, call in CALLS.items():
         if name in ("stream", "request") and column in ("unique_id", "unique_for"):
-            continue  # sixty times the same id; no option of a question
+            continue  # the same id sixty times; requests have no such option
         with transaction.atomic():
             with CaptureQueriesContext(connection) as captured:
                 try:
@@ -164,7 +164,7 @@ def test_an_option_that_the_table_refuses_is_refused_before_sql(column: str, val
 
 
 def test_every_column_that_a_check_names_has_an_option_or_is_not_the_producers() -> None:
-    """A new CHECK must have its refusal: name its option here, and write it."""
+    """Every new CHECK needs a refusal: write it, and name its option here."""
     fields = set(Message.__dataclass_fields__)
     for column in set(checks(QueuedMessage)) - WORKERS:
         assert OPTIONS.get(column, column) in fields, column
@@ -204,7 +204,7 @@ def _is_refused_or_done(decide: Callable[[], Any], refuses: bool) -> None:
     with transaction.atomic():
         try:
             decide()
-        except ValueError:  # InvalidName is one
+        except ValueError:  # InvalidName is a subclass
             pass
         else:
             assert not refuses

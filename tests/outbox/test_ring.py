@@ -1,4 +1,4 @@
-"""The ring after the commit: once, coalesced, and no harm when it fails."""
+"""The ring after the commit: sent once, coalesced, and harmless when it fails."""
 
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta

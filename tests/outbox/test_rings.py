@@ -30,7 +30,7 @@ def registry() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _settings(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DJANGO_MQ = {"QUEUES": {"line": {"ordered": True}}}
-    monkeypatch.setattr(notify, "PAUSE", 0.0)  # each ring is heard
+    monkeypatch.setattr(notify, "PAUSE", 0.0)  # no ring is coalesced
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def bell() -> Iterator[Listener]:
 
 
 def first_of_a_key() -> tuple[QueuedMessage, QueuedMessage]:
-    """Return a delayed message with a unique id, and the one that is blocked behind it."""
+    """Return a delayed message with a unique id, and the message that it blocks."""
     with transaction.atomic():
         [id] = broadcast("a.b", key="k", unique_id="u", after=3600).ids
     follower = add(handler="h", type="a.b", key="k", blocked_by=id)
@@ -88,7 +88,7 @@ def test_what_is_rolled_back_does_not_ring(bell: Listener, change: str) -> None:
 
 
 def test_a_blocked_message_that_leaves_its_key_rings(bell: Listener) -> None:
-    """It is due itself."""
+    """The message itself is due."""
     first = add(handler="h", type="a.b", key="k", after=3600)
     with transaction.atomic():
         [id] = broadcast("a.b", key="k", unique_id="u").ids
@@ -134,7 +134,7 @@ def test_where_workers_poll_nothing_rings(bell: Listener, settings: Any) -> None
 
 
 def test_a_new_end_of_a_pause_rings(bell: Listener) -> None:
-    """It may be sooner than the one that workers sleep for."""
+    """The new end may come before the one that workers sleep until."""
     queues.pause("mail", until=3600)
     bell.heard()
     queues.pause("mail", until=0.5)

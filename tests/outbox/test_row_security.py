@@ -26,7 +26,7 @@ create policy mail on django_mq_queuedmessage to {role} using (queue = 'mail')
 
 @pytest.fixture
 def tenant() -> Iterator[None]:
-    """A login that sees and writes only messages of the queue mail."""
+    """A login that sees and writes only messages of the queue "mail"."""
     role = make_role("mq_test_tenant", *GRANTS.split(";\n"))
     with acting_as(role):
         yield

@@ -1,4 +1,4 @@
-"""mq_broadcast: how triggers and other services broadcast."""
+"""mq_broadcast: triggers and other services broadcast with it."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -135,7 +135,7 @@ def test_the_callers_search_path_changes_nothing() -> None:
 
 @pytest.mark.django_db
 def test_a_temporary_table_of_the_caller_catches_nothing() -> None:
-    """S21: the schema of temporary tables comes first unless a path says otherwise."""
+    """S21: the temporary schema is searched first unless the path says otherwise."""
     with connection.cursor() as cursor:
         cursor.execute(
             "create temporary table django_mq_queuedmessage"

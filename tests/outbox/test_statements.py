@@ -1,4 +1,4 @@
-"""The statements of producers go through Django's cursor, on a connection set up in any way."""
+"""Producers' statements go through Django's cursor, however the connection is set up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """A session of its own, which no other test gets."""
+    """A separate session, which no other test gets."""
     connection.close()
     with handlers.isolated():
         yield
@@ -37,7 +37,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def binding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An alias whose statements are bound and prepared by the server."""
+    """An alias whose statements use server-side binding and prepared statements."""
     options = {
         **connection.settings_dict["OPTIONS"],
         "server_side_binding": True,
@@ -58,7 +58,7 @@ def send(count: int) -> None:
 
 
 def send_every_shape() -> None:
-    """One plain row, one with options (times, nulls, numbers), several plain ones, and others."""
+    """Send a plain row, one with options (times, nulls, numbers), several plain ones, and others."""
     due = timezone.now() + timedelta(days=1)
     with transaction.atomic():
         broadcast("a.b", {"text": "a 'quoted' \u20ac \\ text %s {}"})
@@ -115,7 +115,7 @@ def test_execute_wrappers_see_the_insert_and_the_ring(monkeypatch: pytest.Monkey
 
 
 def test_a_replaced_cursor_sees_our_statements() -> None:
-    """As SimpleTestCase does, which allows no queries."""
+    """SimpleTestCase does this to forbid queries."""
     send(4)
 
     class Forbidding(SimpleTestCase):
@@ -158,7 +158,7 @@ def lose() -> None:
 def test_a_connection_that_is_lost_when_it_rings_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Django looks at those in which it saw an error, at the end of a request."""
+    """At the end of a request Django checks the connections on which it saw an error."""
     monkeypatch.setattr(notify, "PAUSE", 0.0)
     with transaction.atomic():
         transaction.on_commit(lose)
@@ -171,7 +171,7 @@ def test_a_connection_that_is_lost_when_it_rings_is_not_kept(
 def test_a_lost_connection_is_noticed_where_django_checks_it(
     monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """CONN_HEALTH_CHECKS: before the first statement of a request; here that is a broadcast."""
+    """CONN_HEALTH_CHECKS run before the first statement of a request; here that is a broadcast."""
     settings.DJANGO_MQ = {**getattr(settings, "DJANGO_MQ", {}), "REQUIRE_ATOMIC": False}
     send(4)
     lose()

@@ -1,4 +1,4 @@
-"""A cache in front of the site that only notes what it should forget."""
+"""A cache in front of the site that only records invalidations."""
 
 from wagtail.contrib.frontend_cache.backends import BaseBackend
 

@@ -1,4 +1,4 @@
-"""The receivers of the guide: of new users, and of published pages."""
+"""The guide's receivers: for new users, and for published pages."""
 
 from tests.guests.recipes import run_recipe
 

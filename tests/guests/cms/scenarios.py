@@ -41,7 +41,7 @@ class WagtailTests(TransactionTestCase):
         cache.purged.clear()
         user = get_user_model().objects.create_superuser("ada", "ada@example.com", "secret")
         self.client.force_login(user)
-        # Django empties the tables after each test, also of what Wagtail's migrations wrote.
+        # Django empties the tables after each test, including rows that Wagtail's migrations wrote.
         if not Collection.objects.exists():
             Collection.add_root(name="Root")
         Locale.objects.get_or_create(language_code="en")
@@ -79,7 +79,7 @@ class WagtailTests(TransactionTestCase):
         assert {PUBLISHED, REFERENCES, PURGE} <= set(types())
         assert not ReferenceIndex.get_references_to(document).exists()
         assert not cache.purged
-        # The recipe: content, key and metadata as the guide says.
+        # The recipe: content, key and metadata match the guide.
         (message,) = QueuedMessage.objects.filter(type=PUBLISHED)
         revision = HomePage.objects.get().live_revision_id
         assert message.payload == {"page_id": self.home.pk, "revision_id": revision}

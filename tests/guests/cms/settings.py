@@ -1,4 +1,4 @@
-"""A small site of Wagtail, with the settings of `wagtail start` as far as it needs them."""
+"""A small Wagtail site, with the parts of the `wagtail start` settings that it needs."""
 
 import tempfile
 

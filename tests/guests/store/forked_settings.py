@@ -1,4 +1,4 @@
-"""The shop with its order app forked: `forked` is on the path of whoever runs this."""
+"""The shop with a forked order app: the test runner puts `forked` on the path."""
 
 from tests.guests.store import settings as shared
 from tests.guests.store.settings import *  # noqa: F403

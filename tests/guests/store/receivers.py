@@ -1,4 +1,4 @@
-"""The receiver of the guide, and the snippet before it; the fork has the last one."""
+"""The guide's receiver and the snippet before it; the fork contains the last snippet."""
 
 from tests.guests.recipes import snippets_under
 

@@ -1,4 +1,4 @@
-"""Orders of django-oscar are passed on by the guide's recipe, as it is and with a forked app."""
+"""The guide's recipe passes on orders of django-oscar, both unmodified and with a forked app."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refuse(**kwargs: Any) -> None:
 
 class OrderTests(TransactionTestCase):
     def place(self) -> Any:
-        """As the last step of the checkout does."""
+        """Call it the way the last step of the checkout does."""
         basket = factories.create_basket(empty=True)
         add_product(basket, product=factories.create_product(price=20, num_in_stock=9))
         creator = get_class("order.utils", "OrderCreator")()
@@ -55,7 +55,7 @@ class OrderTests(TransactionTestCase):
         assert [each.message for each in order.notes.all()] == ["handled"]
 
     def test_a_receiver_that_fails_later(self) -> None:
-        """With the transaction moved outwards all is undone; otherwise both had committed."""
+        """If the transaction encloses both, both are undone; otherwise both had committed."""
         order_placed.connect(refuse)
         try:
             with pytest.raises(Refusal):

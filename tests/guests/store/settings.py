@@ -1,4 +1,4 @@
-"""A shop of django-oscar, with the settings of its manual."""
+"""A django-oscar shop, with the settings of its manual."""
 
 from typing import Any
 

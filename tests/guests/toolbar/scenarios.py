@@ -20,7 +20,7 @@ PATH = "tests.guests.toolbar.tasks.add"
 
 class ToolbarTests(TransactionTestCase):
     def panel(self, answer: HttpResponse, name: str) -> str:
-        """Return what a panel shows of the request that was answered so."""
+        """Return the content of a panel for the request with this response."""
         found = re.search(r'data-request-id="(\w+)"', answer.content.decode())
         assert found, answer.content.decode()
         shown = self.client.get(

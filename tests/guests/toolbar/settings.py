@@ -1,4 +1,4 @@
-"""A site with the debug toolbar, which looks at each request."""
+"""A site with the debug toolbar, which inspects each request."""
 
 from tests.guests import settings as shared
 from tests.guests.settings import *  # noqa: F403

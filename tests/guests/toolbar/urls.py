@@ -12,7 +12,7 @@ def always(request: HttpRequest) -> bool:
 
 
 def enqueue(request: HttpRequest) -> HttpResponse:
-    """Use every way there is to write messages: one row, one statement, COPY."""
+    """Write messages in every way: one row, one statement, COPY."""
     with transaction.atomic():
         result = add.using(priority=7).enqueue(1, second=2)
         broadcast_many([Message("toolbar.pages.seen", {"n": n}) for n in range(2000)])

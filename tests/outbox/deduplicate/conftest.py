@@ -19,7 +19,7 @@ from django_mq.store.unique_ids import UniqueId
 
 @pytest.fixture(autouse=True)
 def block() -> Iterator[None]:
-    """All of a test in one block: the statements see their own writes."""
+    """Run the whole test in one block: the statements see their own writes."""
     with transaction.atomic():
         yield
 
@@ -48,7 +48,7 @@ def lease(**given: Any) -> QueuedMessage:
 
 
 def handled(message: QueuedMessage, *, success: bool = True) -> list[int]:
-    """End a message as a worker does: the row goes, or dies, and the id follows."""
+    """End a message like a worker: the row is deleted or dead, and the id follows."""
     id = message.pk
     if success:
         QueuedMessage.objects.filter(pk=id).delete()

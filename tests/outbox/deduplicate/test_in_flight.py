@@ -34,7 +34,7 @@ def quiet_is_over() -> None:
 @pytest.mark.parametrize("until", [timedelta(minutes=1), timedelta(minutes=-1)])
 @pytest.mark.parametrize("option", ["skip", "update", "debounce", "replace"])
 def test_what_a_worker_has_is_not_touched(option: Any, until: timedelta) -> None:
-    """CAR-10: lapsed or not, since a frozen worker may still settle it."""
+    """CAR-10: even if its lease lapsed, since a frozen worker may still settle it."""
     send(1)
     message = lease(until=Now() + until)
     copy = send(2, on_duplicate=option)
@@ -46,7 +46,7 @@ def test_what_a_worker_has_is_not_touched(option: Any, until: timedelta) -> None
 
 @pytest.mark.parametrize("success", [True, False])
 def test_a_requeue_runs_when_the_one_in_flight_is_done(success: bool) -> None:
-    """CAR-10, CAR-13, CAR-19, CAR-28: put aside, then a message like a new one."""
+    """CAR-10, CAR-13, CAR-19, CAR-28: it is put aside, then becomes an ordinary new message."""
     send(1, priority=1)
     message = lease()
     copy = send(
@@ -54,7 +54,7 @@ def test_a_requeue_runs_when_the_one_in_flight_is_done(success: bool) -> None:
     )
     assert (told(copy), copy.id) == (("requeued", ""), None)
     assert the_message().payload == {"n": 1}
-    assert the_message().priority == 1  # its options are for the later run alone
+    assert the_message().priority == 1  # its options apply only to the later run
     [id] = handled(message, success=success)
     after = QueuedMessage.objects.get(pk=id)
     assert (after.payload, after.metadata, after.priority) == ({"n": 2}, {"a": 1}, 5)
@@ -87,7 +87,7 @@ def test_the_delay_of_a_requeue_counts_from_the_broadcast() -> None:
 
 
 def test_what_is_tried_again_with_something_behind_it_counts_as_in_flight() -> None:
-    """Otherwise older content would run after newer."""
+    """Otherwise older content would run after newer content."""
     send(1)
     message = lease()
     send(2, on_duplicate="requeue")
@@ -131,7 +131,7 @@ def test_when_the_quiet_time_is_over_the_id_is_free_without_a_sweep() -> None:
 
 
 def test_without_unique_for_it_is_free_at_once() -> None:
-    """CAR-12, CAR-19: and all its records are gone."""
+    """CAR-12, CAR-19: and all its records are deleted."""
     done()
     assert not QueuedMessage.objects.exists()
     assert not UniqueKey.objects.exists()
@@ -170,7 +170,7 @@ def test_only_a_success_makes_it_quiet() -> None:
 
 def test_a_dead_message_has_no_id_any_more() -> None:
     send(1)
-    QueuedMessage.objects.update(dead_at=Now(), dead_reason="exhausted")  # and nobody said so
+    QueuedMessage.objects.update(dead_at=Now(), dead_reason="exhausted")  # nobody was told
     assert told(send(2)) == ("added", "")
 
 
@@ -203,7 +203,7 @@ def test_a_rollback_frees_the_id() -> None:
 def test_a_rerun_of_what_runs_is_put_aside_behind_it(success: bool) -> None:
     send(1)
     message = lease()
-    for number in (2, 3):  # the last one counts
+    for number in (2, 3):  # the last one wins
         copy = send(number, on_duplicate="rerun")
         assert (told(copy), copy.id) == (("requeued", ""), None)
     assert the_message().payload == {"n": 1}

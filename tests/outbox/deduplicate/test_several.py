@@ -1,4 +1,4 @@
-"""Unique ids: several in one call, cancelled, captured in tests."""
+"""Unique ids: several in one call, cancelled, and captured in tests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_all_or_none() -> None:
 def test_a_call_needs_as_many_statements_for_many_as_for_one(
     django_assert_num_queries: Any,
 ) -> None:
-    """Look, savepoint, limit, draw, add, restore, release."""
+    """Look, open a savepoint, limit, draw, add, restore, release."""
     for count in (1, 200):
         with django_assert_num_queries(7):
             broadcast_many([Message("a.b", unique_id=f"{count}/{n}") for n in range(count)])

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.mark.parametrize("option", get_args(OnDuplicate))
 def test_a_free_id_is_added(option: Any) -> None:
-    """CAR-4, CAR-7: at once ready, or delayed."""
+    """CAR-4, CAR-7: ready at once, or delayed."""
     copy = send(1, on_duplicate=option)
     message = the_message()
     assert copy == CopyReceipt("", "default", message.pk)
@@ -43,7 +43,7 @@ def test_a_free_id_is_added(option: Any) -> None:
 
 
 def test_options_together(settings: Any) -> None:
-    """CAR-6: a delay, an id, what becomes of duplicates; how long a lease is its queue says."""
+    """CAR-6: a delay, an id, the handling of duplicates; the queue decides the lease time."""
     settings.DJANGO_MQ = {"QUEUES": {"default": {"lease": 7}}}
     assert get_settings().queue("default").lease == 7.0
     assert told(send(1, after=60)) == ("added", "")
@@ -61,7 +61,7 @@ def test_options_together(settings: Any) -> None:
 
 
 def test_without_an_id_nothing_is_unique(django_assert_num_queries: Any) -> None:
-    """CAR-4: and it costs nothing."""
+    """CAR-4: without an id, uniqueness costs nothing."""
     with django_assert_num_queries(2):
         assert send(unique_id=None).id != send(unique_id=None).id
     assert not UniqueKey.objects.exists()
@@ -134,7 +134,7 @@ def test_raise_says_which_and_leaves_the_transaction_usable() -> None:
 
 
 def test_update_replaces_content_and_options_and_keeps_its_place() -> None:
-    """CAR-8: and the time of the first broadcast is kept."""
+    """CAR-8: it also keeps the time of the first broadcast."""
     first = send(1, after=60, priority=1, expires=600, key="k")
     QueuedMessage.objects.update(created_at=Now() - timedelta(hours=1), attempts=3)
     before = the_message()
@@ -152,7 +152,7 @@ def test_update_replaces_content_and_options_and_keeps_its_place() -> None:
     assert (told(copy), copy.id) == (("updated", ""), first.id)
     assert (after.payload, after.metadata, after.schema_version) == ({"n": 2}, {"tier": "gold"}, 3)
     assert (after.priority, after.key, after.expires_at) == (7, None, None)
-    assert (after.attempts, after.max_attempts) == (3, 4)  # one attempt is left at least
+    assert (after.attempts, after.max_attempts) == (3, 4)  # at least one attempt is left
     assert after.retry["max_attempts"] == 2
     assert after.unique_for == UniqueKey.objects.get().unique_for == timedelta(seconds=9)
     assert (after.created_at, after.processable_after) == (
@@ -179,7 +179,7 @@ def test_the_due_time_is_set_anew(option: Any, outcome: str) -> None:
 
 
 def test_debounce_changes_the_due_time_alone() -> None:
-    """CAR-9: content unchanged; also the options, the key and its place in it."""
+    """CAR-9: content, options, key and position in the key stay unchanged."""
     send(1, key="k", priority=3, expires=600, unique_for=60, metadata={"a": 1})
     changes = {"blocked_by": 1, "attempts": 2, "held_since": Now(), "last_error": "away"}
     QueuedMessage.objects.update(**changes)
@@ -192,7 +192,7 @@ def test_debounce_changes_the_due_time_alone() -> None:
 
 
 def test_replace_sets_the_content_too() -> None:
-    """CAR-9: what `update` and `debounce` do together."""
+    """CAR-9: `update` and `debounce` together."""
     send(1, key="k", after=60)
     send(2, on_duplicate="replace", key="other", priority=7, after=3600)
     message = the_message()
@@ -216,7 +216,7 @@ def test_the_messages_of_one_call_set_content_and_due_time() -> None:
 
 
 def test_a_rerun_updates_what_waits() -> None:
-    """A run starts after this commit: the row is locked until then."""
+    """Any run starts after this commit: the row is locked until then."""
     id = send(1, after=60, priority=1).id
     due = the_message().processable_after
     copy = send(2, on_duplicate="rerun", after=3600, priority=5)

@@ -14,13 +14,13 @@ from django_mq import broadcast
 from django_mq.models import QueuedMessage
 from tests.database import second_connection
 
-#: Longer than anything here takes, even on a busy machine.
+#: Seconds; longer than anything here takes, even on a busy machine.
 PATIENCE = 60.0
 
 
 @pytest.fixture
 def together() -> Iterator[Callable[..., Future[Any]]]:
-    """Run functions in threads with connections of their own."""
+    """Run functions in threads with separate connections."""
     with ThreadPoolExecutor(16) as pool:
 
         def run(function: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -41,7 +41,7 @@ def send(n: int, option: Any = "skip", **options: Any) -> Any:
 
 
 def waits_for_a_lock(count: int = 1) -> None:
-    """Return when that number of sessions waits for a lock that another transaction holds."""
+    """Return once that number of sessions waits for a lock that another transaction holds."""
     with second_connection() as other:
         for _ in range(int(PATIENCE / 0.01)):
             waiting = other.execute(
@@ -55,7 +55,7 @@ def waits_for_a_lock(count: int = 1) -> None:
 
 
 class Holder:
-    """A transaction of another producer, open until it is told to end."""
+    """A transaction of another producer, which stays open until it is told to end."""
 
     def __init__(self, together: Callable[..., Future[Any]], write: Callable[[], Any]) -> None:
         self._wrote, self._end = threading.Event(), threading.Event()
@@ -83,7 +83,7 @@ def uncommitted(n: int, option: Any = "skip", **options: Any) -> Callable[[], An
 
 
 def claimed() -> QueuedMessage:
-    """Claim the only message, as another worker does."""
+    """Claim the only message, like another worker."""
     with second_connection() as other:
         other.execute(CLAIM)
     return QueuedMessage.objects.get()

@@ -1,4 +1,4 @@
-"""A claim, or the end of a message, comes between the look and the update of a broadcast."""
+"""A claim, or the end of a message, comes between a broadcast's look and its update."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_an_update_loses_against_a_claim_that_is_not_committed(
     together: Callable[..., Future[Any]],
 ) -> None:
-    """The row's lock tells, and is not waited for; after the commit the row is in flight."""
+    """The row's lock gives the answer without a wait; after the commit the row is in flight."""
     send(1)
     with second_connection() as other:
         with other.transaction():
@@ -53,7 +53,7 @@ def test_an_update_wins_against_a_claim_that_is_rolled_back(
 
 
 def looked_twice(future: Future[Any]) -> None:
-    """Return once a producer has met the locked row: it has drawn no answer from it."""
+    """Return once a producer has met the locked row and drawn no conclusion from it."""
     with pytest.raises(TimeoutError):
         future.result(0.1)
 
@@ -61,7 +61,7 @@ def looked_twice(future: Future[Any]) -> None:
 def test_a_worker_that_ends_a_message_waits_for_no_producer(
     together: Callable[..., Future[Any]],
 ) -> None:
-    """What is put aside in a transaction that is still open comes forward after its commit."""
+    """A message put aside in an open transaction comes forward after that transaction's commit."""
     done = handled()
     send(1)
     message = claimed()
@@ -80,7 +80,7 @@ def test_a_worker_that_ends_a_message_waits_for_no_producer(
 def test_what_is_put_aside_while_the_message_ends_comes_forward(
     together: Callable[..., Future[Any]],
 ) -> None:
-    """The producer commits first, but the worker has looked already: the hook waits for it."""
+    """The producer commits first, but the worker has already looked: the hook waits for it."""
     send(1)
     message = claimed()
     producer = Holder(together, uncommitted(2, "requeue"))
@@ -105,7 +105,7 @@ def end_message(message: QueuedMessage, cursor: Any = None) -> None:
 
 
 def handled() -> list[Any]:
-    """Subscribe a handler; return the list of the payloads that it gets."""
+    """Subscribe a handler; return the list of payloads that it receives."""
     done: list[Any] = []
 
     @handler("a.b", name="a_b", queue="default")

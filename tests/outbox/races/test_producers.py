@@ -1,4 +1,4 @@
-"""Producers of one unique id wait for each other, and not for long."""
+"""Producers of one unique id wait for each other, but not for long."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_producer_waits_for_the_transaction_that_adds_its_id(
     together: Callable[..., Future[Any]], rollback: bool
 ) -> None:
-    """And learns what became of it: a rollback frees the id."""
+    """The second producer sees the outcome: a rollback frees the id."""
     first = Holder(together, uncommitted(1))
     second = together(send, 2)
     waits_for_a_lock()
@@ -42,7 +42,7 @@ def test_a_producer_waits_for_the_transaction_that_adds_its_id(
 def test_a_producer_waits_for_the_one_that_updates(
     together: Callable[..., Future[Any]],
 ) -> None:
-    """The last to write wins; neither is told that a worker has it."""
+    """The last producer to write wins; neither is told that a worker has the message."""
     send(1)
     first = Holder(together, uncommitted(2, "update"))
     second = together(send, 3, "update")
@@ -54,7 +54,7 @@ def test_a_producer_waits_for_the_one_that_updates(
 def test_what_only_looks_waits_for_nobody(together: Callable[..., Future[Any]]) -> None:
     send(1)
     first = Holder(together, uncommitted(2, "update"))
-    assert send(3).outcome == "duplicate"  # this thread would wait for ever
+    assert send(3).outcome == "duplicate"  # this thread would otherwise wait for ever
     first.end()
 
 
@@ -75,7 +75,7 @@ def test_a_producer_waits_for_the_one_that_puts_aside(
 def test_busy_when_it_waits_for_too_long(
     together: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bounded, with advice; the caller's transaction stays usable, and its own limit is back."""
+    """The wait is bounded, with advice; the transaction stays usable, and its limit is restored."""
     monkeypatch.setattr(deduping, "PATIENCE", 0.0)
     first = Holder(together, uncommitted(1))
     with transaction.atomic():
@@ -92,7 +92,7 @@ def test_busy_when_it_waits_for_too_long(
 
 
 def test_calls_take_their_ids_in_one_order(together: Callable[..., Future[Any]]) -> None:
-    """Two calls with the same ids the other way round: one waits, none dies."""
+    """Two calls with the same ids in opposite orders: one waits, neither fails."""
     ids = [f"id{n}" for n in range(300)]
     start = threading.Barrier(4)
 

@@ -1,4 +1,4 @@
-"""Many producers and workers of the same unique ids at once."""
+"""Many producers and workers use the same unique ids at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def _left() -> list[object]:
-    """Return what nobody could end, for the failure."""
+    """Return the remaining messages, for the failure report."""
     with second_connection() as other:
         return [
             other.execute(f"select to_jsonb(t) from {table} t").fetchall()
@@ -30,7 +30,8 @@ def _left() -> list[object]:
         ]
 
 
-# The server computes the array once. It may run a subselect in FROM once for each row, and lock
+# The server computes the array once. It may run a subselect in FROM once per row, and lock another
+# message each time, if the statistics say that the table has one row.
 # another message each time, if the statistics say that the table has one row.
 CLAIM = """
 update django_mq_queuedmessage m
@@ -45,7 +46,7 @@ returning m.id, m.queue, m.handler, m.type, m.unique_id, (m.payload->>'n')::int
 
 
 class Settler(threading.Thread):
-    """Claims, now and then fails, and settles, one message at a time: a worker's statements."""
+    """Claims messages one at a time, and settles them, sometimes as failed: a worker's statements."""
 
     def __init__(self, seed: int, stop: threading.Event) -> None:
         super().__init__(daemon=True)
@@ -79,7 +80,7 @@ class Settler(threading.Thread):
 
         claimed = own.execute(CLAIM).fetchall()
         if not claimed:
-            if self.stop.is_set():  # as the chores do: whoever put it aside last rolled back
+            if self.stop.is_set():  # like the chores: the last producer to put it aside rolled back
                 free_unique_ids.come_forward(
                     own.cursor(), aside.left_aside(own.cursor(), limit=10).left
                 )
@@ -118,10 +119,10 @@ select count(*) from (
 
 
 def test_many_producers_of_the_same_ids(together: Callable[..., Future[Any]]) -> None:
-    """Never two live rows of one id, no deadlock, and what was accepted is handled once.
+    """There are never two live rows of one id and no deadlock; each accepted message is handled once.
 
-    An update or a second requeue replaces what was accepted before it: so each id is handled as
-    often as messages of it were added, or put aside first; and no number twice.
+    An update or a second requeue replaces the message accepted before it. So each id is handled once
+    for each of its messages that was added, or was the first put aside; no number is handled twice.
     """
     producers, calls, ids = 8, 25, ["a", "b", "c", "d"]
     stop, watching = threading.Event(), threading.Event()
@@ -155,7 +156,7 @@ def test_many_producers_of_the_same_ids(together: Callable[..., Future[Any]]) ->
                 with transaction.atomic():
                     receipts = broadcast_many(messages)
                     transaction.set_rollback(undone)
-            except BroadcastBusy:  # on a busy machine: nothing of the call is stored
+            except BroadcastBusy:  # on a busy machine: the call stored nothing
                 continue
             if undone:
                 continue
