@@ -1,1 +1,1 @@
-"""The worker as people run it: `manage.py mq_worker` as processes that are told, killed, frozen."""
+"""Workers as users run them: `manage.py mq_worker` as processes that get signals, die or freeze."""

@@ -1,4 +1,4 @@
-"""Fixtures: workers on the test database, messages for their handlers, effects of these."""
+"""Fixtures: workers on the test database, messages for their handlers, and the effects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def database_url(**others: Any) -> str:
 
 @pytest.fixture(scope="session")
 def acceptance_handlers() -> tuple[handlers.Handler, ...]:
-    """The handlers of the acceptance app, without a trace in this process's registry."""
+    """The handlers of the acceptance app, unknown to this process's registry."""
     with handlers.isolated():
         importlib.import_module("tests.acceptance.app.handlers")
         return handlers.all_handlers()
@@ -76,7 +76,7 @@ def start(empty_tables: None, tmp_path: Path, witness: Witness) -> Iterator[Call
         url: str | None = None,
         **environment: str,
     ) -> Worker:
-        # A lease that no test waits for by accident: what needs its end sets a short one.
+        # A lease that no test waits for by accident: tests of lapsed leases set a short one.
         given = {"LEASE": 300, **(mq or {})}
         worker = Worker(
             [str(option) for option in options],
@@ -90,7 +90,7 @@ def start(empty_tables: None, tmp_path: Path, witness: Witness) -> Iterator[Call
                 **environment,
             },
             tmp_path / f"worker-{len(workers)}.log",
-            # The reloader starts what it was started by, and Python reads its own when it starts.
+            # The reloader restarts its own command line, and Python reads its own when it starts.
             anew="--reload" in options or any(name.startswith("PYTHON") for name in environment),
         )
         workers.append(worker)
@@ -102,7 +102,7 @@ def start(empty_tables: None, tmp_path: Path, witness: Witness) -> Iterator[Call
 
 
 class Queue:
-    """The messages of a test, and what became of them."""
+    """The messages of a test, and their effects."""
 
     def send(
         self,
@@ -125,11 +125,11 @@ class Queue:
         return [id for receipt in receipts for id in receipt.ids]
 
     def reconnect(self) -> None:
-        """Get a new connection, since the server cut the old one."""
+        """Open a new connection, since the server cut the old one."""
         connection.close()
 
     def done(self) -> Counter[str]:
-        """How often each message had its effect."""
+        """The number of effects per message."""
         with connection.cursor() as cursor:
             return Counter(name for name, _, _ in effects.rows(cursor))
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL of one test alone: the test may stop, restrict or replace it."""
+"""A PostgreSQL server for one test, which may stop, restrict or replace it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.acceptance.app import effects
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    """A directory that the account of the server can enter, and that goes in the end."""
+    """A directory that the server's account can enter; removed at the end."""
     path = Path(tempfile.mkdtemp(prefix="django_mq-acceptance-"))
     path.chmod(0o755)
     yield path
@@ -30,7 +30,7 @@ def directory() -> Iterator[Path]:
 
 @contextmanager
 def running() -> Iterator[Server]:
-    """A server with the tables."""
+    """A server on which the tables exist."""
     with directory() as path:
         server = Server(path)
         try:
@@ -86,7 +86,7 @@ def look(server: Server, statement: str, *params: Any, rows: bool = True) -> lis
 
 
 def send(server: Server, kind: str, *names: str, **payload: Any) -> None:
-    """Broadcast as another program would: by the function, so that a worker routes them."""
+    """Broadcast like another program: by the SQL function, so that a worker routes the message."""
     with psycopg.connect(url_of(server), autocommit=True) as connection:
         for name in names:
             connection.execute(

@@ -17,12 +17,12 @@ from tests.nursery import BASE_DIR, nursery
 
 Seen = TypeVar("Seen")
 
-#: Seconds for what takes a moment on a quiet machine.
+#: Seconds for anything that takes a moment on a quiet machine.
 SOON = 60.0
 
 
 def eventually(look: Callable[[], Seen], what: str, seconds: float = SOON) -> Seen:
-    """Return what `look` sees, once it sees something; AssertionError when it never does."""
+    """Return the result of `look` once it is true; AssertionError if it never is."""
     deadline = time.monotonic() + seconds
     while not (seen := look()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
@@ -31,12 +31,12 @@ def eventually(look: Callable[[], Seen], what: str, seconds: float = SOON) -> Se
 
 
 class Worker:
-    """`manage.py mq_worker`, in a session of its own, so that nothing of it can be left."""
+    """`manage.py mq_worker`, in its own session, so that no process of it can be left."""
 
     def __init__(
         self, options: Sequence[str], environment: dict[str, str], log: Path, *, anew: bool = False
     ) -> None:
-        """Start it: as a fork of the nursery, or `anew` by an interpreter of its own."""
+        """Start it: as a fork of the nursery, or `anew` in a new interpreter."""
         self.log = log
         log.touch()
         self.process = (
@@ -47,23 +47,23 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The supervisor's."""
+        """The supervisor's pid."""
         return self.process.pid
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
     def children(self) -> list[int]:
-        """The child processes that started so far, in order."""
+        """The child processes started so far, in order."""
         return [int(pid) for pid in re.findall(r"started: .*process (\d+)", self.said())]
 
     def has_started(self, count: int) -> list[int]:
-        """Wait until `count` children have said so; return them."""
+        """Wait until `count` children have logged their start; return them."""
         self.until(lambda: len(self.children()) >= count, f"{count} children")
         return self.children()
 
     def until(self, look: Callable[[], Seen], what: str, seconds: float = SOON) -> Seen:
-        """Wait for what `look` sees; shows what the worker said if it does not come."""
+        """Wait until `look` returns something true; shows the worker's output otherwise."""
 
         def look_and_see_whether_it_lives() -> Seen:
             gone = not self.is_there()
@@ -77,7 +77,7 @@ class Worker:
             raise AssertionError(f"{error}\n{self.said()}") from None
 
     def is_there(self) -> bool:
-        """Say whether any process of it still runs."""
+        """Say whether any of its processes still runs."""
         return self.process.poll() is None or bool(self.remaining())
 
     def says(self, pattern: str, seconds: float = SOON) -> str:
@@ -107,15 +107,15 @@ class Worker:
             raise AssertionError(f"still runs after {seconds:g} s:\n{self.said()}") from None
 
     def alive(self) -> list[int]:
-        """The children that run."""
+        """The running children."""
         return [pid for pid in self.children() if is_running(pid)]
 
     def remaining(self) -> list[int]:
-        """The processes of its session that still run, orphans too."""
+        """The running processes of its session, including orphans."""
         return [pid for pid in {self.pid, *self.children()} if is_running(pid)]
 
     def destroy(self) -> None:
-        """End all that is left, frozen or not."""
+        """End all remaining processes, frozen or not."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait(30)
@@ -136,7 +136,7 @@ def _started_anew(
 
 
 def is_running(pid: int) -> bool:
-    """Say whether `pid` is a process and no zombie."""
+    """Say whether `pid` is a process, but not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

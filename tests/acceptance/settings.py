@@ -1,11 +1,11 @@
-"""The test project, with handlers that do as their message says, and what one test wants set."""
+"""The test project, with handlers that follow their message, and one test's own settings."""
 
 import json
 import os
 
 from testproject.settings import *  # noqa: F403
 
-# Nothing that takes time to import: dozens of workers are started.
+# Nothing that is slow to import: dozens of workers are started.
 INSTALLED_APPS = ["django_mq", "tests.acceptance.app"]
 ROOT_URLCONF = None
 MIDDLEWARE = []

@@ -54,7 +54,7 @@ print("answered")
 
 
 def asker(script: str, witness: Witness, *, url: str | None = None, **mq: Any) -> str:
-    """Run `script` as a process that asks; return what it printed."""
+    """Run `script` as an asking process; return its output."""
     environment = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings",
@@ -81,7 +81,7 @@ def test_a_process_asks(start: Start, queue: Queue, witness: Witness) -> None:
 
 
 def test_a_forked_process_waits_for_its_own(start: Start, queue: Queue, witness: Witness) -> None:
-    """Neither takes the other's connection along, nor the other's replies."""
+    """Neither process uses the other's connection or takes its replies."""
     start("--threads", 2)
     assert asker(FORK, witness) == "answered\n"
 
@@ -92,7 +92,7 @@ def test_asking_behind_a_pooler(
     witness: Witness,
     pooled: str,  # noqa: F811
 ) -> None:
-    """Guarantee 17: by polling alone, in transactions that no session outlives."""
+    """Guarantee 17: it only polls, in transactions without state of a session."""
     start("--threads", 2)
     assert asker(ASK, witness, url=pooled, WAKEUP="poll") == "answered\n"
 
@@ -101,7 +101,7 @@ def test_asking_behind_a_pooler(
 def test_a_process_that_died_has_answered(
     start: Start, queue: Queue, witness: Witness, kind: str
 ) -> None:
-    """The last attempt that killed its process, or ran past its time, is the answer."""
+    """The failure of the last attempt, whose process died or whose time ran out, is the answer."""
     worker = start()
     pending = request(
         f"acceptance.{kind}",

@@ -1,4 +1,4 @@
-"""All times are those of the database: a worker's own clock may be wrong by a day."""
+"""All times are the database's: a worker's own clock may be wrong by a day."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.rows import stored
 
 DAY = 86_400
 
-#: Shifts the clock of the calendar for a process and those it forks; the monotonic one is left.
+#: Shifts the wall clock for a process and its forks, and leaves the monotonic clock alone.
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -60,7 +60,7 @@ time_t time(time_t *where) {
 
 @pytest.fixture
 def shim(tmp_path: Path) -> Path:
-    """The library that shifts the clock of a process that loads it first."""
+    """The library that shifts the wall clock of a process that preloads it."""
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         pytest.skip("a clock is shifted by a C library: needs Linux and a compiler")
@@ -75,7 +75,7 @@ def shim(tmp_path: Path) -> Path:
 def test_a_clock_that_is_a_day_wrong(
     start: Callable[..., Worker], queue: Queue, witness: Witness, shim: Path, shift: int
 ) -> None:
-    """Due times, ages, leases, schedules and heartbeats go by the database's clock."""
+    """Due times, ages, leases, schedules and heartbeats follow the database's clock."""
     [later] = queue.send("write", "later")
     QueuedMessage.objects.update(processable_after=Now() + timedelta(hours=1))
     Schedule.objects.create(

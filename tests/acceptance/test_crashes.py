@@ -1,4 +1,4 @@
-"""Processes die: what they ran is charged once, what they held is free again, nothing is lost."""
+"""Processes die: running messages are charged once, held ones are freed, nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
 
-#: Promised are 2 s (guarantee 6); the lease is 300 s here. This machine may be busy.
+#: The promise is 2 s (guarantee 6); the lease is 300 s here. This machine may be busy.
 PROMPT = 60.0
 
 
@@ -23,7 +23,7 @@ PROMPT = 60.0
 def test_a_killed_child(
     start: Callable[..., Worker], queue: Queue, witness: Witness, processes: int
 ) -> None:
-    """Guarantees 1, 3, 6; KAF-10, NSQ-20: its sibling, or its replacement, settles what it held."""
+    """Guarantees 1, 3, 6; KAF-10, NSQ-20: a sibling, or its replacement, settles its messages."""
     worker = start("--processes", processes)
     ids = dict(zip("abcd", queue.send("gate", *"abcd", gate="open"), strict=True))
     worker.until(
@@ -58,9 +58,9 @@ def holdings() -> dict[str, set[int]]:
 def test_a_message_that_always_kills_its_process(
     start: Callable[..., Worker], queue: Queue, how: str | int, processes: int
 ) -> None:
-    """Guarantee 3: dead after its attempts; its neighbours are all done, and charged nothing.
+    """Guarantee 3: dead after its attempts; its neighbours are all done, and not charged.
 
-    Exit codes 0 and 5 too, which a child has of its own when it is done, or out of time.
+    This includes exit codes 0 and 5, which children also use after a drain, or out of time.
     """
     queue.send("write", *[f"before{n}" for n in range(40)])
     [poison] = queue.send("die", "poison", how=how)
@@ -80,7 +80,7 @@ def test_a_message_that_always_kills_its_process(
 
 
 def test_a_killed_supervisor(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
-    """Its children end what they run and leave, and hold nothing."""
+    """Its children finish the running messages and leave, and hold nothing."""
     worker = start("--processes", 2)
     queue.send("gate", *"abcd", gate="open")
     worker.until(lambda: len(witness.started()) == 2 and queue.leased() > 2, "two run")
@@ -95,12 +95,12 @@ def test_a_killed_supervisor(start: Callable[..., Worker], queue: Queue, witness
 
 
 def test_a_lost_host(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
-    """Guarantees 4, 6: nobody is left to tell, so its leases lapse, and others take over."""
+    """Guarantees 4, 6: no process is left to report, so its leases lapse, and others take over."""
     settings = {"LEASE": 3, "POLL_INTERVAL": 0.5}
     lost = start(mq=settings)
     [runs, waits] = queue.send("gate", "runs", "waits", gate="open")
     lost.until(lambda: witness.started() and queue.leased() == 2, "one runs, one waits")
-    other = start("--threads", 2, mq=settings)  # one may get what the busy one gave back
+    other = start("--threads", 2, mq=settings)  # it may get messages that the busy one released
     other.has_started(1)
     lost.tell_all(signal.SIGKILL)
     other.until(lambda: len(witness.started("runs")) == 2, "it runs again")
@@ -108,13 +108,13 @@ def test_a_lost_host(start: Callable[..., Worker], queue: Queue, witness: Witnes
     queue.wait_empty(other)
     assert queue.done() == {"runs": 1, "waits": 1}
     assert {pid for _, _, pid in queue.effects()} == set(other.children())
-    # Without a report both count as begun: at most one attempt more than there was.
+    # Without a report both count as started: at most one attempt more than there was.
     assert queue.failures(runs) == ["WorkerVanished"]
     assert queue.failures(waits) in ([], ["WorkerVanished"])
 
 
 def test_a_storm(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
-    """Guarantees 1, 3, 4; PMQ-59, PMQ-69: children are killed at any point, again and again."""
+    """Guarantees 1, 3, 4; PMQ-59, PMQ-69: children are killed repeatedly, at any point."""
     witness.open("open")
     patient = RetryPolicy(max_attempts=50, backoff=fixed(0.05))
     names = [f"m{n}" for n in range(320)]

@@ -14,7 +14,7 @@ from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
 
-#: Promised are 2 s (guarantee 26); the lease is 300 s here. This machine may be busy.
+#: The promise is 2 s (guarantee 26); the lease is 300 s here. This machine may be busy.
 DELAY = 20.0
 LATER = RetryPolicy(max_attempts=3, backoff=fixed(3600))
 BEFORE, AFTER = [[f"{side}{n}" for n in range(20)] for side in ("before", "after")]
@@ -58,7 +58,7 @@ def test_a_message_that_ends_its_process(
 def test_a_message_that_exhausts_python(
     start: Callable[..., Worker], queue: Queue, witness: Witness, error: str
 ) -> None:
-    """It has failed like any other: nothing it wrote is kept, and its process goes on."""
+    """It failed like any other attempt: its writes are undone, and its process continues."""
     [greedy] = queue.send("exhaust", "greedy", how=error, until=3)
     queue.send("write", *AFTER)
     worker = start("--processes", 1)

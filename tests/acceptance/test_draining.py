@@ -1,4 +1,4 @@
-"""Told to stop: what runs is ended, what did not start is given back, and the exit code tells."""
+"""Draining: running messages end, unstarted ones are released, and the exit code tells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOPS = pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 
 
 def running_with_neighbours(queue: Queue, witness: Witness, worker: Worker) -> list[int]:
-    """Send one message that waits at the gate and four behind it; wait until one is claimed too."""
+    """Send a message that waits at the gate, and four behind it; wait until two are claimed."""
     [first] = queue.send("gate", "runs", gate="open")
     ids = queue.send("write", "a", "b", "c", "d")
     worker.until(lambda: witness.started("runs") and queue.leased() > 1, "one runs, one waits")
@@ -28,7 +28,7 @@ def running_with_neighbours(queue: Queue, witness: Witness, worker: Worker) -> l
 def test_the_first_signal_drains(
     start: Callable[..., Worker], queue: Queue, witness: Witness, stop: signal.Signals
 ) -> None:
-    """PMQ-69, CAR-35, NSQ-28, KAF-7, KAF-8: the running one ends, the others are as before."""
+    """PMQ-69, CAR-35, NSQ-28, KAF-7, KAF-8: the running one ends, the others are unchanged."""
     worker = start()
     running_with_neighbours(queue, witness, worker)
     worker.tell(stop)
@@ -58,7 +58,7 @@ def test_the_second_signal_leaves_at_once(
 def test_a_drain_that_takes_too_long_is_cut(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """KAF-7, guarantee 1: exit code 5; nothing of the attempt is kept, and it is charged."""
+    """KAF-7, guarantee 1: exit code 5; the attempt's writes are undone, and it is charged."""
     worker = start("--drain-seconds", 0.5)
     first, *_ = running_with_neighbours(queue, witness, worker)
     worker.tell(signal.SIGTERM)
@@ -74,7 +74,7 @@ def test_a_drain_that_takes_too_long_is_cut(
 def test_what_runs_outside_a_transaction_is_ended_too(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:
-    """NSQ-28 for handlers that are not atomic, and async ones."""
+    """NSQ-28 for handlers that are not atomic, and for async ones."""
     worker = start()
     queue.send(kind, "runs", gate="open")
     worker.until(witness.started, "it runs")
@@ -88,7 +88,7 @@ def test_what_runs_outside_a_transaction_is_ended_too(
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks in /proc")
 def test_a_signal_while_the_children_start(start: Callable[..., Worker]) -> None:
-    """However early it comes it is heard: a container that is stopped as it starts."""
+    """Even a very early signal is obeyed: a container may be stopped while it starts."""
     worker = start("--processes", 8)
     worker.until(lambda: handles_sigterm(worker.pid), "signals are handled")
     worker.tell(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""How the command ends when it cannot begin: with a sentence, not with a traceback."""
+"""A command that cannot start ends with a sentence, not with a traceback."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_a_wrong_setting_is_one(start: Callable[..., Worker]) -> None:
 
 @pytest.fixture(scope="module")
 def empty_database(django_db_setup: None) -> Iterator[str]:
-    """One of our own: whichever else is there may be somebody's, with tables and messages.
+    """Create a database: any existing one may belong to somebody, with tables and messages.
 
-    It stays empty, and to drop one takes a checkpoint: one for all tests.
+    It stays empty, and dropping one takes a checkpoint: one serves all tests.
     """
     name = f"mq_empty_{secrets.token_hex(4)}"
     with second_connection() as server:
@@ -118,7 +118,7 @@ def test_operators_without_a_database(url: str, words: str, command: str, code: 
 
 def test_an_unreachable_database_is_one(start: Callable[..., Worker]) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         worker = start(url=database_url(host="127.0.0.1", port=taken.getsockname()[1]))
         assert worker.ends() == 1
     (line,) = worker.said().strip().splitlines()

@@ -21,10 +21,10 @@ from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks in /proc")
 
-#: By which the server's sessions of these workers are known.
+#: Identifies these workers' sessions in the server.
 NAME = "mq-fork-test"
 
-#: What a project may do where it is loaded, and in what the supervisor itself logs.
+#: Code that a project may run where it is loaded, and inside the supervisor's own logging.
 CONNECTS = """
 import logging
 from threading import Thread
@@ -47,7 +47,7 @@ thread.join()
 logging.getLogger("django_mq").addHandler(ToTheDatabase())
 """
 
-#: What no one but its owner can close.
+#: Resources that only their owner can close.
 KEEPS_OPEN = """
 import threading
 import psycopg
@@ -60,7 +60,7 @@ threading.Thread(target=threading.Event().wait, name="metrics", daemon=True).sta
 
 @pytest.fixture
 def proxy(empty_tables: None) -> Iterator[Proxy]:
-    """TCP in any case, so that /proc tells which sockets lead to the server."""
+    """Force TCP, so that /proc tells which sockets lead to the server."""
     proxy = Proxy(connection.get_connection_params())
     yield proxy
     proxy.close()
@@ -125,7 +125,7 @@ def has_sockets_of_its_own(worker: Worker, proxy: Proxy) -> bool:
     links = leading_to(proxy.port)
     assert not held.pop(worker.pid) & links, "the supervisor is connected"
     own = [len(inodes & links) for inodes in held.values()]
-    # The executor connects when it has a message; all others at once.
+    # The executor connects for its first message; all others connect at once.
     return len(own) == 2 and set(own) <= {3, 4} and sessions() == sum(own)
 
 
@@ -134,10 +134,10 @@ def has_sockets_of_its_own(worker: Worker, proxy: Proxy) -> bool:
 def test_each_session_is_of_one_process(
     start_with: Callable[..., Worker], queue: Queue, proxy: Proxy, pool: Any, code: str
 ) -> None:
-    """`threads + 3` for each child, none for the supervisor, also once it replaced children.
+    """A child has `threads + 3` sessions, the supervisor none, even after it replaces children.
 
-    Whatever the project opened on any alias where it was loaded, in a thread that is gone, or in
-    a handler of the log.
+    This holds whatever connections the project opened on any alias: where it was loaded, in
+    a thread that has ended, or in a log handler.
     """
     worker = start_with(code, pool)
     worker.has_started(2)
@@ -154,7 +154,7 @@ def test_each_session_is_of_one_process(
 
 
 def test_what_else_is_open_is_named_once(start_with: Callable[..., Worker], queue: Queue) -> None:
-    """A connection of the driver alone and a thread: only the project can close them."""
+    """A bare driver connection and a thread: only the project can close them."""
     worker = start_with(KEEPS_OPEN, False)
     worker.has_started(2)
     queue.send("write", "before")

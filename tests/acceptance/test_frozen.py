@@ -19,7 +19,7 @@ SHORT = {"LEASE": 2, "POLL_INTERVAL": 0.5}
 def test_a_zombie_outside_a_transaction_is_fenced(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:
-    """Guarantees 4, 5: `finish()` refuses, and the effect is the other worker's alone."""
+    """Guarantees 4, 5: `finish()` refuses, and only the other worker's effect is there."""
     zombie = start(mq=SHORT)
     [id] = queue.send(kind, "m", gate="open{attempt}")
     zombie.until(witness.started, "it runs")
@@ -43,7 +43,7 @@ def test_a_zombie_in_its_transaction_is_fenced(
 ) -> None:
     """Guarantees 1, 4: the server ended the idle transaction (here: at once), so it holds nothing.
 
-    The limit itself is the handler's timeout and 30 s: too long for a test.
+    The real limit is the handler's timeout and 30 s: too long for a test.
     """
     zombie = start(mq=SHORT)
     [id] = queue.send("gate", "m", gate="open{attempt}")

@@ -1,4 +1,4 @@
-"""Guarantees 1, 16: the server's disk is full; nothing is lost, and work goes on by itself."""
+"""Guarantees 1, 16: the server's disk fills up; nothing is lost, and work resumes by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.acceptance.app.witness import Witness
 from tests.acceptance.private import directory, done, look, running, send, url_of
 from tests.acceptance.processes import Worker
 
-#: Megabytes of the disk that fills up.
+#: Size in megabytes of the disk that fills up.
 SIZE = 24
 
 
@@ -43,7 +43,7 @@ def disk(path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def small() -> Iterator[tuple[Server, Path]]:
-    """A server whose tables are on a small disk of their own."""
+    """A server whose tables are on a separate small disk."""
     with directory() as path, disk(path), running() as server:
         server.account.give(path)
         look(server, f"create tablespace small location '{path}'", rows=False)
@@ -57,7 +57,7 @@ def small() -> Iterator[tuple[Server, Path]]:
 
 
 def fill(path: Path) -> Path:
-    """Leave nothing of the disk free; return what fills it."""
+    """Fill the rest of the disk; return the file that fills it."""
     ballast = path / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
@@ -76,12 +76,12 @@ def send_until_full(server: Server, stored: list[str]) -> None:
 def test_a_disk_that_is_full(
     start: Callable[..., Worker], small: tuple[Server, Path], witness: Witness
 ) -> None:
-    """A producer is told, and its transaction is undone; the worker says why, and waits."""
+    """A producer's transaction fails with an error; the worker logs the cause, and waits."""
     server, path = small
     send(server, "write", "before")
     worker = start("--threads", 2, url=url_of(server))
     worker.until(lambda: done(server) == ["before"], "it works")
-    names = [f"m{n:03}".ljust(1000, "-") for n in range(300)]  # as much as their effects take
+    names = [f"m{n:03}".ljust(1000, "-") for n in range(300)]  # as large as their effects
     send(server, "gate", *names, gate="full")
     worker.until(lambda: witness.started(names[0]), "one is in its transaction")
 

@@ -19,7 +19,7 @@ from tests.acceptance.processes import Worker
 
 
 def seen_in_flight(witness: Witness, since: int = 0) -> list[int]:
-    """How many messages of the queue were in flight, as each handler saw it when it started."""
+    """Return the number of messages in flight that each handler saw at its start."""
     counts = [name for name, _, _ in witness.started() if name.startswith("flying-")]
     return [int(name.partition("-")[2]) for name in counts][since:]
 
@@ -29,7 +29,7 @@ def names(count: int) -> list[str]:
 
 
 def nobody_claims(queue: str) -> bool:
-    """Return whether its gate is free: later claims then see all earlier decisions."""
+    """Return whether the gate is free: later claims then see all earlier decisions."""
     with transaction.atomic(), connection.cursor() as cursor:
         return queue_limits.enter(cursor, queue=queue, limit=None) is not None
 
@@ -52,7 +52,7 @@ def test_a_limit_holds_over_processes_that_are_killed(
     queues.limit("service", 1)
     workers[0].until(lambda: nobody_claims("service"), "no claim on the old limit is under way")
     workers[0].until(lambda: queue.leased() <= 1, "the lower limit holds")
-    # The one that still runs may have counted before, and have yet to say so.
+    # The remaining one may have counted already, but not written its count yet.
     since = len(seen_in_flight(witness)) + 1
     workers[0].until(lambda: len(seen_in_flight(witness)) > since + 15, "it goes on one by one")
     assert set(seen_in_flight(witness, since)) == {1}
@@ -67,7 +67,7 @@ def test_a_limit_holds_over_processes_that_are_killed(
 def test_a_probe_whose_process_is_killed_is_not_kept(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """NSQ-5, NSQ-7, NSQ-8: 64 messages of a service that is down burn few attempts; one probes."""
+    """NSQ-5, NSQ-7, NSQ-8: 64 messages of a broken service burn few attempts; one probes."""
     backoff = {"multiplier": 0.25, "maximum": 1, "jitter": 0.1}
     mq: dict[str, Any] = {"LEASE": 300, "QUEUES": {"service": {"backoff": backoff}}}
     worker = start("--processes", 3, "--threads", 2, mq=mq)
@@ -97,7 +97,7 @@ def test_a_probe_whose_process_is_killed_is_not_kept(
     assert found.probe_by not in (None, probe)
     assert queue.leased() == 1
     assert FailedAttempt.objects.filter(error_class__endswith="WorkerLost").count() == 1
-    # Of each process what ran already, then the probes: not each of the 64 in turn.
+    # The running ones of each process, then the probes: not each of the 64 in turn.
     assert failed <= 6 + 4
     assert max(QueuedMessage.objects.values_list("attempts", flat=True)) <= 6
 

@@ -1,4 +1,4 @@
-"""The health end point: for probes, on the loopback, without a word about the queues. S27."""
+"""The health endpoint: for probes, on the loopback, and silent about the queues. S27."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def ask(port: int, path: str) -> tuple[int, bytes]:
-    """Return the status and the body; 0 while nobody listens."""
+    """Return the status and the body; 0 while nothing listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             return answer.status, answer.read()
@@ -58,7 +58,7 @@ def test_live_ready_and_draining(
 def test_slow_clients_keep_it_from_nothing(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """Guarantee 23, S27: somebody sends a request byte by byte, and handlers still end in time."""
+    """Guarantee 23, S27: a client sends a request byte by byte, and handlers still end in time."""
     port = free_port()
     worker = start("--health-port", port)
     worker.has_started(1)
@@ -72,7 +72,7 @@ def test_slow_clients_keep_it_from_nothing(
 
 @contextmanager
 def dripping(port: int) -> Iterator[None]:
-    """Send a request that never ends, and start again when it is cut."""
+    """Send an endless request, and start again when it is cut."""
     enough = threading.Event()
 
     def drip() -> None:
@@ -94,7 +94,7 @@ def dripping(port: int) -> Iterator[None]:
 def test_a_server_that_is_away_makes_it_unready_not_dead(
     start: Callable[..., Worker], empty_tables: None, tmp_path: Path
 ) -> None:
-    """A failing `/livez` would restart it, which does not help. systemd hears the same."""
+    """A failing `/livez` would restart the worker in vain. systemd gets the same answer."""
     port, proxy = free_port(), Proxy(connection.get_connection_params())
     with unit(str(tmp_path / "notify")) as link:
         worker = start(
@@ -125,7 +125,7 @@ def test_a_server_that_is_away_makes_it_unready_not_dead(
 
 
 def test_a_frozen_child_is_named(start: Callable[..., Worker], empty_tables: None) -> None:
-    """It moves in no part; the watchdog of systemd would end the worker, too."""
+    """All its threads stand still; systemd's watchdog would end the worker, too."""
     port = free_port()
     worker = start("--health-port", port, mq={"POLL_INTERVAL": 0.5, "LEASE": 2})
     worker.until(lambda: ask(port, "/readyz") == (200, b"ok\n"), "it is ready")

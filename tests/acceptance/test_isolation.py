@@ -1,4 +1,4 @@
-"""Guarantee 17: workers whose database runs at another isolation level. None lose or double."""
+"""Guarantee 17: workers at another isolation level of the database lose and repeat nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEVELS = {
 def test_every_kind_of_message(
     start: Callable[..., Worker], queue: Queue, witness: Witness, level: IsolationLevel
 ) -> None:
-    """Handlers read what others write, so that some are victims of each other."""
+    """Handlers read each other's writes, so some become victims of a conflict."""
     names = [f"m{n}" for n in range(300)]
     witness.open("open")
     for kind, share in (
@@ -51,7 +51,7 @@ def test_every_kind_of_message(
     assert queue.done() == dict.fromkeys([*names, *failing], 1)
     charged = {name: a for name, a, _ in queue.effects() if a != 1 and name not in failing}
     ran = Counter((name, attempt) for name, attempt, _ in witness.started())
-    # One that loses again and again has failed in the end: no handler runs for ever.
+    # A message that loses every time fails in the end: no handler runs for ever.
     assert all(ran[name, 1] > MOST_CONFLICTS for name in charged), charged
     assert witness.started(LEVELS[level])
     worker.tell(signal.SIGTERM)

@@ -1,6 +1,6 @@
 """A worker that has handled thousands of messages holds no more than after the first hundreds.
 
-`LEAKS_MESSAGES` is how many there are, by default 2,000.
+`LEAKS_MESSAGES` is the number of messages, by default 2,000.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.acceptance.processes import Worker, eventually
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks in /proc")
 
 MESSAGES = int(os.environ.get("LEAKS_MESSAGES", "2000"))
-#: The number of rounds in which the messages come; the first rounds are the warm-up.
+#: The number of rounds in which messages are sent; the first rounds are the warm-up.
 ROUNDS, WARM = 8, 2
 KINDS = ("write", "tally", "call", "acall", "abrief", "list", "line", "fail", "chain")
-#: Room for what is opened when it is first needed. One for each message, or batch, would be more.
+#: Allowance for resources opened on first use. A leak per message, or per batch, would exceed it.
 SPARE = 4
-#: Megabytes by which a process may grow after it is warm: its allocator's matter.
+#: Megabytes that a warm process may grow by, which are its allocator's.
 GROWTH = 16.0
 
 SESSIONS = """
@@ -44,7 +44,7 @@ class Held(NamedTuple):
     sessions: int
 
     def is_within(self, warm: Held) -> bool:
-        """Say whether it is no more than what was held when `warm`."""
+        """Say whether these are within the allowance of those held when `warm`."""
         return (
             all(
                 now <= then + SPARE
@@ -92,7 +92,7 @@ def test_nothing_is_left_of_thousands_of_messages(
         queue.wait_empty(worker, 600)
         if number + 1 == WARM:
             warm = held(worker)
-    # What a moment holds, such as a connection of a chore, is gone soon.
+    # Momentary resources, such as a connection of a chore, are closed soon.
     now = held(worker)
     eventually(lambda: held(worker).is_within(warm), f"no more than {warm}: now {now}", 20)
     # All but `abrief` have an effect, and `chain` has two.

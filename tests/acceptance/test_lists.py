@@ -16,7 +16,7 @@ from tests.acceptance.test_crashes import PROMPT
 def test_a_killed_process_charges_those_without_an_answer(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """Guarantees 1, 3: they run singly after that; one that was answered is charged nothing."""
+    """Guarantees 1, 3: they run singly afterwards; the answered one is not charged."""
     answered = queue.send("list", "a", gate="open", fails=True)
     others = queue.send("list", *"bcd", gate="open")
     worker = start("--processes", 1, "--threads", 1)
@@ -30,7 +30,7 @@ def test_a_killed_process_charges_those_without_an_answer(
     witness.open("open")
     queue.wait_empty(worker, PROMPT)
     assert [queue.failures(id) for id in others] == [["WorkerLost"]] * 3
-    assert queue.failures(answered[0]) == ["ValueError"]  # by its own answer, in its second run
+    assert queue.failures(answered[0]) == ["ValueError"]  # its own answer, in its second run
     ran = Counter((name, attempt) for name, attempt, _ in queue.effects())
     assert ran == {
         ("a", 1): 2,

@@ -1,4 +1,4 @@
-"""Prometheus reads the sum of a worker's processes, which never falls."""
+"""Prometheus reads the sum over a worker's processes, which never falls."""
 
 from __future__ import annotations
 

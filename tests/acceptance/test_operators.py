@@ -1,4 +1,4 @@
-"""Guarantees 13, 14: operators in a storm against workers, and nothing is lost or done twice."""
+"""Guarantees 13, 14: operators and workers in a storm lose and repeat nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
 from tests.samples import SEED
 
-#: What each operator does before it leaves.
+#: The number of calls per operator.
 DEEDS = 60
 KEYS = "abcde"
 UNIQUE = 8
@@ -33,7 +33,7 @@ class Storm:
         self.removed: set[int] = set()
 
     def send(self) -> None:
-        """Send what is there from the start: lines, and messages that die before they succeed."""
+        """Send the initial messages: lines, and messages that die before they succeed."""
         lines = [
             Message(
                 "acceptance.line",
@@ -65,7 +65,7 @@ class Storm:
         connections.close_all()
 
     def operate(self, seed: int) -> None:
-        """Pause, resume, limit, cancel, requeue, purge and run now, in an order of the dice."""
+        """Pause, resume, limit, cancel, requeue, purge and run now, in random order."""
         dice = random.Random(seed)
         for _ in range(DEEDS):
             deed = dice.choice([self.pause, self.limit, self.cancel, self.requeue, self.purge])
@@ -95,7 +95,7 @@ class Storm:
 
 
 def test_a_storm_of_operators(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
-    """Only what a call says it removed is missing; lines stay in order, and never overlap."""
+    """Only messages reported as removed are missing; lines stay in order, and never overlap."""
     storm = Storm()
     storm.send()
     workers = [start("--processes", 1, "--threads", 2) for _ in range(2)]
@@ -113,7 +113,7 @@ def test_a_storm_of_operators(start: Callable[..., Worker], queue: Queue, witnes
         queues.limit(name, None)
 
     def end() -> bool:
-        """Have what is left run until it is done: those that die are requeued."""
+        """Run the remaining messages until all are done: dead ones are requeued."""
         queues.requeue(queue="work")
         QueuedMessage.objects.filter(leased_until=None, dead_at=None, key=None).update(
             processable_after=Now()

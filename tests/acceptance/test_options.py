@@ -23,7 +23,7 @@ def once(count: int) -> Counter[str]:
 
 
 def test_until_empty(start: Callable[..., Worker], queue: Queue) -> None:
-    """Ends by itself when all that is due is done; what is not due yet stays."""
+    """The worker ends by itself once all due messages are done; later ones stay."""
     queue.send("write", *names(250))
     [later] = queue.send("write", "later")
     row = queue.message(later)
@@ -51,7 +51,7 @@ def test_processes_and_threads(start: Callable[..., Worker], queue: Queue) -> No
 def test_nothing_waits_behind_one_that_blocks(
     start: Callable[..., Worker], queue: Queue, witness: Witness, processes: int, threads: int
 ) -> None:
-    """PMQ-48, PMQ-49: while one blocks, free executors take all the others."""
+    """PMQ-48, PMQ-49: while one executor is blocked, free ones take all the other messages."""
     worker = start("--processes", processes, "--threads", threads)
     worker.has_started(processes)
     queue.send("gate", "blocks", gate="open")
@@ -72,7 +72,7 @@ def test_max_messages(start: Callable[..., Worker], queue: Queue) -> None:
 def test_max_messages_counts_over_processes_that_died(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """A replacement goes on counting where the dead process stopped."""
+    """A replacement continues the count of the dead process."""
     queue.send("write", *names(5))
     worker = start("--max-messages", 10, "--batch-size", 1)
     worker.until(lambda: queue.done().total() == 5, "five are done")
@@ -85,7 +85,7 @@ def test_max_messages_counts_over_processes_that_died(
 
 
 def test_max_seconds(start: Callable[..., Worker], queue: Queue) -> None:
-    """Ends by itself, and what came until then is done."""
+    """The worker ends by itself, after all messages that came before are done."""
     queue.send("write", "a")
     worker = start("--max-seconds", 1.5)
     assert worker.ends(30) == 0
@@ -107,7 +107,7 @@ def test_max_rss(start: Callable[..., Worker], queue: Queue) -> None:
 
 
 def test_max_rss_below_what_an_idle_worker_needs(start: Callable[..., Worker]) -> None:
-    """The worker reports it at the start, instead of replacing processes for ever."""
+    """The worker reports the limit at its start, and does not replace processes for ever."""
     worker = start("--max-rss", 10)
     assert worker.ends() == 1
     assert "max-rss" in worker.said()
@@ -116,7 +116,7 @@ def test_max_rss_below_what_an_idle_worker_needs(start: Callable[..., Worker]) -
 def test_queues_in_strict_preference(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """Queues are served in the order they are named, whichever message is older, and no others."""
+    """Only the named queues are served, in the order given, whatever the age of their messages."""
     queue.send("write", "w0", "w1", queue="work")
     queue.send("write", "s0", "s1", queue="second")
     queue.send("write", "f0", "f1", queue="first")
@@ -137,7 +137,7 @@ def test_queues_by_pattern(start: Callable[..., Worker], queue: Queue) -> None:
 def test_an_idle_worker_is_woken(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:
-    """Guarantee 7 is for the poll; here the ring: a poll interval of a minute is not waited for."""
+    """Guarantee 7 covers the poll; this tests the ring, with a poll interval of a minute."""
     witness.open("open")
     worker = start(mq={"POLL_INTERVAL": 60})
     worker.has_started(1)

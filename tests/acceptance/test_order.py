@@ -38,7 +38,7 @@ def send(line: str, numbers: range, *, queue: str, **payload: Any) -> None:
 
 
 def violations(queue: Queue, witness: Witness, lines: int, each: int) -> list[str]:
-    """Return what ran at the same time as, or after, one of its line that comes later."""
+    """Return the messages that ran beside, or after, a later message of their line."""
     found = [name for name, _, _ in witness.started() if name.startswith("overlap-")]
     last: dict[str, int] = {}
     for name, _, _ in queue.effects():
@@ -52,7 +52,7 @@ def violations(queue: Queue, witness: Witness, lines: int, each: int) -> list[st
 
 
 def test_keys_in_a_storm(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
-    """PMQ-43, KAF-2: keys in order, one at a time, while handlers fail and processes are killed."""
+    """PMQ-43, KAF-2: keys run in order, one message at a time, despite failures and kills."""
     lines, each = 12, 40
     for n in range(0, each, 20):
         for line in range(lines):
@@ -69,14 +69,14 @@ def test_keys_in_a_storm(start: Callable[..., Worker], queue: Queue, witness: Wi
 def test_an_ordered_queue_in_a_storm(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """PMQ-41, PMQ-43, PMQ-46, PMQ-47: one line, while its owner is killed again and again."""
+    """PMQ-41, PMQ-43, PMQ-46, PMQ-47: one line, while its owner is killed repeatedly."""
     with transaction.atomic():
         for n in range(0, 100, 20):  # five batches of twenty in one transaction
             send("l", range(n, n + 20), queue="line", share=0.05, pause=0.002)
     worker = start("--processes", 2, "--threads", 2, mq=SETTINGS)
     for wanted in (15, 40, 65, 90):
         worker.until(lambda wanted=wanted: queue.done().total() >= wanted, f"{wanted} are done")
-        pid = queue.effects()[-1][2]  # whose handlers ran last owns the line
+        pid = queue.effects()[-1][2]  # the process of the last effect owns the line
         os.kill(pid, signal.SIGKILL)
     queue.wait_empty(worker, 120)
     assert violations(queue, witness, 1, 100) == []
@@ -86,7 +86,7 @@ def test_an_ordered_queue_in_a_storm(
 def test_a_line_moves_on(
     start: Callable[..., Worker], queue: Queue, witness: Witness, how: signal.Signals
 ) -> None:
-    """The owner drains, its whole host dies, or it freezes: another has the line within seconds."""
+    """The owner drains, loses its host, or freezes: another gets the line within seconds."""
     owner = start(mq={**SETTINGS, "LEASE": 300})
     send("l", range(5), queue="line")
     owner.until(lambda: queue.done().total() == 5, "it has the line")
@@ -99,7 +99,7 @@ def test_a_line_moves_on(
         owner.tell(how)
     else:
         owner.tell_all(how)
-    # 6 s of a lease, where 300 s would be a message's; this machine may be busy.
+    # The owner's lease is 6 s, where a message's is 300 s; this machine may be busy.
     other.until(
         lambda: any(pid not in before for _, _, pid in queue.effects()), "the other goes on"
     )

@@ -1,4 +1,4 @@
-"""The database goes away: workers wait it out, quietly, and every effect is there once."""
+"""The database goes away: workers wait quietly, and every effect is there once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOST = "database lost"
 
 
 def test_terminated_backends(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
-    """Guarantees 1, 16; NSQ-35, CAR-36: all connections are cut, again and again, at any point."""
+    """Guarantees 1, 16; NSQ-35, CAR-36: all connections are cut repeatedly, at any point."""
     witness.open("open")
     patient = RetryPolicy(max_attempts=50, backoff=fixed(0.05))
     names = [f"m{n}" for n in range(300)]
@@ -53,7 +53,7 @@ def private() -> Iterator[Server]:
 
 
 def seconds_used(pid: int) -> float:
-    """Return the processor time of a process."""
+    """Return the CPU time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -93,7 +93,7 @@ def test_a_server_that_crashes_and_comes_back(
 def test_a_child_that_dies_while_the_server_is_away(
     start: Callable[..., Worker], private: Server, witness: Witness
 ) -> None:
-    """Guarantee 16, NSQ-35: its replacement waits for the server, as it would have done."""
+    """Guarantee 16, NSQ-35: its replacement waits for the server, like the child it replaces."""
     worker = start(url=url_of(private))
     worker.has_started(1)
     private.control("stop", "-m", "immediate")

@@ -1,4 +1,4 @@
-"""Behind a transaction pooler: no session is ours for longer than a transaction. Guarantee 17."""
+"""Behind a transaction pooler, a session lasts only for a transaction. Guarantee 17."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def answers(url: str) -> bool:
 def test_it_works_behind_a_pooler(
     start: Callable[..., Worker], queue: Queue, witness: Witness, pooled: str
 ) -> None:
-    """With `WAKEUP = "poll"` and Django's own sign of a pooler, `DISABLE_SERVER_SIDE_CURSORS`."""
+    """With `WAKEUP = "poll"` and Django's setting for poolers, `DISABLE_SERVER_SIDE_CURSORS`."""
     worker = start(
         *("--processes", 2, "--threads", 2),
         url=pooled,
@@ -104,7 +104,7 @@ def test_it_works_behind_a_pooler(
 def test_orders_of_operators_arrive_behind_a_pooler(
     start: Callable[..., Worker], queue: Queue, pooled: str
 ) -> None:
-    """They come with the heartbeat, so within ten seconds."""
+    """Orders come with the heartbeat, so within ten seconds."""
     worker = start(
         url=pooled,
         mq={"WAKEUP": "poll", "POLL_INTERVAL": 0.3},

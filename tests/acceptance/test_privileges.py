@@ -1,4 +1,4 @@
-"""Logins with the documented roles: S07. What each role may do is in ../test_roles.py."""
+"""Logins with the documented roles: S07. ../test_roles.py tests the rights of each role."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import Worker
 from tests.roles import documented, documented_names, skip_unless_able
 
-# What the handlers of these tests need of their own.
+# Tables that the handlers of these tests need.
 HANDLERS = "grant insert on acceptance_effect to {role};"
 
 
 @pytest.fixture
 def role(empty_tables: None) -> Iterator[Callable[[str], str]]:
-    """Return the name of a documented role of this test run, which may log in."""
+    """Return the name of a documented role of this test run that may log in."""
     skip_unless_able()
     names = {name: f"{name}_{os.getpid()}" for name in documented_names()}
     with connection.cursor() as cursor:
@@ -51,7 +51,7 @@ def role(empty_tables: None) -> Iterator[Callable[[str], str]]:
 
 
 def test_a_producer(role: Callable[[str], str], queue: Queue) -> None:
-    """It stores one message and many, by statement, by COPY and by the SQL function, and rings."""
+    """It stores one message or many, by statement, by COPY and by the SQL function, and rings."""
     name = role("mq_producer")
     with transaction.atomic():
         with connection.cursor() as cursor:
@@ -68,7 +68,7 @@ def test_a_producer(role: Callable[[str], str], queue: Queue) -> None:
 
 
 def test_an_asker(role: Callable[[str], str], queue: Queue) -> None:
-    """It stores a request, and looks for its reply and for nothing else of it."""
+    """It stores a request and reads its reply, and nothing else of it."""
     name = role("mq_asker")
     with transaction.atomic():
         with connection.cursor() as cursor:
@@ -88,7 +88,7 @@ def test_a_worker(
     queue: Queue,
     witness: Witness,
 ) -> None:
-    """It does all that a worker does: run, fail, retry, hold, expire, recover, broadcast, drain;
+    """It does all of a worker's work: run, fail, retry, hold, expire, recover, broadcast, drain;
     and it broadcasts schedules.
     """
     name = role("mq_worker")

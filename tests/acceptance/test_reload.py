@@ -30,7 +30,7 @@ def test_it_starts_again_when_code_changes(
     queue.send("gate", "during", gate="open")
     worker.until(lambda: witness.started("during"), "it runs")
 
-    # Again and again: a change before its first look the reloader cannot see.
+    # Change the file repeatedly: the reloader misses changes before its first look.
     moments = itertools.count(1)
     worker.until(
         lambda: os.utime(module, (0, next(moments))) or "changed, reloading" in worker.said(),
@@ -52,7 +52,7 @@ def test_it_starts_again_when_code_changes(
 def test_it_outlives_code_that_does_not_load(
     start: Callable[..., Worker], queue: Queue, tmp_path: Path
 ) -> None:
-    """As runserver does: it shows the error, and starts with the next change."""
+    """Like runserver, it shows the error, and starts with the next change."""
     module = tmp_path / "broken_by_reload.py"
     module.write_text("")
     worker = start("--reload", PYTHONPATH=str(tmp_path), ACCEPTANCE_IMPORT="broken_by_reload")

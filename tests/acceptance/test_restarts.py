@@ -1,4 +1,4 @@
-"""When a child that died is replaced: at once if it worked, with a brake if it never does."""
+"""A dead child is replaced at once if it has worked, and with a brake if it never does."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
 
-#: Promised are 2 s (guarantee 26). This machine may be busy; a brake soon takes far longer.
+#: The promise is 2 s (guarantee 26). This machine may be busy; a brake soon takes far longer.
 PROMPT = 10.0
 
-#: A project whose processes die where they start, as long as it is sick.
+#: A project whose processes die at their start while it is sick.
 SICK = """
 import os
 from pathlib import Path
@@ -49,7 +49,7 @@ HOW = {
 def start_sick(
     start: Callable[..., Worker], tmp_path: Path, witness: Witness
 ) -> Callable[..., Worker]:
-    """Start a project that can be made sick, and is."""
+    """Start a project that can be made sick, and already is."""
 
     def start_sick(*options: str | int, how: str = "kill") -> Worker:
         (tmp_path / "sickness.py").write_text(SICK.format(how=HOW[how]))
@@ -64,7 +64,7 @@ def recover(witness: Witness) -> None:
 
 
 def brakes(worker: Worker) -> list[str]:
-    """Return when each dead child was to be replaced, in order."""
+    """Return the times at which the dead children were to be replaced, in order."""
     return re.findall(r"; restarting (now|in \d+ s)", worker.said())
 
 
@@ -72,7 +72,7 @@ def brakes(worker: Worker) -> list[str]:
 def test_a_poison_message_delays_nobody(
     start: Callable[..., Worker], queue: Queue, processes: int
 ) -> None:
-    """Guarantee 26: it dies eight times; a message of each moment meanwhile is handled promptly."""
+    """Guarantee 26: it dies eight times; messages sent in between are handled promptly."""
     worker = start("--processes", processes)
     worker.has_started(processes)
     often = RetryPolicy(max_attempts=8, backoff=fixed(0.1))
@@ -92,7 +92,7 @@ def test_a_poison_message_delays_nobody(
 def test_children_that_die_before_they_work_are_braked(
     start_sick: Callable[..., Worker], queue: Queue, witness: Witness, how: str
 ) -> None:
-    """Guarantee 16: one line for each, after 1 s, 2 s, 4 s; and their work is done in the end."""
+    """Guarantee 16: one line per death, after 1 s, 2 s, 4 s; all work is done in the end."""
     worker = start_sick(how=how)
     queue.send("write", "waits")
     worker.until(lambda: len(brakes(worker)) == 3, "three have died")
@@ -109,7 +109,7 @@ def test_children_that_die_before_they_work_are_braked(
 def test_children_that_are_too_large_before_they_work_are_braked(
     start_sick: Callable[..., Worker],
 ) -> None:
-    """After 1 s, then after 2 s: to replace them does not help."""
+    """Children are replaced after 1 s, then after 2 s, though a replacement does not help."""
     worker = start_sick("--max-rss", 240, how="grow")
     worker.until(lambda: len(worker.children()) == 3, "two were replaced")
     starts = re.findall(r"(\S+ \S+),(\d+) INFO .* started: ", worker.said())
@@ -122,7 +122,7 @@ def test_children_that_are_too_large_before_they_work_are_braked(
 def test_a_child_that_worked_takes_the_brake_off(
     start_sick: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """It is killed later, while it is idle; the next crash loop starts with the shortest brake."""
+    """The child is killed later, while idle; the next crash loop starts with the shortest brake."""
     worker = start_sick()
     worker.until(lambda: len(brakes(worker)) == 2, "two have died")
     recover(witness)
@@ -143,7 +143,7 @@ def test_a_child_that_worked_takes_the_brake_off(
 def test_a_signal_ends_a_brake(
     start_sick: Callable[..., Worker], queue: Queue, stop: signal.Signals
 ) -> None:
-    """A supervisor without a child drains at once; there is no process to wait for."""
+    """A supervisor without children drains at once; there is no process to wait for."""
     worker = start_sick()
     worker.until(lambda: len(brakes(worker)) == 3, "the brake is 4 s")
     worker.tell(stop)
@@ -153,7 +153,7 @@ def test_a_signal_ends_a_brake(
 
 @pytest.fixture
 def no_table(empty_tables: None) -> Iterator[Callable[[], None]]:
-    """Take away the table of messages, unknown to the migrations; yield how to bring it back."""
+    """Remove the messages' table behind the migrations' back; yield a function that restores it."""
     with connection.cursor() as cursor:
         cursor.execute("alter table django_mq_queuedmessage rename to mq_away")
         bring_back = partial(
@@ -166,7 +166,7 @@ def no_table(empty_tables: None) -> Iterator[Callable[[], None]]:
 def test_an_error_where_a_child_starts_is_one_line_for_each(
     start: Callable[..., Worker], no_table: Callable[[], None]
 ) -> None:
-    """Guarantee 16: with its class and text; only the first has a traceback before it."""
+    """Guarantee 16: with class and text; only the first has a traceback before it."""
     worker = start()
     worker.until(lambda: len(brakes(worker)) == 2, "two have died")
     said = worker.said()
@@ -185,7 +185,7 @@ def test_an_error_where_a_child_starts_is_one_line_for_each(
 def test_no_room_for_a_process_is_waited_out(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """The supervisor has no descriptor left, or the system no process: siblings go on."""
+    """The supervisor is out of descriptors, or the system out of processes: siblings continue."""
     worker = start("--processes", 2)
     worker.has_started(2)
     queue.send("write", "before")
@@ -212,7 +212,7 @@ def refusals(worker: Worker) -> list[str]:
 def test_a_signal_amid_restarts(
     start: Callable[..., Worker], queue: Queue, stop: signal.Signals
 ) -> None:
-    """To the whole group, as Ctrl-C does, while a process is forked, starts, dies: it is heard."""
+    """Sent to the whole group, like Ctrl-C, while a process is forked, starts or dies: all obey."""
     often = RetryPolicy(max_attempts=1000, backoff=fixed(0.01))
     queue.send("die", "poison", how="kill", retry=often)
     worker = start("--processes", 2)

@@ -1,4 +1,4 @@
-"""Old workers beside new ones: what the old ones do not understand waits for the new, uncharged."""
+"""Old workers hold messages that only the new ones beside them understand, uncharged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.rows import add
 OLD, NEW = [
     {"ACCEPTANCE_IMPORT": f"tests.acceptance.app.{module}"} for module in ("older", "newer")
 ]
-#: What only new code runs, as new producers write it.
+#: Messages that only new code can run, as new producers write them.
 UNKNOWN: dict[str, dict[str, Any]] = {
     "no-handler": {"type": "acceptance.fresh", "handler": "fresh"},
     "no-subscriber": {"type": "acceptance.fresh", "handler": ""},
@@ -29,7 +29,7 @@ UNKNOWN: dict[str, dict[str, Any]] = {
 
 
 def test_an_old_worker_beside_a_new_one(start: Callable[..., Worker], queue: Queue) -> None:
-    """Guarantees 14, 18; the old one goes on with all that it knows, and so does the new one."""
+    """Guarantees 14, 18; both the old and the new worker handle all messages that they know."""
     for name, columns in UNKNOWN.items():
         add("work", payload={"name": name}, **columns)
     add("work", payload={"name": "v1"}, type="acceptance.versioned", handler="versioned")
@@ -48,7 +48,7 @@ def test_an_old_worker_beside_a_new_one(start: Callable[..., Worker], queue: Que
     queue.send("write", *[f"beside{n}" for n in range(40)])
 
     def ask_again() -> bool:
-        """Have the messages looked at, by whichever of the two comes first."""
+        """Make the messages due for another look by the first of the two workers."""
         QueuedMessage.objects.filter(leased_until=None).update(processable_after=Now())
         return queue.empty()
 

@@ -19,7 +19,7 @@ from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import SOON, Worker, eventually
 from tests.database import second_connection
 
-#: What a migration does that has to wait for all others, and keeps all others waiting.
+#: A migration that must wait for all other sessions, and makes all others wait.
 CHANGES = (
     "alter table django_mq_queuedmessage add column came_and_went int",
     "alter table django_mq_queuedmessage drop column came_and_went",
@@ -29,7 +29,7 @@ select count(*) from pg_locks
  where relation = 'django_mq_queuedmessage'::regclass and not granted
 """
 
-# As an old worker left them; `now()` is a moment of one transaction.
+# Rows as an old worker left them; `now()` is one moment per transaction.
 OLD_ROWS = """
 insert into django_mq_queuedmessage
        (queue, type, handler, payload, attempts, max_attempts, processable_after, leased_until,
@@ -51,7 +51,7 @@ select 'work', 'acceptance.write', case state when 'unrouted' then '' else %(han
        case state when 'dead' then now() end, case state when 'dead' then 'exhausted' else '' end
   from unnest(%(states)s::text[]) with ordinality s (state, place) order by place
 """
-#: The states that the worker ends in an effect.
+#: Messages in these states end with an effect.
 LIVE = (
     *("due", "delayed", "retrying", "leased", "lapsed", "first", "second"),
     *("unique", "ordered", "suspect", "held", "unrouted"),
@@ -85,7 +85,7 @@ def test_a_table_that_changes_under_load(start: Callable[..., Worker], queue: Qu
             queue.send("write", *names[-100:-20], pause=0.005)
             queue.send("line", *names[-20:], line="one", queue="keyed")
             while not changes(dba, watcher, change):
-                pass  # as a migration tries again
+                pass  # a migration tries again, too
     queue.wait_empty(worker)
     assert queue.done() == dict.fromkeys(names, 1)
     assert {attempt for _, attempt, _ in queue.effects()} == {1}
@@ -96,11 +96,11 @@ def test_a_table_that_changes_under_load(start: Callable[..., Worker], queue: Qu
 
 
 def changes(dba: psycopg.Connection[Any], watcher: psycopg.Connection[Any], change: str) -> bool:
-    """Change the table, and commit once somebody waits for it; False if it was not to be had."""
+    """Change the table, and commit once a session waits for it; False if the lock was refused."""
     try:
         with dba.transaction():
             dba.execute(change)
-            # An idle worker polls the table all the same.
+            # Even an idle worker polls the table.
             eventually(lambda: watcher.execute(WAITS).fetchall()[0][0], "somebody waits")
     except psycopg.errors.LockNotAvailable:
         return False
@@ -109,7 +109,7 @@ def changes(dba: psycopg.Connection[Any], watcher: psycopg.Connection[Any], chan
 
 @pytest.fixture
 def old(django_db_setup: None) -> Iterator[str]:
-    """The URL of a database of our own, at the migrations of 0002, with rows in every state."""
+    """Return the URL of a separate database at the migrations of 0002, with rows in every state."""
     name = f"mq_old_{secrets.token_hex(4)}"
     with second_connection() as server:
         server.execute(f"create database {name} template template0")
@@ -137,7 +137,7 @@ def migrate(url: str, *arguments: str) -> None:
 
 
 def test_rows_of_an_old_schema_survive(start: Callable[..., Worker], old: str) -> None:
-    """From 0002 to the newest: no value changes, and a worker of today runs what is there."""
+    """From 0002 to the newest: no value changes, and a current worker runs the old messages."""
     with psycopg.connect(old, autocommit=True) as own:
         before = rows(own)
         migrate(old)

@@ -1,4 +1,4 @@
-"""A server restarts, refuses writes or connections, or is replaced: workers go on by themselves."""
+"""A server restarts, refuses work, or is replaced: workers recover by themselves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CUT = """
 select pg_terminate_backend(pid) from pg_stat_activity
  where backend_type = 'client backend' and pid <> pg_backend_pid()
 """
-#: Each way to refuse work, and what ends it.
+#: Each way to refuse work, and the statement that ends it.
 TROUBLES = {
     "read-only": (
         "alter role worker set default_transaction_read_only = on",

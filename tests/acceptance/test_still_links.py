@@ -1,4 +1,4 @@
-"""The server hangs: it neither closes nor answers its connections. Guarantee 6."""
+"""The server hangs: it neither closes its connections nor answers on them. Guarantee 6."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def still(empty_tables: None) -> Iterator[Proxy]:
 def test_an_idle_worker_leaves_at_once(
     start: Callable[..., Worker], queue: Queue, still: Proxy
 ) -> None:
-    """It waits neither for the bound of its statements nor for the end of the drain."""
+    """The process waits neither for its statements' time limit nor for the end of the drain."""
     url = database_url(host="127.0.0.1", port=still.port)
     worker = start("--processes", 2, "--drain-seconds", 10 * SOON, url=url)
     queue.send("write", "before")
@@ -37,7 +37,7 @@ def test_an_idle_worker_leaves_at_once(
 def test_a_worker_goes_on_when_the_server_does(
     start: Callable[..., Worker], queue: Queue, still: Proxy
 ) -> None:
-    """A pause that is shorter than the bounds costs nothing but the pause."""
+    """A pause shorter than the limits costs only its own length."""
     url = database_url(host="127.0.0.1", port=still.port)
     worker = start(url=url)
     worker.has_started(1)

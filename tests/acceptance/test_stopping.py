@@ -1,4 +1,4 @@
-"""Operators stop a running message, and ask where its handler is."""
+"""Operators stop a running message, and ask for its handler's stack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.acceptance.processes import Worker, is_running
 
 @pytest.mark.parametrize("kind", ["gate", "acall"])
 def test_stop(start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str) -> None:
-    """Only the message that was named is charged; a coroutine is cancelled, its process goes on."""
+    """Only the named message is charged; a coroutine is cancelled, and its process continues."""
     worker = start("--threads", 2)
     [beside] = queue.send(kind, "beside", gate="open")
     [endless] = queue.send(kind, "endless", gate="gate{attempt}")
@@ -40,7 +40,7 @@ def test_stop(start: Callable[..., Worker], queue: Queue, witness: Witness, kind
     witness.open("open")
     witness.open("gate2")
     queue.wait_empty(worker)
-    queues.stop(endless)  # it has ended: nothing happens
+    queues.stop(endless)  # it has ended, so this has no effect
     assert queue.failures(beside) == []
     assert queue.failures(endless) == ["Stopped"]
 

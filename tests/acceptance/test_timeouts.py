@@ -13,7 +13,7 @@ from tests.acceptance.processes import Worker, is_running
 
 
 def took(failed: FailedAttempt) -> float:
-    """The seconds that the attempt ran; it began before it ended, and neither is in the future."""
+    """Return the seconds from the start of the attempt to its end."""
     assert failed.started_at is not None
     return (failed.ended_at - failed.started_at).total_seconds()
 
@@ -22,7 +22,7 @@ def took(failed: FailedAttempt) -> float:
 def test_its_process_is_ended(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:
-    """NSQ-20: one attempt is charged, to it alone; its place is free again, here and in the server.
+    """NSQ-20: one attempt is charged, to it alone; its slot is free again, here and in the server.
 
     `spin` holds the interpreter's lock: no thread of its process runs.
     """
@@ -36,7 +36,7 @@ def test_its_process_is_ended(
     assert {name: attempt for name, attempt, _ in queue.effects() if attempt != 1} == {"slow": 2}
     assert queue.failures(slow) == ["TimedOut"]
     failed = FailedAttempt.objects.get(message_id=slow)
-    assert f", in {kind}\n" in failed.traceback  # where it was
+    assert f", in {kind}\n" in failed.traceback  # its place in the code
     assert took(failed) >= 1
     (_, _, ended), (_, _, again) = witness.started("slow")
     assert not is_running(ended)
@@ -63,7 +63,7 @@ def test_neighbours_in_other_threads_are_refunded(
 def test_async_handlers_are_cancelled(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """Their process and their neighbours go on."""
+    """Their process and their neighbours continue."""
     worker = start()
     [slow] = queue.send("ahang", "slow", until=2)
     queue.send("acall", "beside", gate="open")
@@ -72,7 +72,7 @@ def test_async_handlers_are_cancelled(
     queue.wait_empty(worker)
     assert queue.failures(slow) == ["TimedOut"]
     failed = FailedAttempt.objects.get(message_id=slow)
-    assert "await asyncio.sleep(PATIENCE)" in failed.traceback  # where it waited
+    assert "await asyncio.sleep(PATIENCE)" in failed.traceback  # the place of its wait
     assert took(failed) >= 1
     assert len({pid for _, _, pid in witness.started()}) == 1
     assert len(witness.started("beside")) == 1
@@ -82,7 +82,7 @@ def test_async_handlers_are_cancelled(
 def test_a_call_that_blocks_the_thread_of_async_handlers(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """Guarantee 26: its process is ended; neighbours that had finished are not charged for it."""
+    """Guarantee 26: its process is ended; neighbours that had finished are not charged."""
     worker = start()
     [slow] = queue.send("ablock", "slow", until=2)
     worker.until(lambda: witness.started("slow"), "it blocks the thread")

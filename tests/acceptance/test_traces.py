@@ -1,4 +1,4 @@
-"""A trace goes from the request of a browser over the broadcast to the handler of a worker."""
+"""A trace leads from a browser's request through the broadcast to a worker's handler."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
 
-#: What a browser or a proxy sends.
+#: The header that a browser or a proxy sends.
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 provider = TracerProvider()
 
 
 def place_order(request: HttpRequest) -> HttpResponse:
-    """As an instrumented view: a span within the caller's trace, around all that it does."""
+    """Act like an instrumented view: a span within the caller's trace, around all its work."""
     tracer = provider.get_tracer("shop")
     context = propagate.extract(request.headers)
     with (

@@ -17,7 +17,7 @@ from tests.acceptance.processes import Worker
 
 
 def fleet(worker: Worker, count: int) -> list[WorkerProcess]:
-    """Return the processes once `count` are alive and have written a heartbeat, in their order."""
+    """Return `count` processes in order, once all are alive and have written a heartbeat."""
     pids = worker.has_started(count)[-count:]
     worker.until(lambda: {each.pid for each in queues.workers()} >= set(pids), "heartbeats")
     return sorted(

@@ -1,8 +1,8 @@
 """Install the guests into a separate environment, and run their tests there.
 
-`python -m tests.guests --django 5.2` tests with the newest 5.2; by default pip chooses. The tests run
-on the Python that runs this module, which needs no packages; Django 6 needs 3.12 or newer. `--venv`
-keeps the environment.
+`python -m tests.guests --django 5.2` tests with the newest 5.2; by default pip chooses. The tests
+run on the Python that runs this module, which needs no packages; Django 6 needs 3.12 or newer.
+`--venv` keeps the environment.
 """
 
 from __future__ import annotations

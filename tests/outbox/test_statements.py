@@ -58,7 +58,7 @@ def send(count: int) -> None:
 
 
 def send_every_shape() -> None:
-    """Send a plain row, one with options (times, nulls, numbers), several plain ones, and others."""
+    """Send a plain row, one with options (times, nulls, numbers), several plain ones, and more."""
     due = timezone.now() + timedelta(days=1)
     with transaction.atomic():
         broadcast("a.b", {"text": "a 'quoted' \u20ac \\ text %s {}"})

@@ -1,1 +1,1 @@
-"""Handlers for the acceptance tests: installed only in the workers that they start."""
+"""Handlers for the acceptance tests: installed only in the workers that these start."""

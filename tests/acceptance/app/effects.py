@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# No unique constraint: an effect that comes twice is to be seen, not refused.
+# No unique constraint: a repeated effect must show, and not be refused.
 CREATE = """
 create table if not exists acceptance_effect (
     id bigint generated always as identity primary key,

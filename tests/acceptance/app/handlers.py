@@ -1,4 +1,4 @@
-"""Handlers that do what their message says; its `name` is how a test knows it again."""
+"""Handlers that follow instructions in their message; its `name` identifies it to a test."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from . import effects
 from .witness import PATIENCE, Witness
 
 SOON = RetryPolicy(max_attempts=3, backoff=fixed(0.1))
-#: Queues for tests that tell queues apart.
+#: Queues for tests that distinguish queues.
 OTHERS = ("first", "second", "mail.in", "mail.out")
 
-#: The first is what a bug of an extension module does.
+#: The first imitates a bug in an extension module.
 WAYS_TO_DIE: dict[str, Callable[[], object]] = {
     "segv": lambda: ctypes.string_at(0),
     "abort": os.abort,
@@ -51,20 +51,20 @@ def effect(delivery: Any) -> None:
 
 
 def gate_of(delivery: Any) -> str:
-    """Return the gate at which this attempt waits: `{attempt}` in its name tells attempts apart."""
+    """Return the gate for this attempt: `{attempt}` in its name distinguishes attempts."""
     gate: str = delivery.payload["gate"]
     return gate.format(attempt=delivery.attempt)
 
 
 def begin(delivery: Any) -> dict[str, Any]:
-    """Say that this delivery starts, and return its payload."""
+    """Report the start of this delivery, and return its payload."""
     witness().saw(delivery.payload["name"], delivery.attempt)
     return delivery.payload
 
 
 @handler("acceptance.write", queue="work", queues=OTHERS, retry=SOON)
 def write(delivery: Any) -> None:
-    """The effect, and nothing else but a `pause`, in seconds, if it is asked for."""
+    """Write the effect; `pause` first for that many seconds, if the payload has it."""
     payload = begin(delivery)
     effect(delivery)
     time.sleep(payload.get("pause", 0))
@@ -72,7 +72,7 @@ def write(delivery: Any) -> None:
 
 @handler("acceptance.tally", queue="work", retry=SOON)
 def tally(delivery: Any) -> None:
-    """Read all effects, then write one, having seen the isolation level."""
+    """Read all effects, then write one with the isolation level seen."""
     begin(delivery)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -93,7 +93,7 @@ def gate(delivery: Any) -> None:
 
 @handler("acceptance.query", queue="work", timeout=1, retry=SOON)
 def query(delivery: Any) -> None:
-    """As `hang`, but inside a statement: the server is busy, and does not listen."""
+    """Like `hang`, but inside a statement: the server is busy, and does not listen."""
     payload = begin(delivery)
     effect(delivery)
     if delivery.attempt < payload["until"]:
@@ -103,7 +103,7 @@ def query(delivery: Any) -> None:
 
 @handler("acceptance.spin", queue="work", timeout=1, retry=SOON)
 def spin(delivery: Any) -> None:
-    """As `hang`, but in C code that keeps the interpreter's lock."""
+    """Like `hang`, but in C code that keeps the interpreter's lock."""
     payload = begin(delivery)
     effect(delivery)
     if delivery.attempt < payload["until"]:
@@ -128,7 +128,7 @@ def die(delivery: Any) -> None:
 
 @handler("acceptance.exhaust", queue="work", retry=SOON)
 def exhaust(delivery: Any) -> None:
-    """Write, then have no memory, or no stack, unless the attempt is the one in `until`."""
+    """Write, then run out of memory or of stack, unless the attempt is the one in `until`."""
     payload = begin(delivery)
     effect(delivery)
     if delivery.attempt < payload["until"]:
@@ -141,7 +141,7 @@ def deeper() -> None:
 
 @handler("acceptance.list", queue="lists", batch=True, atomic=False, retry=SOON)
 def answered_one_by_one(deliveries: list[Any]) -> None:
-    """Write for each, answer those with `fails` at their first attempt, then wait at the gate."""
+    """Write for each, fail those with `fails` at their first attempt, then wait at the gate."""
     for delivery in deliveries:
         begin(delivery)
         effect(delivery)
@@ -161,7 +161,7 @@ def hang(delivery: Any) -> None:
 
 @handler("acceptance.ahang", queue="acalls", timeout=1, retry=SOON)
 async def ahang(delivery: Any) -> None:
-    """As `hang`, but async: it can be cancelled."""
+    """Like `hang`, but async: it can be cancelled."""
     payload = begin(delivery)
     if delivery.attempt < payload["until"]:
         await asyncio.sleep(PATIENCE)
@@ -170,7 +170,7 @@ async def ahang(delivery: Any) -> None:
 
 @handler("acceptance.ablock", queue="acalls", timeout=1, retry=SOON)
 async def ablock(delivery: Any) -> None:
-    """As `ahang`, but in a thread: it blocks the thread of all async handlers."""
+    """Like `ahang`, but in a thread: it blocks the thread of all async handlers."""
     payload = begin(delivery)
     if delivery.attempt < payload["until"]:
         await sync_to_async(witness().wait_at)("never")
@@ -179,7 +179,7 @@ async def ablock(delivery: Any) -> None:
 
 @handler("acceptance.abrief", queue="acalls", retry=SOON)
 async def abrief(delivery: Any) -> None:
-    """Async, and done at once."""
+    """Async, and finished at once."""
     begin(delivery)
 
 
@@ -202,7 +202,7 @@ def chain(delivery: Any) -> None:
 
 @handler("acceptance.clock", queue="work", retry=SOON)
 def clock(delivery: Any) -> None:
-    """Say how old the message is, retry once, and broadcast one to come and one that expires."""
+    """Write the message's age, retry once, and broadcast a delayed message and one that expires."""
     payload = begin(delivery)
     name = payload["name"]
     if delivery.attempt == 1:
@@ -262,9 +262,9 @@ async def acall(delivery: Any) -> None:
     retry=RetryPolicy(max_attempts=1000, backoff=fixed(0.02)),
 )
 def line(delivery: Any) -> None:
-    """Write, unless another of its line does so at the same time; fail `share` of the attempts.
+    """Write, unless another of its line writes at the same time; fail `share` of the attempts.
 
-    `line` in the payload is what must be handled one after another.
+    Messages with the same `line` in the payload must be handled one after another.
     """
     payload = delivery.payload
     with connection.cursor() as cursor:
@@ -285,7 +285,7 @@ def line(delivery: Any) -> None:
     retry=RetryPolicy(max_attempts=1000, backoff=fixed(0.02)),
 )
 def service(delivery: Any) -> None:
-    """Write the number of messages of the queue that are in flight; fail while `up` is not open.
+    """Write the number of messages of the queue that are in flight; fail while `up` is shut.
 
     It waits at its `gate`, if it has one.
     """

@@ -1,4 +1,4 @@
-"""Spans of a worker process, as lines of a file: what docs/watching.md says to do."""
+"""Spans of a worker process, as lines of a file, set up like docs/watching.md says."""
 
 from __future__ import annotations
 

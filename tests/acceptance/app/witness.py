@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-#: No handler waits longer: a test that forgot to open its gate fails, and does not hang.
+#: Seconds; no handler waits longer, so a test that forgets to open its gate fails, not hangs.
 PATIENCE = 60.0
 
 
@@ -21,14 +21,14 @@ class Witness:
         self.directory = directory
 
     def saw(self, name: str, attempt: int) -> None:
-        """Write down that this process starts attempt `attempt` of the message called `name`."""
+        """Record that this process starts attempt `attempt` of the message called `name`."""
         line = f"{name} {attempt} {os.getpid()}\n"
         log = os.open(self.directory / "started", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(log, line.encode())  # one write: lines of several processes do not mix
         os.close(log)
 
     def started(self, name: str | None = None) -> list[tuple[str, int, int]]:
-        """Return name, attempt and pid of all that started, in order."""
+        """Return name, attempt and pid of all started attempts, in order."""
         try:
             lines = (self.directory / "started").read_text().splitlines()
         except FileNotFoundError:

@@ -46,7 +46,7 @@ returning m.id, m.queue, m.handler, m.type, m.unique_id, (m.payload->>'n')::int
 
 
 class Settler(threading.Thread):
-    """Claims messages one at a time, and settles them, sometimes as failed: a worker's statements."""
+    """Claims messages one at a time, and acks or fails them: a worker's statements."""
 
     def __init__(self, seed: int, stop: threading.Event) -> None:
         super().__init__(daemon=True)
@@ -119,10 +119,10 @@ select count(*) from (
 
 
 def test_many_producers_of_the_same_ids(together: Callable[..., Future[Any]]) -> None:
-    """There are never two live rows of one id and no deadlock; each accepted message is handled once.
+    """Two live rows never share an id, nothing deadlocks, and each message is handled once.
 
-    An update or a second requeue replaces the message accepted before it. So each id is handled once
-    for each of its messages that was added, or was the first put aside; no number is handled twice.
+    An update or a second requeue replaces the message accepted before it. So each id is
+    handled once per message that was added, or was the first put aside; no number is handled twice.
     """
     producers, calls, ids = 8, 25, ["a", "b", "c", "d"]
     stop, watching = threading.Event(), threading.Event()
