@@ -1,4 +1,4 @@
-"""Users with exactly these rights, and clients that are logged in as them."""
+"""Users with exactly the given rights, and their logged-in clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _plain_static_files(settings):
 
 @pytest.fixture
 def login(db):
-    """Log a member of staff in who has these rights of django_mq; `boss=True` has all."""
+    """Log in a member of staff with these rights of django_mq; `boss=True` has all."""
 
     def login(*rights, boss=False, name="ada"):
         user = User.objects.create(username=name, is_staff=True, is_superuser=boss)
@@ -53,5 +53,5 @@ def boss(login):
 
 @pytest.fixture
 def viewer(login):
-    """May look at everything but payloads."""
+    """A user who may view everything but payloads."""
     return login(*VIEW, name="viewer")

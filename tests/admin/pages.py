@@ -1,4 +1,4 @@
-"""Addresses, and what pages say."""
+"""Addresses, and the text of pages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def told(response):
 
 
 def listed(response):
-    """Return the ids of the messages of a list."""
+    """Return the ids of the messages in a list."""
     return [message.pk for message in response.context["cl"].result_list]
 
 

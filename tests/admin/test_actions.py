@@ -126,7 +126,7 @@ def test_a_message_that_is_gone_is_skipped(boss):
 
 
 def test_a_list_of_the_largest_number_of_ids_can_be_confirmed(boss, settings):
-    """One field holds them: Django refuses a form of more than a thousand fields."""
+    """A single field holds all ids: Django refuses a form of more than a thousand fields."""
     ids = range(1, actions.MOST + 1)
     page = boss.post(url("queuedmessage", "action", "discard"), {"ids": ",".join(map(str, ids))})
     assert page.context["others"] == [("gone", actions.MOST)]
@@ -134,7 +134,7 @@ def test_a_list_of_the_largest_number_of_ids_can_be_confirmed(boss, settings):
 
 
 def test_the_deed_and_its_log_entry_are_one(boss, monkeypatch):
-    """Guarantee 14: no row disappears without a trace."""
+    """Guarantee 14: no row is deleted without a trace."""
     message = add(**EVERY["dead"])
 
     def fail(*args, **kwargs):
@@ -152,7 +152,7 @@ def test_a_locked_message_is_skipped_at_once(boss, lock, action):
     """Guarantee 13: a worker holds the row in a transaction that does not end."""
     held, free = (add(**EVERY[CHANGED[action][0]]) for _ in range(2))
     lock(held)
-    response = confirm(boss, action, [held.pk, free.pk])  # it ends: nobody gives the lock up
+    response = confirm(boss, action, [held.pk, free.pk])  # it ends: the lock stays held
     assert ["1 message" in each for each in told(response)] == [True, True]
     assert [int(each.object_id) for each in LogEntry.objects.all()] == [free.pk]
     assert QueuedMessage.objects.filter(pk=held.pk).exists()
@@ -163,11 +163,11 @@ def test_a_locked_message_is_skipped_at_once(boss, lock, action):
     ("mode", "words"), [("share", "skipped"), ("access exclusive", "nothing was changed")]
 )
 def test_a_locked_table_is_waited_for_a_second(boss, other, mode, words):
-    """Guarantee 13, while somebody changes the table itself."""
+    """Guarantee 13, while another session changes the table itself."""
     message = add(**EVERY["dead"])
     other.execute(f"lock table django_mq_queuedmessage in {mode} mode")
     start = time.monotonic()
-    response = confirm(boss, "discard", [message.pk])  # it ends: nobody gives the lock up
+    response = confirm(boss, "discard", [message.pk])  # it ends: the lock stays held
     assert time.monotonic() - start >= 1
     assert words in told(response)[0]
     response = act(boss, "requeue", [message.pk], query="?queue=mail")
@@ -302,7 +302,7 @@ def test_what_runs_is_offered_no_action(boss):
 
 
 class TestHeads:
-    """What blocked messages wait behind, requeued or skipped; with the log of any other action."""
+    """The heads of blocked messages are requeued or skipped, and logged like any other action."""
 
     @pytest.fixture
     def lines(self):

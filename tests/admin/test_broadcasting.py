@@ -1,4 +1,4 @@
-"""The page that broadcasts a message: its recipients first, errors at their fields, the log."""
+"""The page that broadcasts a message: recipients first, errors beside their fields, the log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def subscribers():
 
 
 def send(client, **fields):
-    """Post the form, look at whom it reaches, and confirm that; return the last response."""
+    """Post the form, check its recipients, and confirm them; return the last response."""
     form = {**FORM, **fields}
     response = client.post(PAGE, form)
     if response.status_code == 200 and response.context["copies"]:
@@ -85,7 +85,7 @@ def test_a_type_that_nobody_hears_is_said_to_be_so(boss):
 
 
 def test_whom_it_reaches_must_have_been_seen(boss):
-    """A handler that was registered in between is shown before it gets a message."""
+    """A handler registered in between is shown before it gets a message."""
     reach = boss.post(PAGE, FORM).context["reach"]
     handler("shop.#", queue="audit", name="auditor")(lambda delivery: None)
     again = boss.post(PAGE, {**FORM, "reach": reach, "confirmed": "yes"})

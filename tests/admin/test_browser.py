@@ -28,7 +28,7 @@ POLICY = (
 
 
 def strict(get_response):
-    """Let nothing inline run."""
+    """Let no inline code run."""
 
     def middleware(request):
         response = get_response(request)
@@ -40,7 +40,7 @@ def strict(get_response):
 
 @pytest.fixture(scope="module")
 def browser():
-    # Playwright's loop runs in this thread, and Django takes it for an asynchronous caller.
+    # Playwright's loop runs in this thread, so Django takes it for an asynchronous caller.
     with pytest.MonkeyPatch.context() as patch, sync_api.sync_playwright() as playwright:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -83,7 +83,7 @@ def visit(browser, server, boss):
 
 
 def says(page, selector, words):
-    """Wait until what `selector` finds holds `words`."""
+    """Wait until the element that `selector` finds contains `words`."""
     sync_api.expect(page.locator(selector)).to_contain_text(words)
 
 
@@ -261,7 +261,7 @@ def test_the_page_of_a_message_copies_and_has_a_timeline(visit, width):
 
 
 def test_a_message_is_found_by_a_box_and_a_search_on_a_phone(visit):
-    """Filters are folded, opened by keyboard, and kept on the way to a message and back."""
+    """Filters are folded, open by keyboard, and survive a visit to a message."""
     wanted = add("mail", type="shop.mails.sent", payload={"user": {"id": 7}})
     add("post", type="shop.mails.sent")
     page = visit(LIST, viewport={"width": 390, "height": 800})
@@ -287,7 +287,7 @@ def test_a_message_is_found_by_a_box_and_a_search_on_a_phone(visit):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1360, 390])
 def test_pages_fit_and_can_be_read(visit, scheme, width):
-    """Nothing makes a page scroll sideways, and states have contrast enough in both themes."""
+    """No content makes a page scroll sideways, and states have enough contrast in both themes."""
     message = add(dead=-5, payload={"text": "x" * 3000}, last_error="E" * 400, type="t" * 128)
     names = {"key": "k" * 128, "handler": "h" * 128, "type": "t" * 128}
     head = add(dead=-5, **names)

@@ -13,13 +13,13 @@ from tests.rows import add, add_all, beat, decide
 
 pytestmark = pytest.mark.django_db
 
-#: Statements of one page; BEGIN, savepoints and COMMIT count.
+#: The limit on the statements of a page; BEGIN, savepoints and COMMIT count.
 MOST = 20
 
 
 @pytest.fixture
 def rows():
-    """A message in each state, a key with two that wait behind its head, and a failed attempt."""
+    """A message in each state, a key with two followers behind its head, and a failed attempt."""
     head = add(key="k", leased=60, claimed_by="worker:1")
     waiting = [add(key="k", blocked_by=head.pk), add(key="k", blocked_by=head.pk)]
     add_all({} for _ in range(20))
@@ -34,7 +34,7 @@ def rows():
 
 
 def queries(client, address, **data):
-    """Return how many statements a page takes; what the first request caches is there."""
+    """Return the number of statements of a page, after a first request has filled the caches."""
     client.get(address, data)
     with CaptureQueriesContext(connection) as found:
         assert client.get(address, data).status_code == 200
@@ -50,7 +50,7 @@ def test_a_list(boss, model):
 @pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("model", ["queuedmessage", "queuestate"])
 def test_a_list_with_estimates(boss, viewer, monkeypatch, model):
-    """The counts are made again with another limit, then estimated."""
+    """Counts are repeated with a lower limit, then estimated."""
     monkeypatch.setattr(totals, "MOST", 2)
     monkeypatch.setattr(totals, "STOPS", (1,))
     assert "≈" in text(boss.get(url(model)))

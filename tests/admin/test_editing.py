@@ -23,7 +23,7 @@ def page_of(row):
 
 
 def fields(response):
-    """Return the fields that a browser would post from the form."""
+    """Return the fields that a browser would post for the form."""
     form = response.context["form"]
     found = {}
     for tag in re.findall(r"<input[^>]*>", response.content.decode()):

@@ -1,4 +1,4 @@
-"""Actions on everything that matches, the operations they become, and the page of errors."""
+"""Actions on all matching messages, the operations they become, and the page of errors."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_scoped_user_sees_operations_on_their_queues_alone(boss):
 
 
 def test_the_heads_of_all_that_wait_become_an_operation(boss, login, monkeypatch):
-    """From the selection of everything, and from the link of the list of blocked messages."""
+    """By selecting all matching messages, and by the link in the list of blocked messages."""
     monkeypatch.setattr(actions, "MOST", 3)
     lines = [add(dead=-1, key=f"k{n}") for n in range(5)]
     behind = [add(key=head.key, blocked_by=head.pk).pk for head in lines]

@@ -1,4 +1,4 @@
-"""The whole way in a browser: from a group of errors to an operation that ends, on both widths."""
+"""The whole way in a browser: from a group of errors to a finished operation, at both widths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_mq.operations.steps import take_step
 from tests.admin.pages import fail, url
 from tests.rows import add
 
-# Before the import: a module that skipped itself cannot be imported.
+# Before the import: a module that is skipped cannot be imported.
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from tests.admin.test_browser import (
@@ -47,7 +47,7 @@ def test_the_messages_of_an_error_are_requeued(visit, width):  # noqa: F811
 
 
 def fits(page):
-    """Nothing makes the page scroll sideways."""
+    """No content makes the page scroll sideways."""
     overflow = page.evaluate(
         "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     )

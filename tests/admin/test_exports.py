@@ -31,7 +31,7 @@ def export(client, kind="json", query=""):
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_a_file_has_every_message_that_matches(boss, monkeypatch, kind):
-    """Beyond the windows of the list, in parts smaller than the table."""
+    """All of them, not just a window of the list, read in parts smaller than the table."""
     for module in (bounds, windows):
         monkeypatch.setattr(module, "MOST", 2)
     monkeypatch.setattr(windows, "LOOK", 2)
@@ -104,7 +104,7 @@ def test_no_statement_reads_more_than_a_part(boss, monkeypatch):
     add_all({"payload": {"n": n}} for n in range(1000))
     with connection.cursor() as cursor:
         cursor.execute("analyze django_mq_queuedmessage")
-        # A table this small may be cheaper to read whole; without an index it still would be.
+        # The planner may read such a small table whole; without an index it always would.
         cursor.execute("set local enable_seqscan = off; set local enable_sort = off")
     with pages_read() as read:
         assert len(export(boss)) == 1000

@@ -92,7 +92,7 @@ def test_a_message_that_is_gone_leads_to_its_history(viewer, login):
 
 
 def test_a_page_shows_the_chain(viewer, login):
-    """On the page of a stored message and of a handled one, each linked to the others."""
+    """The page of a stored message and that of a handled one link to the other messages."""
     keep(1)
     keep(2, causation_id=1, correlation_id="1", type="second")
     waits = add(id=3, metadata={"mq.causation_id": "2", "mq.correlation_id": "1"}, type="third")

@@ -1,4 +1,4 @@
-"""The history in a real browser: found, looked at and replayed, also on a phone."""
+"""The history in a real browser: searched, viewed and replayed, also on a phone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django_mq.models import HandledMessage, QueuedMessage
 from tests.admin.pages import url
 from tests.rows import add, beat
 
-# Before the import: a module that skipped itself cannot be imported.
+# Before the import: a module that is skipped cannot be imported.
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from tests.admin.test_browser import (
@@ -85,7 +85,7 @@ def test_the_history_is_exported(visit, options):  # noqa: F811
 
 
 def test_a_chain_is_indented(visit):  # noqa: F811
-    """The last rules of the style sheet apply: a brace that is missing would hide them."""
+    """The last rules of the style sheet apply: a missing brace would disable them."""
     page = visit(url("handledmessage", "change", 1))
     lefts = [
         page.locator(".mq-chain li").nth(n).locator(".mq-state").bounding_box()["x"]

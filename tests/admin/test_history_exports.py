@@ -1,4 +1,4 @@
-"""The history as a file: what it holds, who may have it, and how it is read."""
+"""The history as a file: its content, the permission for it, and how it is read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def export(client, kind="json", query=""):
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_a_file_has_every_message_that_matches(boss, monkeypatch, kind):
-    """Over days, and with many that ended at one moment; in parts smaller than these."""
+    """Over several days, with many that ended at one moment; read in smaller parts than these."""
     monkeypatch.setattr(exports, "SCANNED", 3)
     monkeypatch.setattr(exports, "READ", 2)
     together = [kept(n, type="t" if n % 2 else "u") for n in range(1, 12)]
@@ -61,7 +61,7 @@ def test_a_file_has_every_message_that_matches(boss, monkeypatch, kind):
 
 
 def test_two_messages_with_one_id_are_both_exported_once(boss, monkeypatch):
-    """After a reset of the sequence."""
+    """This happens after a reset of the sequence."""
     monkeypatch.setattr(exports, "READ", 2)
     keep(kept(1, minutes=30, key="old"), kept(2, minutes=20), kept(3, minutes=10), kept(1, key="k"))
     assert [(row["id"], row["key"]) for row in export(boss)] == [
@@ -150,7 +150,7 @@ def test_no_statement_reads_more_than_a_part(boss, monkeypatch):
     keep(*(kept(n, minutes=n / 100) for n in range(1, 1001)))
     with connection.cursor() as cursor:
         cursor.execute("analyze django_mq_handledmessage")
-        # A table this small may be cheaper to read whole; without an index it still would be.
+        # The planner may read such a small table whole; without an index it always would.
         cursor.execute("set local enable_seqscan = off; set local enable_sort = off")
     with pages_read() as read:
         assert len(export(boss)) == 1000

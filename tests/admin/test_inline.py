@@ -1,4 +1,4 @@
-"""A strict Content-Security-Policy: no page has code or styles of its own, whatever it shows."""
+"""A strict Content-Security-Policy: no page has inline code or styles, whatever it shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 
 class Inline(HTMLParser):
-    """Collects what a policy without 'unsafe-inline' refuses."""
+    """Collects everything that a policy without 'unsafe-inline' refuses."""
 
     def __init__(self):
         super().__init__()

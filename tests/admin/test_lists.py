@@ -1,4 +1,4 @@
-"""The lists: states as filters, searches, and manners for millions of rows."""
+"""The lists: states as filters, searches, and their cost with millions of rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def every():
-    """Messages in every state, by every way into it; by state."""
+    """Messages in every state, in each way of reaching it; by state."""
     running, lapsed = add(leased=30), add(leased=-5)
     beat(running=[running.pk, lapsed.pk])
     decide("paused", paused=-5)
@@ -72,7 +72,7 @@ def test_an_unknown_state_is_no_error_page(boss):
 
 
 def test_a_line_says_what_people_ask(boss):
-    """Due since or at, leased by and until, attempts of maximum, the last error."""
+    """Due since or at, claimed by and until, attempts and their maximum, the last error."""
     add("mail", after=-125, attempts=3, max_attempts=20, last_error="KeyError: 'x'")
     add("mail", leased=1000, claimed_by="f00d:7", handler="shop.send", key="k:1")
     add(after=7300)
@@ -131,7 +131,7 @@ def test_what_cannot_be_asked_of_a_database_is_no_error_page(boss, data):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("term", ["9" * 5000, "9" * 60, "\x00", "\u0662"])
 def test_neither_a_search_nor_an_address_that_cannot_be_is_an_error_page(boss, model, term):
-    """Python reads no number of 5,000 digits, and PostgreSQL no NUL."""
+    """Python parses no number of 5,000 digits, and PostgreSQL accepts no NUL."""
     assert boss.get(url(model), {"q": term}, follow=True).status_code == 200
     for page in ("change", "history"):
         assert boss.get(url(model, page, term)).status_code in (302, 404)
@@ -241,7 +241,7 @@ def test_a_search_that_takes_too_long_is_given_up(boss, monkeypatch):
 
 
 def test_a_line_says_who_waits_behind_whom(boss, settings):
-    """The first message of the key, whichever row it was parked behind; and of an ordered queue."""
+    """The key's first message, whatever row it was parked behind; the same in an ordered queue."""
     settings.DJANGO_MQ = {"QUEUES": {"line": {"ordered": True}}}
     head = add(key="k", dead=-5)
     for _ in range(3):

@@ -41,7 +41,7 @@ def live(client, **query):
     return client.get(PAGE, {"part": "live", **query})
 
 
-# ---- what it says
+# ---- content
 
 
 def test_queues_by_the_age_of_their_oldest(boss):
@@ -130,7 +130,7 @@ def test_an_empty_chart_is_still_drawn():
 
 
 def test_a_depth_beyond_the_count_is_an_estimate(boss, monkeypatch):
-    """Marked as such; without one it says what is known."""
+    """It is marked as an estimate; if there is none, the page says what was counted."""
     monkeypatch.setattr(totals, "MOST", 50)
     add_all([{"created": -3600}] * 800 + [{"queue": "small"}] * 40 + [{"dead": -60}] * 20)
     with monkeypatch.context() as patch:
@@ -143,7 +143,7 @@ def test_a_depth_beyond_the_count_is_an_estimate(boss, monkeypatch):
     assert small.depth == "40"
 
 
-# ---- where it is
+# ---- address
 
 
 def test_it_is_at_the_top_of_the_index_and_a_page_of_its_own(boss):
@@ -152,7 +152,7 @@ def test_it_is_at_the_top_of_the_index_and_a_page_of_its_own(boss):
         page = boss.get(address)
         assert "findme" in text(page)
         assert 'data-mq-url="/admin/django_mq/overview/"' in page.content.decode()
-    assert url("queuedmessage") in boss.get(INDEX).content.decode()  # the list of models is there
+    assert url("queuedmessage") in boss.get(INDEX).content.decode()  # the list of models
     part = live(boss).content.decode()
     assert "findme" in part
     assert "<html" not in part
@@ -185,7 +185,7 @@ urlpatterns = [
 
 @override_settings(ROOT_URLCONF=__name__)
 def test_another_site_shows_its_own_or_none(boss):
-    """A user who is restricted to some queues sees nothing of the others (S33)."""
+    """A user restricted to some queues sees nothing of the others (S33)."""
     add("mine"), add("theirs", dead=-5), fail(add("theirs"), error_class="TheirError")
     fail(add("mine"), error_class="MyError")
     minute(queue="theirs", handler="their.handler", acked=9)
@@ -203,7 +203,7 @@ def test_another_site_shows_its_own_or_none(boss):
     assert "mq-live" not in boss.get("/bare/django_mq/").content.decode()
 
 
-# ---- for whom
+# ---- permissions
 
 
 def test_who_may_not_see_queues_sees_no_overview(login):
@@ -229,7 +229,7 @@ def test_links_and_texts_need_their_rights(login):
     assert "Boom" not in page
 
 
-# ---- at what cost
+# ---- cost
 
 
 def test_it_costs_few_queries_whatever_there_is(boss):
@@ -249,7 +249,7 @@ def test_it_costs_few_queries_whatever_there_is(boss):
 
 
 def test_a_database_that_takes_too_long_spoils_no_page(boss, monkeypatch):
-    """The index of the app is where its other pages are found."""
+    """The app's index links to all its other pages."""
 
     def slow(cursor):
         cursor.execute("set local statement_timeout = 50")

@@ -8,7 +8,7 @@ from django.db.models.functions import Now, Trunc
 from django_mq.models import MinuteFigures
 from tests.rows import add, beat, decide
 
-# Before the import: a module that skipped itself cannot be imported.
+# Before the import: a module that is skipped cannot be imported.
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from tests.admin.test_browser import (
@@ -53,7 +53,7 @@ def asked(page):
 
 @pytest.mark.parametrize("address", [INDEX, PAGE])
 def test_it_refreshes_while_somebody_looks(visit, address):  # noqa: F811
-    """As often as chosen, and not while the tab is hidden; the choice is kept."""
+    """At the chosen interval, and not while the tab is hidden; the choice is kept."""
     page = visit(address)
     page.clock.install()
     page.goto(f"{address}?span=day")
@@ -93,7 +93,7 @@ def test_it_needs_no_scripts(visit):  # noqa: F811
 
 
 def test_the_keyboard_reaches_everything(visit):  # noqa: F811
-    """Queues, spans and the table; while something has the focus, nothing is replaced."""
+    """Queues, spans and the table; while an element has the focus, nothing is replaced."""
     fill()
     page = visit(PAGE)
     page.clock.install()

@@ -1,4 +1,4 @@
-"""The pages of workers and results, and what holds for every page: it shows text as text."""
+"""The pages of workers and results, and a rule for every page: it shows text as text."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class TestWorkers:
         assert words in text(boss.get(url("workerheartbeat")))
 
     def test_when_it_started_and_was_last_seen(self, boss):
-        """The page needs the database's time beside the two moments."""
+        """The page needs the database's time to compare with the two moments."""
         beat("a1", started_at=Now() - timedelta(hours=2), seen=-5)
         page = text(boss.get(url("workerheartbeat", "change", "a1")))
         assert re.search(r"Started: [-0-9]{10} [:0-9]{8} \(2 h ago\)", page)
@@ -201,7 +201,7 @@ def test_results(boss):
 
 
 def test_times_are_told_by_the_clock_of_the_database(boss, monkeypatch):
-    """The clock of the web server may be wrong by days."""
+    """The web server's clock may be wrong by days."""
     monkeypatch.setattr("time.time", lambda: 0.0)
     message = add(after=600)
     assert "due in 10 min" in text(boss.get(LIST)) or "due in 9 min" in text(boss.get(LIST))

@@ -1,4 +1,4 @@
-"""S08, S09, S10: permissions to see and do things, page by page and action by action."""
+"""S08, S09, S10: permissions to see and act, page by page and action by action."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ RIGHTS = {
     "cancel": "cancel_message",
     "discard": "discard_message",
 }
-#: What can be decided about a queue.
+#: The decisions about a queue.
 DECISIONS = ("pause", "resume", "limit", "end_backoff")
-#: The state that an action is for, and whether the message is gone after it.
+#: The state that an action applies to, and whether the message is deleted by it.
 SUBJECTS = {
     "requeue": ({"dead": -5, "attempts": 20}, False),
     "run_now": ({"after": 600}, False),
@@ -104,7 +104,7 @@ def rows():
 
 
 def addresses(rows):
-    """All addresses that can be read: lists, filtered lists, pages, histories, overview."""
+    """All readable addresses: lists, filtered lists, pages, histories, overview."""
     yield "/admin/"
     yield "/admin/django_mq/"
     yield LIST + "?state=dead"
@@ -134,7 +134,7 @@ def test_staff_without_rights_see_nothing(rows, login):
 
 
 def test_view_shows_no_payload_anywhere(rows, viewer):
-    """S08: nor metadata, error texts, tracebacks, results."""
+    """S08: this includes metadata, error texts, tracebacks, results."""
     for address in addresses(rows):
         response = viewer.get(address)
         assert response.status_code == 200, address
@@ -197,7 +197,7 @@ def test_the_stock_delete_is_no_action(rows, boss):
 
 @pytest.mark.parametrize("action", RIGHTS)
 def test_actions_are_hidden_and_refused_without_their_own_right(login, action):
-    """S10: the rights to all other actions do not help."""
+    """S10: rights to all the other actions do not suffice."""
     columns, _ = SUBJECTS[action]
     message = add(**columns)
     before = QueuedMessage.objects.values().get()
@@ -302,7 +302,7 @@ def test_queues_are_changed_by_those_who_may(rows, login, viewer, page):
     ],
 )
 def test_private_columns_cannot_be_asked_for_letter_by_letter(rows, viewer, model, lookup):
-    """S08: the stock admin filters by any column that stands in the address."""
+    """S08: the stock admin filters by any column named in the address."""
     assert viewer.get(f"{url(model)}?{lookup}").status_code == 400
 
 

@@ -25,7 +25,7 @@ def page(boss, settings):
 
 
 def test_its_moments_are_shown_as_times(page):
-    """They are stored as seconds since 1970, which tell an operator nothing."""
+    """They are stored as seconds since 1970, which mean nothing to an operator."""
     due = datetime(2031, 5, 4, 9, 30, 15, tzinfo=UTC).timestamp()
     shown = page(payload={"due": due}, due=due, expires=None, unique_for=90.0)
     assert '"due": "2031-05-04 11:30:15"' in shown

@@ -1,4 +1,4 @@
-"""The list of queues, where there are many."""
+"""The list of queues, with many queues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def three_to_a_page(monkeypatch):
-    """Three queues to a page, and none but those of the test and the default one."""
+    """Three queues per page: only those of the test and the default one."""
     monkeypatch.setattr(queue_admin, "PER_PAGE", 3)
     with handlers.isolated():
         yield
@@ -54,7 +54,7 @@ def test_few_queues_need_no_pages(boss):
 
 @pytest.mark.usefixtures("three_to_a_page")
 def test_the_pages_are_of_the_queues_that_the_user_may_see(boss, monkeypatch):
-    """S33: nor does their number tell of the others."""
+    """S33: the number of pages does not reveal other queues either."""
     add_all({"queue": name} for name in "abcdefgh")
     shown = admin.site.get_model_admin(QueueState)
     monkeypatch.setattr(shown, "get_queues", lambda request: {"b", "d", "f", "h"})
@@ -106,7 +106,7 @@ def test_a_page_of_many_long_queues_counts_less_far(boss, monkeypatch):
 
 
 def test_a_page_of_long_queues_reads_no_more_than_one_of_shorter_ones(boss, monkeypatch):
-    """Sixty queues of 16,000 messages took seconds."""
+    """Counting sixty queues of 16,000 messages took seconds."""
     monkeypatch.setattr(totals, "READ", 4 * 10 * 80)
     monkeypatch.setattr(estimates, "PAGES", 10)
 

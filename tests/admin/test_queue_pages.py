@@ -31,7 +31,7 @@ class TestQueues:
         return next(cell for cell in row.cells if cell.name == name)
 
     def test_all_that_are_known_have_a_line(self, boss, settings):
-        """With rows, decided about, from the settings; the turn of the chores is none."""
+        """Queues with rows, decisions, or settings; the turn of the chores is no queue."""
         settings.DJANGO_MQ = {"QUEUES": {"listed": {}}}
         add("used")
         decide("decided", paused=-5)
@@ -253,7 +253,7 @@ class TestBlockedQueues:
         ids=["nothing", "due", "delayed"],
     )
     def test_a_key_behind_a_dead_message_is_a_warning(self, boss, other, words):
-        """It does not go on by itself, whatever else there is in the queue."""
+        """The key does not resume by itself, whatever else the queue contains."""
         beat()
         head = add(key="k", dead=-5)
         add(key="k", blocked_by=head.pk)

@@ -22,7 +22,7 @@ def test_wrong_settings_are_for_the_system_checks_to_tell(settings, wrong):
 
 
 def test_a_site_without_messages_shows_queues_all_the_same(rf, boss):
-    """What it cannot link to is not offered."""
+    """Links without a target are left out."""
     request = rf.get("/")
     request.user = boss.user
     alone = ours.QueueStateAdmin(QueueState, admin.AdminSite("alone"))

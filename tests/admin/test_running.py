@@ -1,4 +1,4 @@
-"""The page of a running message: where it runs, stopping it, and its stack."""
+"""The page of a running message: its worker, the stop button, and its stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of schedules: content by permission, buttons, and schedules added there."""
+"""The pages of schedules: content by permission, buttons, and adding schedules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _no_handlers():
 
 @pytest.fixture
 def keeper(login):
-    """May view and change schedules, and sees no payloads."""
+    """A user who may view and change schedules, and sees no payloads."""
     return login("view_schedule", "change_schedule", "view_queuedmessage", name="keeper")
 
 
@@ -250,7 +250,7 @@ def test_editing_writes_what_was_edited_and_nothing_else(boss):
     before = Schedule.objects.get()
     form = page(boss, "report")
     assert "Save" in form.content.decode()
-    # Meanwhile a worker broadcasts it.
+    # Now a worker broadcasts it.
     later = before.next_at + timedelta(days=1)
     Schedule.objects.update(last_at=before.next_at, next_at=later, last_message=7)
     changed = {**FORM, "payload": '{"n": 2}', "metadata": "{}"}
@@ -315,7 +315,7 @@ def test_scope(monkeypatch, keeper):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_locked_row_ends_in_a_notice(boss):
-    """S11: after a second, and nothing is changed."""
+    """S11: the notice comes after a second, and nothing is changed."""
     boss.post(url("schedule", "add"), FORM)
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_schedule for update")

@@ -1,4 +1,4 @@
-"""S33: a user who is restricted to some queues sees and touches nothing of the others."""
+"""S33: a user restricted to some queues sees and touches nothing in the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.rows import add, beat, decide, tally
 
 
 class Scoped(QueueScopeMixin):
-    """A user sees the queue of his name."""
+    """Users see the queue that has their name."""
 
     def get_queues(self, request):
         return {request.user.username}
@@ -77,13 +77,13 @@ def _scoped_site():
 
 @pytest.fixture
 def mine(login) -> Client:
-    """A user with all rights, for one queue."""
+    """A user with all rights, but for a single queue."""
     return login(boss=True, name="mine")
 
 
 @pytest.fixture
 def rows():
-    """The same twice, for one's own queue and for the queue of somebody else."""
+    """Two equal sets of rows, one for the user's own queue and one for somebody else's."""
     found = {}
     for queue in ("mine", "theirs"):
         message = add(queue, type=f"type.{queue}", key=f"key-{queue}", dead=-5, attempts=1)
@@ -124,7 +124,7 @@ def test_lists_filters_and_counts(rows, mine):
 
 @pytest.mark.parametrize("field", ["pk", "type", "key"])
 def test_search_and_lookups(rows, mine, field):
-    """What autocomplete answers comes from the same two methods."""
+    """Autocomplete gets its answers from the same two methods."""
     for queue, count in (("mine", 1 if field == "pk" else 2), ("theirs", 0)):
         found = mine.get(scoped("queuedmessage"), {"q": getattr(rows[queue], field)})
         assert found.context["cl"].result_count == count
@@ -146,7 +146,7 @@ def test_pages(rows, mine):
 
 
 def test_a_message_of_others_is_as_one_that_is_not(rows, mine):
-    """Nothing tells them apart: no reason, no failed attempts."""
+    """The two cannot be told apart: no reason, no failed attempts."""
     theirs = rows["theirs"].pk
     FailedAttempt.objects.create(message_id=10**6, queue="theirs", type="t", attempt=1)
     answers = []
@@ -209,7 +209,7 @@ def test_a_worker_of_several_queues_tells_of_our_handlers(rows, mine):
 
 
 def test_orders_to_workers(mine):
-    """Also to a worker that serves another queue, or whatever a pattern names: not theirs alone."""
+    """A worker that also serves another queue, or a pattern, is not the user's alone."""
     for id, served, status in (
         ("own", ["mine"], 302),
         ("both", ["mine", "theirs"], 403),

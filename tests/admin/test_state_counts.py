@@ -1,4 +1,4 @@
-"""The number of messages per state beside the filter of the list."""
+"""The number of messages in each state, beside the filter of the list."""
 
 from __future__ import annotations
 

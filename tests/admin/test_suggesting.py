@@ -1,4 +1,4 @@
-"""Paths of documents that the search box offers."""
+"""Document paths that the search box suggests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No page is translated by half: only terms that Django's own catalogues have are marked."""
+"""No page is half translated: only terms in Django's own catalogues are marked."""
 
 from __future__ import annotations
 

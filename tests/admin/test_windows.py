@@ -1,4 +1,4 @@
-"""Lists of large tables: which rows a page looks at, and where it continues."""
+"""Lists of large tables: the rows that a page looks at, and the start of the next page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def link(page, words):
 
 
 def walk(client, address, words):
-    """Return the pages from `address` on, each by the link of the one before."""
+    """Return the pages from `address` on, following the link of each page to the next."""
     pages = [client.get(address)]
     while following := link(pages[-1], words):
         pages.append(client.get(LIST + following))
@@ -65,7 +65,7 @@ def test_a_condition_without_index_reads_so_many_rows_and_the_page_says_so(boss,
 
 @pytest.mark.parametrize("state", ["held", "paused", "retrying", "delayed"])
 def test_a_state_without_an_index_is_looked_for_in_as_many_rows(boss, small, state):
-    """To find the end of the window among the messages of the state reads the whole table."""
+    """Looking for the window's end among messages of one state would read the whole table."""
     decide("stopped", paused=-1)
     signs = {
         "held": {"held": -1},
@@ -149,7 +149,7 @@ def test_attempts_have_windows_too(boss, small):
 
 
 def test_a_page_reads_the_same_of_a_long_table(boss, small, monkeypatch):
-    """A filter without index. The counts per state have bounds of their own, far above these."""
+    """A filter without an index. The counts per state have separate bounds, far above these."""
     monkeypatch.setattr(QueuedMessageAdmin, "state_counts", lambda self, request: {})
     add_all({"created": n - 3000 * 60, "key": f"k{n}"} for n in range(30))
 
@@ -247,7 +247,7 @@ def test_moments_are_of_the_current_time_zone():
 
 
 def test_creation_is_looked_for_where_the_ids_are(boss, small):
-    """In a large table ids lead to the day; rows an hour out of order are found as well."""
+    """In a large table ids lead to the day; rows an hour out of order are also found."""
     rows = add_all({"created": (n - 60) * 3600 + 60} for n in range(60))
     page = boss.get(LIST, {"created_at_from": "40h", "created_at_to": "38h"})
     assert listed(page) == [rows[21].pk, rows[20].pk]
@@ -300,7 +300,7 @@ def test_only_a_year_a_month_or_a_day_is_a_period(start, end, label):
 
 
 def test_the_way_back_keeps_the_filters(boss):
-    """From the list to a message, over an action on it, and back."""
+    """From the list to a message, through an action on it, and back."""
     row = add(dead=-5, type="t")
     filters = "type=t&state=dead"
     page = boss.get(LIST + f"{row.pk}/change/", {"_changelist_filters": filters}).content.decode()

@@ -1,4 +1,4 @@
-"""Orders to a worker from its page and from the list: asked, given, logged, and shown."""
+"""Orders to a worker from its page and from the list are confirmed, given, logged, and shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker is told to be quiet, to resume and to stop in a real browser, also on a phone."""
+"""Quieting, resuming and stopping a worker in a real browser, also on a phone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django_mq.models import WorkerCommand, WorkerHeartbeat
 from tests.admin.pages import url
 from tests.rows import beat
 
-# Before the import: a module that skipped itself cannot be imported.
+# Before the import: a module that is skipped cannot be imported.
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from tests.admin.test_browser import (

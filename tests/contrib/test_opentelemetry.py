@@ -1,4 +1,4 @@
-"""Spans of a broadcast and of the handlers that it reaches, in the SDK's own memory."""
+"""Spans of a broadcast and of the handlers that it reaches, in the SDK's memory."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_a_handler_broadcasts_belongs_to_its_trace(traced: Traced) -> None:
 
     with transaction.atomic():
         broadcast("a.b")
-    assert not traced.spans(SpanKind.PRODUCER)  # nobody traced that one
+    assert not traced.spans(SpanKind.PRODUCER)  # that one was not traced
     drain()
     [consumer], [producer] = (traced.spans(k) for k in (SpanKind.CONSUMER, SpanKind.PRODUCER))
     assert producer.parent == consumer.context
@@ -117,7 +117,7 @@ def test_a_list_links_to_all_of_its_producers(traced: Traced) -> None:
     for _ in range(2):
         with traced.tracer.start_as_current_span("request"), transaction.atomic():
             broadcast_many([Message("a.b"), Message("a.b")])
-    drain()  # one by one: a worker's call has them all
+    drain()  # one by one: a worker's call includes them all
     traced.exporter.clear()
     with surrounded(got):
         pass

@@ -61,7 +61,7 @@ def test_queues_and_workers() -> None:
 def test_beyond_the_end_of_a_count_it_exports_an_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A flat line at 10,000 would say that nothing happens."""
+    """A flat line at 10,000 would look as if nothing happened."""
     monkeypatch.setattr(import_module("django_mq.queues.totals"), "MOST", 5)
     add_all({"dead": -1} for _ in range(30))
     add("small", dead=-1)
@@ -79,7 +79,7 @@ def test_registering_asks_nothing(django_assert_num_queries: Any) -> None:
 
 
 def test_a_scrape_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails, rather than wait; the limit ends with it."""
+    """It fails instead of waiting; the limit ends with it."""
     with connection.cursor() as cursor:
         cursor.execute("select current_setting('statement_timeout')")
         before = cursor.fetchone()

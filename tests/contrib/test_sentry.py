@@ -1,4 +1,4 @@
-"""The recipe for Sentry, with its real SDK and a transport that keeps what it is given."""
+"""The recipe for Sentry, with its real SDK and a transport that keeps its input."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ DOCS = ROOT / "docs"
 
 @contextmanager
 def story(page: str, modules: dict[str, Any] | None = None, **names: Any) -> Iterator[Any]:
-    """Yield the module that the page's Python snippets make; `names` exist before the first.
+    """Yield the module made of the page's Python snippets; `names` exist before the first.
 
-    `modules` are importable in the block, beside `shop` and `shop.models`. What the page registers
-    is gone after the block.
+    Inside the block, `modules` can be imported, beside `shop` and `shop.models`. The page's
+    registrations are removed after the block.
     """
     module = ModuleType(page.removesuffix(".md").replace("/", "_").replace("-", "_"))
     vars(module).update(names)
@@ -41,16 +41,16 @@ def story(page: str, modules: dict[str, Any] | None = None, **names: Any) -> Ite
 
 
 def namespace(name: str, **names: Any) -> ModuleType:
-    """Return a module that stands for one of a package that is not installed."""
+    """Return a module that stands in for one of a package that is not installed."""
     module = ModuleType(name)
     vars(module).update(names)
     return module
 
 
 def passes(case: type[unittest.TestCase]) -> int:
-    """Run a test case of a page; return how many tests passed, and fail if one did not.
+    """Run a test case of a page; return the number of passed tests, and fail if one failed.
 
-    Once in a test: Django closes the connection at the end of the case.
+    Run it once per test: Django closes the connection at the end of the case.
     """
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)

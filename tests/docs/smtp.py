@@ -1,4 +1,4 @@
-"""A mail server on a port of its own: it counts connections and keeps letters."""
+"""A mail server on a free port: it counts connections and keeps letters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 class MailServer(socketserver.ThreadingTCPServer):
     """Refuses the addresses `bounce@` (550: never) and `busy@` (451: not now).
 
-    At `hangup@` (421) and, without a word, at the letter to `crash@` it ends the connection.
+    For `hangup@` (421) and, without a reply, for a letter to `crash@` it ends the connection.
     """
 
     daemon_threads = True

@@ -1,4 +1,4 @@
-"""docs/coming-from/: our side of each pair of snippets runs, the other side is Python."""
+"""docs/coming-from/: our side of each pair of snippets runs; the other side is valid Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.test_docs import snippets
 
 pytestmark = pytest.mark.django_db
 
-#: Snippets of other packages are marked `py`: they are read, not run.
+#: Snippets of other packages are marked `py`: they are parsed, not run.
 OTHERS = {
     f"{page.name}-{number}": code
     for page in sorted(DOCS.glob("coming-from/*.md"))
@@ -56,7 +56,7 @@ def test_celery(order: Order) -> None:
         deliver(page.weekly)
         assert reports == ["report"]
         page.pay(order)
-        assert drain() == 1  # a Retry is no failure
+        assert drain() == 1  # a Retry is not a failure
         due()
         assert drain() == 1
         assert calls == [order.pk, order.pk]

@@ -1,4 +1,4 @@
-"""The other pages of docs/guides/: each snippet runs, and does what the text says."""
+"""The other pages of docs/guides/: each snippet runs, and behaves as the text says."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class TestFilesAndMails:
         kept = page.upload(order(), ContentFile(b"one"))
         assert default_storage.exists(kept)
         assert_broadcast("shop.files.uploaded", times=1)
-        lost = Order(pk=10**6)  # has no product, and the database refuses it
+        lost = Order(pk=10**6)  # has no product, so the database refuses it
         with pytest.raises(Exception, match="not-null constraint"):
             page.upload(lost, ContentFile(b"two"))
         assert not default_storage.exists("orders/1000000.txt")

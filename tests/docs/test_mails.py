@@ -1,4 +1,4 @@
-"""The recipes for mails, with a mail server that is real: one connection, refusals told apart."""
+"""The recipes for mails, with a real mail server: one connection, and distinct refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.test_docs import snippets
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    # Django 6.1 has another name for it, which older ones do not know.
+    # Django 6.1 has another name for it, unknown to older versions.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
 ]
@@ -36,7 +36,7 @@ def server(settings: Any) -> Iterator[MailServer]:
         settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
         settings.EMAIL_HOST, settings.EMAIL_PORT = server.server_address[:2]
         settings.EMAIL_TIMEOUT = 30
-        # Nothing that waits to be tried again is due before the test has looked.
+        # No message that waits for a retry is due before the test has checked it.
         later = RetryPolicy(backoff=fixed(3600))
         settings.DJANGO_MQ = {**getattr(settings, "DJANGO_MQ", {}), "RETRY": later}
         yield server
@@ -66,7 +66,7 @@ def confirmation(payload: Any) -> EmailMessage:
 
 @pytest.fixture
 def confirmations() -> Iterator[None]:
-    """The handler of the reference, which has a list of mails for one connection."""
+    """The reference's handler, which sends a list of mails over one connection."""
     [code] = [each for each in snippets(DOCS / "reference.md", "python") if "smtp:" in each]
     names = {
         "handler": handler,
@@ -91,7 +91,7 @@ def test_a_list_of_mails_goes_through_one_connection(server: MailServer) -> None
 @pytest.mark.usefixtures("confirmations")
 @pytest.mark.parametrize("culprit", ["hangup", "crash"])
 def test_a_connection_that_ends_costs_one_mail_an_attempt(server: MailServer, culprit: str) -> None:
-    """Those behind it in the list were not tried."""
+    """The mails behind it in the list were not tried."""
     place("shop.orders.placed", "ada", culprit, "bob", "cy")
     assert Worker(max_seconds=60).run(until_empty=True)
     assert server.letters == ["ada@example.com"]

@@ -1,4 +1,4 @@
-"""What any page shows: settings, commands, SQL, units of systemd, the pages made of docstrings."""
+"""Examples on any page: settings, commands, SQL, systemd units, pages made from docstrings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.test_docs import ROOT, snippets
 
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 LANGUAGES = ("console", "ini", "text", "yaml")
-#: A command of ours, up to what ends it in a shell, a table or a list of YAML.
+#: One of our commands, up to the end of it in a shell, a table or a YAML list.
 COMMAND = re.compile(r"manage\.py[\"', ]+(mq_\w+)((?:[ \"',]+[^\s|&`\"',\]]+|[ ]+'[^']*')*)")
-#: A command in a sentence, without what only stands for something: `mq_peek [QUEUE] --heads`.
+#: A command in a sentence, without its placeholders: `mq_peek [QUEUE] --heads`.
 INLINE = re.compile(r"`(?:manage\.py )?(mq_(?!broadcast)\w+)((?: [^`\[\]]+)?)`")
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
-    """Return each command of ours on a page, with its arguments."""
+    """Return each of our commands on a page, with its arguments."""
     text = "\n".join(code for language in LANGUAGES for code in snippets(page, language))
     found = []
     for name, rest in COMMAND.findall(text):
@@ -61,7 +61,7 @@ def read(given: dict[str, Any]) -> Settings:
 
 
 def values(settings: Settings | QueueOptions) -> dict[str, Any]:
-    """Return settings in a form that can be compared: a pattern is its text."""
+    """Return settings in a comparable form: a pattern becomes its text."""
     found = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
     return {name: getattr(value, "pattern", value) for name, value in found.items()}
 
@@ -102,7 +102,7 @@ def test_the_query_that_scales() -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    """Those of `django_mq` are listed by hand; modules list their own."""
+    """The names of `django_mq` are listed by hand; other modules list their own."""
     text = (DOCS / "api.md").read_text()
     modules = re.findall(r"automodule:: ([\w.]+)", text)
     listed = set(re.findall(r"auto(?:function|class):: (\w+)", text))

@@ -1,4 +1,4 @@
-"""docs/guides/signals.md: receivers of other packages' signals, where no transaction is open."""
+"""docs/guides/signals.md: receivers of other packages' signals, sent outside transactions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 
 
 class Oscar:
-    """What matters of django-oscar 4.2: the order commits, then the signal is sent."""
+    """The relevant part of django-oscar 4.2: the order commits, then the signal is sent."""
 
     def place_order(self, order: Order) -> Order:
         with transaction.atomic():

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, step by step: its files and commands, in a project of their own."""
+"""docs/tutorial.md, step by step: its files and commands, in a separate project."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.test_docs import ROOT
 pytestmark = pytest.mark.django_db(transaction=True)
 
 PAGE = (DOCS / "tutorial.md").read_text()
-#: A file (what to do with it, and its path), or an output, or commands.
+#: A file (an instruction and its path), an output, or commands.
 STEP = re.compile(
     r"(?:(Write|Append to|Up to Django 6\.0, also append to)\s`([\w/]+\.py)`[^`]*?\n\n)?"
     r"^```(python|console|text)\n(.*?)^```",
     re.MULTILINE | re.DOTALL,
 )
-#: Those commands whose work is done already: for readers, who have nothing yet.
+#: Commands that are already done here: they serve readers with an empty machine.
 DONE = ("python3 -m venv", ". .venv", "pip install", "createdb")
 
 
@@ -49,7 +49,7 @@ class Project:
         file.write_text(text if how == "Write" else f"{file.read_text()}\n\n{text}")
 
     def run(self, command: str) -> str:
-        """Return what the command prints, or its error's last line."""
+        """Return the output of the command, or the last line of its error."""
         if command == "python manage.py mq_worker":
             command += " --until-empty"
         line = re.sub(r"^python ", f"{sys.executable} ", command)
@@ -79,7 +79,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
             other.execute(f"drop database if exists {name} with (force)")
 
 
-#: What Django's own client sees in step 8, and what it presses.
+#: The pages of step 8 in Django's own client, and the action behind the button.
 BROWSE = """
 from django.contrib.auth.models import User
 from django.test import Client

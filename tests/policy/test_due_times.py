@@ -30,7 +30,7 @@ def test_a_time_that_comes_is_broadcast_at_once_and_the_next_follows(catch_up):
     ("catch_up", "hours"), [("once", [3]), ("all", [0, 1, 2, 3]), ("none", [])]
 )
 def test_missed_times(catch_up, hours):
-    """Nobody was there from 6 until 9:30."""
+    """No worker ran from 6 until 9:30."""
     found = decide(SIX + 3.5 * HOUR, catch_up)
     assert found == (tuple(SIX + hour * HOUR for hour in hours), SIX + 4 * HOUR)
 
@@ -50,7 +50,7 @@ def test_all_is_the_newest_thousand():
 
 
 class Counted:
-    """The times of another schedule, and how many of them were asked for."""
+    """The times of another schedule, and the number of times requested."""
 
     def __init__(self, times):
         self.times, self.asked = times, 0
@@ -69,7 +69,7 @@ def test_a_long_standstill_costs_no_more_than_a_short_one(catch_up, most):
 
 
 def test_a_row_whose_time_is_none_of_its_schedule_is_broadcast_all_the_same():
-    """Somebody moved it by SQL: it is due when its row says so."""
+    """Somebody moved it by SQL: the row decides when it is due."""
     odd = SIX - 7 * MINUTE
     assert decide(odd + SECOND, next_at=odd) == ((odd,), SIX)
 

@@ -25,5 +25,5 @@ from django_mq.policy.durations import measured
     ],
 )
 def test_measured(seconds: float, text: str) -> None:
-    """Units do not skip: 287 s are not "4.79 min" beside "4 min 47 s"."""
+    """No unit is skipped: 287 s are not "4.79 min" beside "4 min 47 s"."""
     assert measured(seconds) == text

@@ -1,4 +1,4 @@
-"""A value in, JSON text out: what is refused, and how it is said."""
+"""A value in, JSON text out: refused values, and the text of the errors."""
 
 import enum
 import json
@@ -129,7 +129,7 @@ def test_size_is_counted_in_bytes_of_utf8() -> None:
 
 
 class Own(json.JSONEncoder):
-    """An encoder whose default() does as it likes."""
+    """An encoder with an arbitrary default()."""
 
     def default(self, o: Any) -> Any:
         if o is Colour.RED:
@@ -169,6 +169,6 @@ def test_what_is_accepted_reads_back_the_same(value: Any) -> None:
         text = encoded(value)
     except InvalidPayload:
         return
-    # Keys that are numbers become text, as JSON has it; none may vanish.
+    # Keys that are numbers become text, as JSON requires; none may vanish.
     assert json.loads(text) == json.loads(json.dumps(value))
     assert "\\u0000" not in text.replace("\\\\", "")

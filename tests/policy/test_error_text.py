@@ -56,7 +56,7 @@ def test_class_outside_builtins_has_its_module() -> None:
 
 
 def test_variables_are_not_in_the_traceback() -> None:
-    """S14: a source line may show, a value never."""
+    """S14: source lines may appear, values never."""
 
     def handler() -> None:
         secret = "canary".upper()
@@ -141,7 +141,7 @@ class Huge(Exception):
 
 
 class Lies(Exception):
-    """Says of everything that it is something else."""
+    """Lies about all its attributes."""
 
     @property
     def __class__(self) -> type:
@@ -230,7 +230,7 @@ HOSTILE: dict[str, Callable[[], BaseException]] = {
 def test_hostile_exception_can_be_described_and_stored(
     make: Callable[[], BaseException],
 ) -> None:
-    """S29; guarantee 11: never raises, and what comes out is text for any column and log."""
+    """S29; guarantee 11: never raises, and its text fits any column and log."""
     failure = describe(make())
     assert size(failure) <= MAX_FAILURE
     for text in (failure.error_class, failure.text, failure.traceback, failure.summary):
@@ -258,7 +258,7 @@ def test_what_hostile_exceptions_leave_behind() -> None:
 def test_source_is_read_from_plain_files_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S29: opening a pipe that nobody writes to would wait for ever."""
+    """S29: opening a pipe that has no writer would wait for ever."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     error = raised(lambda: exec(compile("1/0", str(pipe), "exec")))  # noqa: S102
@@ -273,13 +273,13 @@ def test_source_is_read_from_plain_files_only(
 def never() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
-    event.set()  # lets the threads go that still wait for it
+    event.set()  # releases the threads that still wait for it
 
 
 def test_text_that_never_comes_is_not_waited_for(
     never: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S29: and after the first that hangs, no other of the chain is asked."""
+    """S29: and after the first one hangs, no other exception of the chain is asked."""
     asked = []
 
     class Hangs(Exception):

@@ -1,4 +1,4 @@
-"""Durations in constant memory: exact where that is free, within 13 % where it is not."""
+"""Durations in constant memory: exact where that is free, within 13 % elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def histogram_of(values: list[float], *, piece: int = 0) -> Histogram:
 
 @given(st.lists(durations, min_size=1, max_size=60), st.integers(1, 7))
 def test_the_numbers_of_many_durations(values: list[float], piece: int) -> None:
-    """CAR-42: last, min, max, mean, deviation, percentiles; however they came together."""
+    """CAR-42: last, min, max, mean, deviation, percentiles; in any order of merging."""
     found = histogram_of(values, piece=piece).durations()
     assert found is not None
     assert (found.count, found.last) == (len(values), values[-1])
@@ -47,7 +47,7 @@ def test_several_processes_add_up(parts: list[list[float]]) -> None:
     for histogram in histograms:
         added.merge(histogram)
     alone = Histogram()
-    for part in reversed(parts):  # what is there already is the later
+    for part in reversed(parts):  # the existing part is the later one
         alone.add(part)
     assert added.buckets == alone.buckets
     assert (added.count, added.least, added.most) == (alone.count, alone.least, alone.most)
@@ -71,7 +71,7 @@ def test_beyond_the_buckets(value: float) -> None:
 
 
 def test_less_than_no_time_is_none() -> None:
-    """Somebody wrote a row of tomorrow."""
+    """Somebody wrote a row dated tomorrow."""
     found = histogram_of([0.5, -3.0]).durations()
     assert found is not None
     assert (found.min, found.max, found.last, found.mean) == (0.0, 0.5, 0.0, 0.25)

@@ -52,7 +52,7 @@ def decided(error: BaseException, **changes: Any) -> Outcome:
 def test_failed_attempt_is_retried(
     error: BaseException, after: float | datetime, backoff: bool
 ) -> None:
-    """CAR-25, CAR-26, NSQ-12, NSQ-13, NSQ-16, NSQ-20; PMQ-46: all forms of failure alike."""
+    """CAR-25, CAR-26, NSQ-12, NSQ-13, NSQ-16, NSQ-20; PMQ-46: all forms of failure are equal."""
     outcome = decided(error)
     assert isinstance(outcome, Retried)
     assert (outcome.after, outcome.backoff, outcome.warning) == (after, backoff, "")
@@ -66,7 +66,7 @@ def test_failed_attempt_is_retried(
 def test_last_failed_attempt_is_a_dead_letter(
     error: Exception, attempt: int, max_attempts: int
 ) -> None:
-    """RMQ-16: a limit and a count; the count that decides is the message's own."""
+    """RMQ-16: a limit and a count; the message's own count decides."""
     outcome = decided(error, attempt=attempt, max_attempts=max_attempts)
     assert isinstance(outcome, DeadLettered)
     assert outcome.reason == "exhausted"
@@ -114,7 +114,7 @@ def test_snooze_uses_no_attempt(attempt: int) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("x"), Retry(0), TimedOut("x"), WorkerLost("x")])
 def test_from_the_second_retry_on_no_wait_is_below_the_floor(error: Exception) -> None:
-    """PMQ-68: the first retry may be at once; whatever asks for the wait."""
+    """PMQ-68: the first retry may come at once, whatever requests the wait."""
     policy = RetryPolicy(backoff=fixed(0)).with_floor(0.1)
     waits = [decided(error, attempt=n, max_attempts=9, policy=policy) for n in (1, 2, 8)]
     assert [each.after for each in waits if isinstance(each, Retried)] == [0.0, 0.1, 0.1]

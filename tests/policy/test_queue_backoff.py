@@ -1,4 +1,4 @@
-"""Which ends move the level of a queue, and how long each level waits."""
+"""The ends that move a queue's level, and the wait at each level."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_never_ran_moves_nothing() -> None:
 def test_waits_double_up_to_their_maximum_where_the_level_stops(
     given: dict[str, float], waits: list[float]
 ) -> None:
-    """NSQ-3, NSQ-6: a maximum of zero has no level to be at."""
+    """NSQ-3, NSQ-6: with a maximum of zero there are no levels."""
     assert top_level(**given) == len(waits)
     assert [wait(level, **given) for level in range(1, len(waits) + 1)] == waits
     assert jittered_waits(**given, jitter=0.0, random=lambda: 0.9) == waits
@@ -78,14 +78,14 @@ def test_waits_double_up_to_their_maximum_where_the_level_stops(
 
 @pytest.mark.parametrize(("drawn", "share"), [(0.0, 0.9), (0.5, 1.0), (0.999999, 1.1)])
 def test_waits_are_jittered_by_a_share(drawn: float, share: float) -> None:
-    """NSQ-6 as changed: with jitter, also of the longest wait."""
+    """NSQ-6 as changed: with jitter, even for the longest wait."""
     found = jittered_waits(**DEFAULTS, jitter=0.1, random=lambda: drawn)
     assert found[0] == pytest.approx(2 * share, rel=1e-5)
     assert found[-1] == pytest.approx(120 * share, rel=1e-5)
 
 
 def test_a_message_by_itself_waits_longer_each_time_within_its_cap() -> None:
-    """NSQ-17 in the numbers of design.md: doubling with jitter, capped, whatever the queue does."""
+    """NSQ-17 with design.md's numbers: doubling with jitter, capped, independent of the queue."""
     policy = RetryPolicy()
     waits: list[Any] = [policy.delay(attempt, random=lambda: 0.5) for attempt in range(1, 20)]
     assert waits == sorted(waits)

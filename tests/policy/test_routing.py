@@ -1,4 +1,4 @@
-"""Patterns, names, `where`: who gets a message, and why."""
+"""Patterns, names, `where`: which handlers get a message, and why."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ def test_pattern_matches_as_its_definition_says(pattern: list[str], words: list[
 
 
 def test_many_hashes_do_not_blow_up() -> None:
-    """With backtracking at each of 31 `#` this would take longer than the universe is old."""
+    """Backtracking at each of the 31 `#` would take longer than the age of the universe."""
     pattern = Pattern(".".join(["#.a"] * 31 + ["b"]))
     assert not pattern.matches(".".join(["a"] * 64))
 
@@ -121,7 +121,7 @@ def test_plain_pattern_is_told_from_one_with_wildcards() -> None:
 
 
 def test_all_matching_subscriptions_in_order_each_once() -> None:
-    """PMQ-30, RMQ-12: even when two patterns of one match."""
+    """PMQ-30, RMQ-12: only once even when two patterns of one subscription match."""
     to = [
         To("statistics", ("#",)),
         To("mailer", ("shop.orders.*", "shop.#", "shop.orders.placed")),
@@ -148,7 +148,7 @@ def test_all_matching_subscriptions_in_order_each_once() -> None:
         ({"tier": "gold", "eu": True}, "any", {"tier": "gold"}, True),
         ({"tier": "gold", "eu": True}, "any", {"tier": "silver", "eu": False}, False),
         ({"tier": "gold"}, "any", {}, False),
-        # As JSON: true is not 1, 1 is 1.0, and null is a value that must be there
+        # Compared as JSON: true is not 1, 1 is 1.0, and null must be present
         ({"eu": True}, "all", {"eu": 1}, False),
         ({"n": 1}, "all", {"n": True}, False),
         ({"n": 0}, "all", {"n": False}, False),
@@ -259,7 +259,7 @@ def test_bad_name_is_refused(value: object) -> None:
     with pytest.raises(InvalidName, match=r"^queue .* is not a name") as caught:
         check_name(value, "queue")
     assert len(str(caught.value)) < 600
-    str(caught.value).encode()  # can be logged, whatever the name was
+    str(caught.value).encode()  # can be logged, whatever the name contained
 
 
 @pytest.mark.parametrize(

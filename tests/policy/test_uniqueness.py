@@ -20,7 +20,7 @@ OPTIONS = get_args(OnDuplicate)
 
 
 def test_every_state_has_an_answer_to_every_option() -> None:
-    """CAR-5: what was done, or why not."""
+    """CAR-5: the action, or the reason for none."""
     for state in UniqueState:
         for option in OPTIONS:
             decision = decide(state, option)
@@ -93,7 +93,7 @@ def test_the_messages_of_one_id_are_one_write(
     due: int | None,
     outcomes: str,
 ) -> None:
-    """The later sees the earlier."""
+    """The later message sees the earlier one."""
     found = plan(state, options.split())  # type: ignore[arg-type]
     assert (found.action, found.content, found.due) == (action, content, due)
     assert " ".join(verdict.outcome for verdict in found.verdicts) == outcomes

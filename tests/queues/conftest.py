@@ -1,4 +1,4 @@
-"""A second connection, for what others hold."""
+"""A second connection, for the locks and transactions of other sessions."""
 
 import pytest
 from django.db import connection
@@ -21,7 +21,7 @@ def other(transactional_db):
 
 @pytest.fixture
 def lock(other):
-    """Lock the row of a message, as a claim or a slice does, until the test ends."""
+    """Lock a message's row until the test ends, like a claim or a slice."""
 
     def lock(message):
         other.execute(

@@ -1,4 +1,4 @@
-"""Reasons, as people read them."""
+"""Reasons, as operators read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions of operators touch only the messages they may touch, and never take long."""
+"""Actions of operators touch only eligible messages, and never take long."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check(action, states):
 
 
 class TestByState:
-    """Guarantee 13: conditional, never a message in flight, the skipped are reported."""
+    """Guarantee 13: conditional, never a message in flight, and skipped ones are reported."""
 
     def test_cancel(self):
         rows = check(queues.cancel, WAITING)
@@ -116,7 +116,7 @@ def test_a_dry_run_of_ids_says_which_are_dead():
 
 
 def test_purge_removes_dead_letters_only():
-    """CAR-39; S34: terminal rows only unless told otherwise."""
+    """CAR-39; S34: only terminal rows unless told otherwise."""
     ids = add_every()
     other = add("other", dead=-1).pk
     assert queues.purge("mail") == Changed((ids["dead"],))
@@ -143,7 +143,7 @@ def test_purge_of_what_is_older():
 
 
 def test_chunks(monkeypatch, transactional_db):
-    """A chunk is a transaction, so what was done before an error stays done."""
+    """Each chunk is a transaction, so the chunks before an error stay done."""
     monkeypatch.setattr(acting, "CHUNK", 2)
     ids = [add(dead=-1).pk for _ in range(5)]
     sizes = []
@@ -222,7 +222,7 @@ def test_what_runs_past_its_lease_is_in_flight():
 
 
 def test_as_many_attempts_as_can_be_do_not_stop_a_requeue():
-    """Guarantee 24: no number overflows, and the others come back with it."""
+    """Guarantee 24: no number overflows, and the others are requeued with it."""
     many = add(dead=-1, attempts=2**31 - 2)
     one = add(dead=-1, attempts=20)
     assert queues.requeue([many.pk, one.pk], attempts=1000).ids == (many.pk, one.pk)

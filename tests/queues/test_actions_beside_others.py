@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 class TestBesideOthers:
     def test_what_is_locked_is_skipped_at_once(self, lock):
-        """Guarantee 13: a claim that is not committed, a handler that runs."""
+        """Guarantee 13: a claim that is not committed, or a running handler."""
         rows = [add(), add(dead=-1), add(after=60)]
         free = [add(), add(dead=-1), add(after=60)]
         for row in rows:
@@ -58,7 +58,7 @@ class TestBesideOthers:
                 cursor.execute("reset lock_timeout")
 
     def test_at_any_isolation_level(self, other, transactional_db, monkeypatch):
-        """Guarantee 17: what another commits meanwhile is no serialization failure."""
+        """Guarantee 17: concurrent commits cause no serialization failure."""
         message = add(dead=-1)
         limit_waits = operate.limit_waits
 
@@ -171,7 +171,7 @@ def test_nobody_is_woken_where_workers_poll(settings, rings):
 
 
 def test_the_log_keeps_a_trace(caplog):
-    """Guarantee 14: a row that an operator removed is named."""
+    """Guarantee 14: the log names a row that an operator removed."""
     message = add(dead=-1, payload={"secret": "canary"})
     with caplog.at_level(logging.INFO, logger="django_mq"):
         queues.discard([message.pk, 10**9])

@@ -1,4 +1,4 @@
-"""Bad arguments are refused before any SQL, with a text that says what would be right."""
+"""Bad arguments are refused before any SQL, with a text that says what would be valid."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_durations_that_the_server_can_count_with(age):
 
 @pytest.mark.parametrize("waiting", [None, "no", "maybe", 0, 1])
 def test_purge_is_told_by_true_that_waiting_messages_go(waiting):
-    """A text that the server reads as true would remove what nobody wanted removed."""
+    """A text that the server reads as true would remove rows by mistake."""
     message = add()
     with pytest.raises(ValueError, match="waiting must be True or False"):
         queues.purge(waiting=waiting)

@@ -1,4 +1,4 @@
-"""The chain of a message, over what is stored and what was handled."""
+"""The chain of a message, built from stored and handled messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WHOLE = [
 
 
 def test_any_message_of_a_chain_shows_the_tree() -> None:
-    """One that was handled without a history is known by what it caused."""
+    """A message handled without a history is known from the messages that it caused."""
     broadcast("order")  # of another chain
     assert drain() == 4
     (id,) = broadcast("order").ids

@@ -1,4 +1,4 @@
-"""Queries about queues cost the same with many messages as with few: in pages, not time."""
+"""Queries about queues cost the same at any number of messages: in pages, not time."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_no_call_costs_more_among_many_messages(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_counts_are_linear_in_the_queues() -> None:
-    """2,000 queues took 12 s, most of it for finding the priorities of each among those of all."""
+    """2,000 queues took 12 s, mostly for finding each queue's priorities among all of them."""
 
     def rows(first: int, last: int) -> int:
         with connection.cursor() as cursor:

@@ -28,7 +28,7 @@ def rings(monkeypatch):
 
 @pytest.fixture
 def heard():
-    """What backoff_ended said."""
+    """The signals backoff_ended."""
     found = []
 
     def receive(signal, **data):
@@ -40,7 +40,7 @@ def heard():
 
 
 class TestLimit:
-    """NSQ-23: 0 holds all; may be changed while running."""
+    """NSQ-23: 0 holds all messages; the limit may change at run time."""
 
     @pytest.mark.parametrize("most", [0, 1, 2500, 2**31 - 1])
     def test_a_number(self, rings, most):
@@ -91,7 +91,7 @@ class TestEndOfABackoff:
             django_capture_on_commit_callbacks(execute=True),
         ):
             assert queues.end_backoff("mail") is True
-            assert heard == []  # it is said when it is so
+            assert heard == []  # the signal follows the commit
         state = QueueState.objects.get()
         assert (state.backoff_level, state.backoff_until, state.probe_by) == (0, None, None)
         assert heard == [{"sender": "mail", "queue": "mail", "level": 0, "until": None}]
@@ -159,7 +159,7 @@ def test_a_bad_name(action):
 
 
 def test_with_parameters_that_the_server_binds(transactional_db):
-    """OPTIONS = {"server_side_binding": True}: as the bare driver does it."""
+    """OPTIONS = {"server_side_binding": True}: like the bare driver."""
     with second_connection() as other, other.cursor() as cursor:
         store.limit(cursor, queue="mail", max_in_flight=5)
         assert store.pause(cursor, queue="mail", at=None, delay=60.0) is not None

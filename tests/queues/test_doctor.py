@@ -1,4 +1,4 @@
-"""The findings of the doctor: each id, provoked on a real server."""
+"""The findings of the doctor: each id is provoked on a real server."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class TestVacuum:
         assert any("django_mq_queuedmessage has " in text for text in found("D009"))
         run("vacuum django_mq_queuedmessage")
         run("select pg_stat_force_next_flush()")
-        # Other tables have what earlier tests left.
+        # Other tables have leftovers of earlier tests.
         assert not any("django_mq_queuedmessage has " in text for text in found("D009"))
 
 
@@ -267,7 +267,7 @@ class TestQueuesAndTypes:
 
     def test_d015_handlers_without_a_worker(self) -> None:
         handler("a.b", queue="reports", name="sums")(print)
-        assert found("D015") == []  # no worker runs at all: nothing is known to be missing
+        assert found("D015") == []  # no worker runs at all, so no handler is known to be missing
         beat(queues=["mail", "default"])
         (text,) = found("D015")
         assert "reports has handlers (sums)" in text

@@ -1,4 +1,4 @@
-"""Editing a message that waits: payload, due time, priority, and nothing else."""
+"""Editing a waiting message: payload, due time, priority, and nothing else."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_groups_have_the_class_handler_and_place_the_last_failed_first():
 
 
 def test_many_groups_share_the_messages_that_are_looked_up(monkeypatch):
-    """Fifty groups with 1,000 messages each took 0.8 s."""
+    """Fifty groups of 1,000 messages took 0.8 s."""
     monkeypatch.setattr(error_groups, "LOOKED_UP", 6)
     for n in range(3):
         fail(add(dead=-1), ago=n)
@@ -67,7 +67,7 @@ def test_many_groups_share_the_messages_that_are_looked_up(monkeypatch):
 
 
 def test_a_limit_counts_groups_however_many_queues_they_have():
-    """Each group is whole, and the pages together have each group once."""
+    """Each group is complete, and appears on exactly one of the pages."""
     for n in range(5):
         for queue in ("mail", "other", "third"):
             fail(add(queue), ago=10 * n + 1, error_class=f"Error{n}")
@@ -104,7 +104,7 @@ def test_a_message_counts_where_it_failed_last():
 
 
 def test_every_way_to_fail_without_a_traceback_has_a_fingerprint(transactional_db):
-    """The take-over of a lapsed lease too, whose statement knows no Python."""
+    """This includes the take-over of a lapsed lease, whose statement involves no Python."""
     lapsed = [add(leased=-1, attempts=1, handler="h") for _ in range(2)]
     failed = add(leased=60, attempts=1, handler="h")
     with connection.cursor() as cursor:
@@ -118,7 +118,7 @@ def test_every_way_to_fail_without_a_traceback_has_a_fingerprint(transactional_d
         assert settle.fail(driver, [row]) == {failed.pk}
     prints = {each.message_id: each.fingerprint for each in FailedAttempt.objects.all()}
     assert set(prints) == {failed.pk, *(each.pk for each in lapsed)}
-    assert len(set(prints.values())) == 1  # it has class and handler, and no text
+    assert len(set(prints.values())) == 1  # it has a class and a handler, but no text
 
 
 @pytest.mark.parametrize("odd", ["\\", "\\x00", "é\u202e", "%s", ""])

@@ -1,4 +1,4 @@
-"""Figures over time, and the rates at which queues fill and empty."""
+"""Figures over time, and the rates at which queues fill and drain."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_figures_by_step_and_by_handler():
 
 @pytest.mark.parametrize(("span", "count", "step"), [("day", 24, HOUR), ("week", 56, 3 * HOUR)])
 def test_longer_spans_have_hours(span, count, step):
-    """Hours that are added up, and after them what is known by minute, each once."""
+    """Hours that are added up, then the newer minutes, each counted once."""
     hour = now().replace(minute=0, second=0, microsecond=0)
     for ago in (200, 20, 5):
         HourFigures.objects.create(hour=hour - ago * HOUR, queue="mail", handler="h", acked=10)
@@ -85,7 +85,7 @@ def test_figures_of_some_queues():
 
 
 def test_messages_whose_first_attempt_has_not_ended_came_in_too():
-    """Waiting, or running for the first time; the others are counted by their worker."""
+    """Waiting, or running for the first time; a worker counts all others."""
     minute(now() - 2 * MINUTE, broadcast=5)
     add(created=-60), add(created=-60, leased=60, attempts=1), add("post", created=-1)
     add(created=-60, attempts=1), add(created=-60, dead=-1), add(created=-8000)
@@ -111,7 +111,7 @@ def test_rates_are_those_of_about_five_minutes():
 
 
 def test_a_flood_is_counted_as_far_as_it_is_looked_at(monkeypatch):
-    """The newest messages alone tell how fast they come."""
+    """The newest messages alone give the rate."""
     monkeypatch.setattr(read_figures, "NEWEST", 50)
     add_all([{"created": -10}] * 80)
     found = queues.rates()["mail"]

@@ -1,4 +1,4 @@
-"""The worker processes, and who holds a snapshot."""
+"""The worker processes, and the holders of snapshots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_workers_last_seen_first():
 
 
 def test_timings_of_live_workers_add_up():
-    """CAR-42, NSQ-34: percentiles too, since buckets add up."""
+    """CAR-42, NSQ-34: including percentiles, since buckets add up."""
     beat("old", seen=-20, timings={"h": tally(acked=90, ran=[0.010] * 90)})
     beat("new", timings={"h": tally(acked=9, failed=1, dead=1, ran=[2.0] * 10)})
     beat("gone", seen=-31, timings={"h": tally(acked=7), "i": tally(acked=1)})
@@ -104,7 +104,7 @@ def test_asking_is_not_holding(transactional_db):
     ],
 )
 def test_of_an_odd_heartbeat_is_shown_what_can_be_read(written, read):
-    """Guarantee 24: and it is said that it is odd; no queue is served by what cannot be read."""
+    """Guarantee 24: and it is marked as odd; unreadable names serve no queue."""
     beat("good", queues=["mail"], running=[7])
     beat("odd", **written)
     found = {each.id: each for each in queues.workers()}

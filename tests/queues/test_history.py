@@ -1,4 +1,4 @@
-"""The history is searched, and broadcast again."""
+"""The history is searched, and its messages broadcast again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = r"must|not a name|not the id|say which|cannot be stored"
 
 @pytest.fixture(autouse=True)
 def ran(settings: Any) -> Iterator[list[tuple[str, Any, dict[str, Any]]]]:
-    """Two subscribers of one type; return who got what."""
+    """Two subscribers of one type; return the deliveries that each got."""
     settings.DJANGO_MQ = {
         "QUEUES": {"mail": {"history": 60, "history_payload": True}},
         "REQUIRE_ATOMIC": False,
@@ -99,7 +99,7 @@ class TestHistory:
 
 class TestReplay:
     def test_copies_go_to_the_handlers_of_the_originals(self, ran: Any) -> None:
-        """Not to the other subscribers of the type; the id is the only one that is new."""
+        """Other subscribers of the type get nothing; only the id is new."""
         (id, _) = broadcast("t", {"a": 1.0}, metadata={"m": 1}, key="k", unique_id="u").ids
         broadcast("t", {"a": 2})
         assert drain() == 4
@@ -112,7 +112,7 @@ class TestReplay:
         assert ran == [("h", {"a": 1.0}, {"m": 1, "mq.replay_of": str(id)})]
 
     def test_a_replay_is_replayed(self, ran: Any) -> None:
-        """Twice, and then its copy: each names the message that it repeats."""
+        """It is replayed twice, then its copy: each copy names the message that it repeats."""
         keep(7)
         assert [queues.replay(ids=[7]).ids for _ in range(2)] == [(7,), (7,)]
         first, second = QueuedMessage.objects.order_by("pk").values_list("pk", flat=True)
@@ -123,7 +123,7 @@ class TestReplay:
         assert HandledMessage.objects.filter(pk=second).exists()
 
     def test_to_another_handler_whatever_it_subscribes_to(self, ran: Any) -> None:
-        """A copy that names a handler runs there, though no pattern of it matches."""
+        """A copy that names a handler runs there, even if none of its patterns match."""
         keep(7)
         assert queues.replay(ids=7, to="elsewhere").ids == (7,)
         assert QueuedMessage.objects.get().queue == "post"

@@ -1,4 +1,4 @@
-"""The exact reason why a message does not run now, for each state."""
+"""The exact reason why a message does not run now, in each state."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_paused():
 
 
 def test_a_probe_of_its_queue():
-    """NSQ-7: the wait is over, and one message finds out whether the others may run."""
+    """NSQ-7: the wait is over, and one message tests whether the others may run."""
     beat()
     message = add()
     state = decide(backoff=-1, backoff_level=4)
@@ -208,7 +208,7 @@ class TestHeld:
     ],
 )
 def test_dead(reason, text, error):
-    """S08: what a handler said is not in the text that everybody may read."""
+    """S08: the handler's own text is not in the text that everybody may read."""
     message = add(dead=-5, attempts=20, dead_reason=reason, last_error="ValueError: no")
     answer = why(
         message, "dead", f"has been dead since {shown(message.dead_at)}", text, "Requeue it"
@@ -233,7 +233,7 @@ def test_gone():
     ],
 )
 def test_gone_with_a_reply(reply, text, error):
-    """RMQ-20, S08: that there is an answer is said, not what it is."""
+    """RMQ-20, S08: the text says that there is an answer, and does not quote it."""
     stored = Result.objects.create(message_id=7, handler="h", **reply)
     stored.refresh_from_db()
     answer = queues.why(7)
@@ -260,7 +260,7 @@ def test_gone_with_a_history():
 
 
 def test_what_others_wrote_need_not_be_decodable():
-    """A row whose JSON this interpreter cannot read is explained all the same."""
+    """A row with JSON that this interpreter cannot read still gets an explanation."""
     message = add(held=-5)
     deep = "[" * 10_000 + "]" * 10_000
     with connection.cursor() as cursor:

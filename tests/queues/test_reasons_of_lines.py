@@ -22,7 +22,7 @@ def _no_handlers():
 
 
 def test_behind_its_key():
-    """Guarantee 8; a follower that no worker has met yet, so that nothing stands in blocked_by."""
+    """Guarantee 8; a follower that no worker has met yet, so blocked_by is empty."""
     beat()
     head = add(key="k", leased=60)
     add(key="k", handler="other", leased=60), add("other", key="k", leased=60)
@@ -34,7 +34,7 @@ def test_behind_its_key():
 
 
 def test_a_later_one_of_its_key_that_a_worker_has():
-    """An earlier id that became visible later: nothing of the key is claimed beside a claim."""
+    """An earlier id that became visible later: no row of a key is claimed beside another claim."""
     beat()
     first, later = add(key="k"), add(key="k", leased=60)
     assert why(first, "processable", f"behind message {later.pk} of its key k").behind == later.pk
@@ -69,7 +69,7 @@ def test_what_its_head_waits_for(columns, text, parked):
 
 
 def test_parked_behind_one_that_is_gone():
-    """The head is the first of the line, whatever it was parked behind."""
+    """The head is the first of the line, whatever row it was parked behind."""
     beat()
     first = add(key="k", dead=-5)
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_its_own_reason_goes_first(columns):
 
 
 class TestOrdered:
-    """PMQ-42, PMQ-44: the line of an ordered queue, and who has it."""
+    """PMQ-42, PMQ-44: the line of an ordered queue, and its owner."""
 
     @pytest.fixture(autouse=True)
     def _ordered(self, settings):

@@ -49,7 +49,7 @@ def test_the_next_times():
 
 
 def test_without_time_zones_of_django_nothing_changes():
-    """USE_TZ: what Django reads is naive then, and what is computed from must not be."""
+    """USE_TZ off: Django reads naive times, but calculations need aware ones."""
     made = put(due=60)
     with override_settings(USE_TZ=False, TIME_ZONE="Asia/Kolkata"):
         assert queues.next_times("hourly", 2) == [made.next_at, made.next_at + HOUR]

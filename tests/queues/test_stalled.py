@@ -1,4 +1,4 @@
-"""Lines that wait for their first message: which, how many wait, and how they go on."""
+"""Stalled lines: their first message, the number of waiting messages, and the way to free them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 
 def line(key="k", n=2, queue="mail", handler="h", **head):
-    """Add a head and `n` followers that were parked behind it; return all."""
+    """Add a head and `n` followers parked behind it; return all."""
     first = add(queue, key=key, handler=handler, **head)
     return [first, *(add(queue, key=key, handler=handler, blocked_by=first.pk) for _ in range(n))]
 
@@ -48,7 +48,7 @@ def test_a_head_and_its_state(columns, state):
 
 
 def test_the_true_head_whatever_they_were_parked_behind():
-    """What is parked behind a message that is gone stays parked until it is the first."""
+    """Messages parked behind a deleted one stay parked until they are first."""
     old, second, _ = line(n=2, dead=-5)
     old.delete()
     assert found() == [(second.pk, "k", "blocked", 1)]
@@ -107,7 +107,7 @@ def test_counts_name_the_key_that_is_blocked_longest():
 
 
 def test_counts_name_the_oldest_dead_message_that_others_wait_behind(settings):
-    """Of any key, the one that blocks longest; a message without followers does not count."""
+    """Of all keys, the one blocked longest; a message without followers does not count."""
     line("a", after=60)
     add(key="c", dead=-5)
     assert queues.counts("mail").dead_head is None
@@ -235,7 +235,7 @@ class TestStandings:
     "statement", [store.BLOCKED, store.STANDINGS], ids=["blocked", "standings"]
 )
 def test_it_is_found_by_the_indexes(statement):
-    """EXPLAIN: a million rows on one key are not walked."""
+    """EXPLAIN: a million rows of one key are not walked."""
     with connection.cursor() as cursor:
         cursor.execute(
             "insert into django_mq_queuedmessage (queue, type, payload, handler, key, blocked_by)"

@@ -39,7 +39,7 @@ class TestState:
         assert state == State(kind, at, False, 0, None)
 
     def test_what_is_due_now_is_processable(self):
-        """PMQ-24: a due time equal to now counts; the claim has the same rule."""
+        """PMQ-24: a due time equal to now counts; the claim follows the same rule."""
         add(after=0)
         assert queues.state("mail").kind == "processable"
 
@@ -152,7 +152,7 @@ class TestState:
 
 
 class TestManyDueMessages:
-    """Of each priority the first `WINDOW` due messages are examined."""
+    """The first `WINDOW` due messages of each priority are examined."""
 
     @pytest.fixture(autouse=True)
     def small_window(self, monkeypatch):
@@ -220,7 +220,7 @@ def test_state_reads_by_its_indexes():
 
 class TestPeek:
     def test_messages_by_queue_in_the_order_of_ids(self):
-        """PMQ-17: the limit is over all queues together."""
+        """PMQ-17: the limit applies to all queues together."""
         ids = [add(queue).pk for queue in ("b", "a", "b", "c", "a")]
         found = queues.peek(limit=4)
         assert {queue: [each.pk for each in found[queue]] for queue in found} == {
@@ -237,7 +237,7 @@ class TestPeek:
     @pytest.mark.parametrize("window", [3, 4, 100])
     @pytest.mark.parametrize("skip_locked", [True, False])
     def test_dead_letters_in_front_hide_nothing(self, monkeypatch, lock, window, skip_locked):
-        """Those of all queues are looked for at the beginning of the table first."""
+        """Dead letters of all queues are looked for at the beginning of the table first."""
         monkeypatch.setattr(peek, "FIRST", window)
         add_all([{"dead": -1}] * 3)
         leased, locked = add("a", leased=60), add("b")
@@ -250,7 +250,7 @@ class TestPeek:
 
     @pytest.mark.parametrize("given", [{}, {"skip_locked": True}, {"dead": True}])
     def test_many_queues_cost_no_more(self, given):
-        """2,000 took 50 ms."""
+        """With 2,000 it took 50 ms."""
 
         def rows(first: int, last: int) -> int:
             add_all({"queue": f"q{n}"} for n in range(first, last))
@@ -261,7 +261,7 @@ class TestPeek:
         add_all([{"dead": -1}] * 5)
         for n in range(100):
             decide(f"idle{n}")
-        with connection.cursor() as cursor:  # as in a table that is larger than this one
+        with connection.cursor() as cursor:  # like in a table larger than this one
             cursor.execute("set local enable_seqscan = off")
         few = rows(0, 10)
         assert rows(10, 400) <= few + 10
@@ -272,7 +272,7 @@ class TestPeek:
         assert len(queues.peek("mail")) == 10
 
     def test_of_a_longer_queue_the_first_of_each_kind(self):
-        """By an index each: none has the ids of a queue in order."""
+        """Through one index per kind: none has the ids of a queue in order."""
         late, first = add(after=90), add(after=-90)
         blocked, leased = add(blocked_by=1, key="k"), add(leased=60)
         add_all([{}] * 5)
@@ -305,7 +305,7 @@ class TestPeek:
         assert queues.peek("mail", dead=True) == [dead]
 
     def test_what_a_worker_holds_is_left_out_with_skip_locked(self, lock):
-        """PMQ-17: without it they show."""
+        """PMQ-17: without it they are listed."""
         leased, locked, lapsed, waiting = add(leased=60), add(), add(leased=-1), add()
         lock(locked)
         assert queues.peek("mail") == [leased, locked, lapsed, waiting]

@@ -1,4 +1,4 @@
-"""Which types reach which handlers, on the page and in the terminal."""
+"""The types that reach each handler, on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_types_come_from_handlers_schedules_and_messages() -> None:
 
 
 def test_handlers_that_no_worker_called() -> None:
-    """Without a worker nobody can tell."""
+    """Without a worker the answer is unknown."""
     assert (queues.topology().observed, queues.topology().uncalled) == (False, ())
     now = timezone.now()
     beat(timings={"mails": tally(acked=2, last_at=now), "odds": tally(failed=1, last_at=now)})
@@ -66,7 +66,7 @@ def test_handlers_that_no_worker_called() -> None:
 
 
 def test_calls_outlive_the_worker_that_made_them() -> None:
-    """The figures of a replaced process stay; those of last month say nothing of today."""
+    """The figures of a replaced process count; last month's figures say nothing about today."""
     hour = timezone.now().replace(minute=0, second=0, microsecond=0)
     for ago, name in ((5 * 24, "mails"), (20 * 24, "odds")):
         HourFigures.objects.create(
@@ -84,7 +84,7 @@ def test_calls_outlive_the_worker_that_made_them() -> None:
 
 
 def test_types_of_held_messages_stay_among_many_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A type that nobody hears is listed for as long as its messages are held."""
+    """A type without handlers is listed for as long as its messages are held."""
     monkeypatch.setattr(import_module("django_mq.queues.topology"), "NEWEST", 5)
     monkeypatch.setattr(import_module("django_mq.queues.topology"), "NEAR", 3)
     for name, after in (("due.longest", -900), ("due.last", -10), ("due.next", 5)):

@@ -1,4 +1,4 @@
-"""How many messages a queue has, and which queues there are."""
+"""The number of messages in a queue, and the list of queues."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_counting_ends_somewhere(monkeypatch, columns, capped):
 
 
 def test_beyond_the_end_of_a_count_a_sample_says_about_how_many(monkeypatch):
-    """Without statistics, and for a state that lies together in the table."""
+    """Without statistics, and for a state whose rows are adjacent in the table."""
     monkeypatch.setattr(counting, "MOST", 1_000)
     monkeypatch.setattr(sampled, "PAGES", 100)
     with connection.cursor() as cursor:
@@ -199,7 +199,7 @@ def test_only_counts_are_capped():
 
 
 def test_counts_read_by_the_indexes():
-    """EXPLAIN: however many rows a queue has, no plan walks the table."""
+    """EXPLAIN: with any number of rows in a queue, no plan walks the table."""
     with connection.cursor() as cursor:
         cursor.execute(
             "insert into django_mq_queuedmessage"
@@ -242,7 +242,7 @@ def test_a_queue_with_a_row_has_a_name(columns):
 
 
 def test_names_of_what_was_decided_configured_or_handled(settings):
-    """CAR-39: the names of queues; the turn of the chores is none."""
+    """CAR-39: the names of queues; the turn of the chores is no queue."""
     settings.DJANGO_MQ = {"DEFAULT_QUEUE": "main", "QUEUES": {"listed": {}}}
     decide("decided", paused=-1)
     decide(":")

@@ -1,4 +1,4 @@
-"""A request that is stored, and its handler."""
+"""A stored request, and its handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests in a TestCase's transaction: what is stored, what is refused, where waiting is."""
+"""Requests in a TestCase's transaction: storage, refusals, and places to wait."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.django_db
 
 
 def request_within(payload: Any, *, then: type[Exception] | None = None) -> PendingReply:
-    """Send a request in a block of its own, which ends with an exception if `then` is given."""
+    """Send a request in a separate block, which ends with an exception if `then` is given."""
     pending = None
     try:
         with transaction.atomic():
@@ -49,7 +49,7 @@ def request_within(payload: Any, *, then: type[Exception] | None = None) -> Pend
 
 
 def test_it_is_a_message_that_wants_a_result() -> None:
-    """RMQ-22: what is broadcast beside it is no request, and nothing is kept of it."""
+    """RMQ-22: a broadcast beside it is not a request, and keeps no result."""
     echo(queue="answers", queues=("others",))
     pending = request(
         "test.echo",
@@ -89,7 +89,7 @@ def test_several_handlers_are_refused_by_name() -> None:
 
 
 def test_a_handler_that_only_a_worker_knows() -> None:
-    """Routed at delivery; the first of several answers, and the others ask nobody."""
+    """It is routed at delivery; the first of several answers, and nobody asks the others."""
     pending = request("test.later", {"n": 1})
 
     @handler("test.later", name="a")
@@ -119,7 +119,7 @@ def test_a_timeout_that_is_none(timeout: Any) -> None:
 
 
 def test_waiting_is_refused_until_the_block_that_stores_it_ended() -> None:
-    """It says so at once and never hangs; the caller's transaction stays usable."""
+    """The refusal comes at once, not as a hang; the caller's transaction stays usable."""
     echo()
     with transaction.atomic():
         with transaction.atomic():
@@ -136,7 +136,7 @@ def test_waiting_is_refused_until_the_block_that_stores_it_ended() -> None:
     assert pending.done()
     assert pending.result() == {"n": 1}
     assert Product.objects.filter(name="kept").exists()
-    with transaction.atomic():  # another one, in which it was answered long ago
+    with transaction.atomic():  # another transaction, long after the answer
         assert pending.result() == {"n": 1}
 
 
@@ -190,7 +190,7 @@ class AskTest(TestCase):
         echo()
         first, second = request("test.echo", 1), request("test.echo", [2])
         with pytest.raises(ReplyTimeout, match="drain") as caught:
-            first.result()  # at once: nobody could answer meanwhile
+            first.result()  # at once: in this transaction nobody could answer
         assert caught.value.id == first.id
         assert drain() == 2
         assert gather(second, first) == [[2], 1]

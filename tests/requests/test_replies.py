@@ -39,7 +39,7 @@ from tests.rows import add
 pytestmark = pytest.mark.django_db
 
 
-# ---- what comes back
+# ---- contents of a reply
 
 
 @pytest.mark.parametrize("value", [None, 0, "", False, [], {"a": [1, {"b": None}]}, "\\u0000"])
@@ -51,7 +51,7 @@ def test_any_json_value_is_a_result(value: Any) -> None:
     pending = request("test.value")
     drain()
     assert pending.result() == value
-    assert pending.result() == value  # as often as one likes
+    assert pending.result() == value  # as often as needed
 
 
 def test_an_error_is_an_answer_when_it_is_the_last() -> None:
@@ -100,7 +100,7 @@ def test_reject_is_an_answer() -> None:
 
 
 def test_what_cannot_be_encoded_is_the_failure_of_its_handler() -> None:
-    """Its writes are undone, its neighbours are not touched, its asker is told."""
+    """Its writes are undone, its neighbours are not affected, and its asker gets the error."""
 
     @handler("test.bad", name="bad", retry=RetryPolicy(max_attempts=2))
     def bad(delivery: Any) -> Any:
@@ -109,7 +109,7 @@ def test_what_cannot_be_encoded_is_the_failure_of_its_handler() -> None:
 
     bad_one, good_one = (request("test.bad", {"bad": each}) for each in (True, False))
     with transaction.atomic():
-        broadcast("test.bad", {"bad": True})  # nobody asks: whatever it returns is well
+        broadcast("test.bad", {"bad": True})  # nobody asks, so any return value is fine
     drain(errors="keep")
     assert good_one.result() == {"result": {"when": "now"}}
     assert Product.objects.count() == 2
@@ -136,7 +136,7 @@ def test_a_result_has_the_limits_of_a_payload(settings: Any) -> None:
 
 
 def test_what_finish_is_given_is_the_result() -> None:
-    """Encoded as it is at the end of the block; what is returned afterwards goes to nobody."""
+    """Encoded as it is at the end of the block; the handler's return value is ignored."""
 
     @handler("test.finish", name="finish", atomic=False)
     def finish(delivery: Any) -> Any:
@@ -174,11 +174,11 @@ def test_a_bad_result_of_finish_undoes_its_block() -> None:
         pending.result()
 
 
-# ---- what nobody will answer
+# ---- messages without an answer
 
 
 def test_expired() -> None:
-    """It expires before it starts; `drain()` buries it as a worker does."""
+    """It expires before it starts; `drain()` dead-letters it like a worker."""
     echo()
     pending = request("test.echo", expires=60)
     QueuedMessage.objects.update(expires_at=Now() - timedelta(seconds=1))
@@ -204,7 +204,7 @@ def test_removed_by_hand() -> None:
     queues.cancel(pendings[1].id)
     assert queues.purge(type="test.echo", waiting=True, limit=1).ids == (pendings[2].id,)
     QueuedMessage.objects.update(dead_at=Now(), dead_reason="exhausted", last_error="E: text")
-    with pytest.raises(Unanswered, match="exhausted: E: text"):  # died without a word
+    with pytest.raises(Unanswered, match="exhausted: E: text"):  # died without a report
         pendings[3].result()
     queues.discard(pendings[3].id)
     reasons = [str(each) for each in gather(*pendings, return_exceptions=True)]
@@ -238,7 +238,7 @@ def test_a_dead_letter_that_is_discarded_keeps_its_answer_and_one_requeued_gets_
 
 
 def test_what_is_requeued_is_waited_for() -> None:
-    """The error that it died of is no answer any more: there is hope again."""
+    """The error it died of is no longer the answer: a new one may come."""
     broken = True
 
     @handler("test.echo", name="echo", retry=NEVER)
@@ -274,7 +274,7 @@ def test_a_reply_is_found_again_by_its_id() -> None:
 
 
 def test_what_has_no_reply() -> None:
-    """An id that nobody has, one that nobody asked, a reply that was forgotten."""
+    """An id that does not exist, a message that nobody asked, a reply that was forgotten."""
     echo()
     pending = request("test.echo")
     drain()
@@ -287,7 +287,7 @@ def test_what_has_no_reply() -> None:
 
 @pytest.mark.parametrize("id", ["7", True, 0, -1, 2**63, None, 1.0])
 def test_what_is_no_id(id: Any) -> None:
-    """One waits for the replies of all: what it cannot look for would fail for everybody."""
+    """One loop waits for all replies: an id it cannot look up would fail every wait."""
     with pytest.raises(InvalidOption, match="id must be a whole number"):
         PendingReply(id)
 
@@ -303,7 +303,7 @@ def test_what_is_no_request() -> None:
 
 
 def test_a_result_that_somebody_else_wrote() -> None:
-    """Guarantee: rows may come from others; what cannot be read is an error of that one alone."""
+    """Guarantee: rows may come from others; an unreadable one is an error of its reply alone."""
     good, bad = (Result.objects.create(message_id=n, value=n) for n in (1, 2))
     with connection.cursor() as cursor:
         cursor.execute(

@@ -1,7 +1,7 @@
 """The promises of Django's tasks for any backend, tested only through their public API.
 
-Mix `TaskBackendConformance` into a TransactionTestCase, and say how the backend runs its tasks. Of
-`jobs`, nothing is special to a backend.
+Mix `TaskBackendConformance` into a TransactionTestCase, and define how the backend runs its tasks.
+Nothing in `jobs` is specific to a backend.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ SUCCESSFUL, FAILED = TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED
 
 
 class TaskBackendConformance:
-    """The behaviours; a test that fails names the promise that is broken."""
+    """The behaviours; a failing test names the broken promise."""
 
     #: A second backend of TASKS, in which the queue "own" is the only one.
     second_backend = "second"
 
     def run_tasks(self) -> None:
-        """Run every task that is due, until none is."""
+        """Run due tasks until none is left."""
         raise NotImplementedError
 
     def setUp(self) -> None:
@@ -233,7 +233,7 @@ class TaskBackendConformance:
             jobs.Odd = kept
         assert path == "tests.contrib.tasks.jobs.Odd"
 
-    # ---- which task, when and where
+    # ---- the choice of task, time and place
 
     def test_coroutines(self) -> None:
         results = [

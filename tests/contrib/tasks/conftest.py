@@ -1,4 +1,4 @@
-"""The backend under test, and a registry that has the tasks of `jobs` and nothing else."""
+"""The backend under test, and a registry with the tasks of `jobs` and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALL = [
 
 @pytest.fixture(autouse=True)
 def backend(settings: Any) -> Iterator[handlers.Registry]:
-    """TASKS names the backend, and a worker would know the tasks of `jobs`."""
+    """TASKS names the backend, and the registry contains the tasks of `jobs`."""
     settings.TASKS = TASKS
     with handlers.isolated() as registry:
         MessageQueueBackend.load_tasks()

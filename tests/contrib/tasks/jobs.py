@@ -1,4 +1,4 @@
-"""The tasks of these tests, declared as users do: with nothing of this package but the backend."""
+"""The tasks of these tests, declared like users' tasks: only the backend is this package's."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if django.VERSION >= (6, 0):
 else:
     from django_tasks import task
 
-#: What ran, in order; tests empty it.
+#: The runs, in order; tests empty it.
 ran: list[Any] = []
-#: A task that waits holds its worker until this is set.
+#: A waiting task holds its worker until this is set.
 gate = threading.Event()
 second_gate = threading.Event()
 started = threading.Event()
@@ -61,7 +61,7 @@ def nest() -> None:
 
 
 class Odd(Exception):
-    """An error whose class may be gone when its result is read."""
+    """An error whose class may no longer exist when its result is read."""
 
 
 @task

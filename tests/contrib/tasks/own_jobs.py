@@ -1,4 +1,4 @@
-"""Tasks with options, by the package's own decorator."""
+"""Tasks with options, declared with the package's own decorator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project that has tasks, and little else."""
+"""A project with tasks, and little else."""
 
 import json
 import os

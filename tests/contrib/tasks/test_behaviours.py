@@ -43,7 +43,7 @@ def status(result: Any) -> TaskResultStatus:
     return found
 
 
-# ---- enqueue, and what others see of it
+# ---- enqueue, and its visibility to others
 
 
 def test_others_see_a_task_after_the_commit() -> None:
@@ -81,7 +81,7 @@ def test_each_call_is_one_statement() -> None:
 
 
 def test_what_is_found_is_what_was_enqueued() -> None:
-    """But for the moment, which is the web server's in one and the database's in the other."""
+    """Except for the time, which is the web server's in one and the database's in the other."""
     later = datetime.now(UTC) + timedelta(hours=1)
     result = jobs.note.using(priority=7, run_after=later, key="k", expires=9000).enqueue(1, two=[3])
     found = task_backends["default"].get_result(result.id)
@@ -112,7 +112,7 @@ def test_times_are_as_use_tz_has_them(settings: Any, use_tz: bool) -> None:
     assert at_once.enqueued_at <= at_once.started_at <= at_once.finished_at
 
 
-# ---- which task runs
+# ---- the choice of task
 
 
 def test_of_equal_priority_the_one_that_is_due_for_longest_runs_first() -> None:
@@ -156,7 +156,7 @@ def test_the_worker_goes_on_after_whatever_a_task_raises() -> None:
 
 
 def test_a_row_names_a_task_and_never_code() -> None:
-    """A function that is no task is not run, though it could be imported."""
+    """A function that is not a task is not run, even if it can be imported."""
     path = "subprocess.check_output"
     row = QueuedMessage.objects.create(
         queue="default", type=f"tasks.{path}", handler=path, wants_result=True, max_attempts=1,
@@ -224,7 +224,7 @@ class OtherDatabaseTest(TransactionTestCase):
 
 
 class OtherDatabaseInATestCase(TestCase):
-    """Where both databases are in a transaction of the test, and nothing is committed."""
+    """Both databases are in a transaction of the test, and nothing is committed."""
 
     databases = {"default", "other"}
 

@@ -9,7 +9,7 @@ from tests.contrib.tasks.conformance import TaskBackendConformance
 
 
 class ConformanceTest(TaskBackendConformance, TransactionTestCase):
-    """With a real worker, in this process: threads, an event loop, its own connections."""
+    """A real worker in this process: threads, an event loop, separate connections."""
 
     def run_tasks(self) -> None:
         assert Worker(max_seconds=60).run(until_empty=True)

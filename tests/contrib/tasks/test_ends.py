@@ -1,4 +1,4 @@
-"""How tasks end other than by returning or raising, and how long their results are kept."""
+"""Ends of tasks other than by returning or raising, and the retention of their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAILED, SUCCESSFUL = TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL
 
 
 def run_chores() -> None:
-    QueueState.objects.filter(pk=":").delete()  # whoever had the turn
+    QueueState.objects.filter(pk=":").delete()  # whichever process had the turn
     with second_connection() as other:
         assert chores.run(other.cursor(), get_settings())
 
@@ -74,7 +74,7 @@ def test_a_discarded_task_keeps_the_errors_of_its_attempts() -> None:
 
 
 def test_a_task_that_is_requeued_is_ready_and_can_be_cancelled() -> None:
-    """Of its death nothing is left to be seen but the attempt."""
+    """The attempt is the only trace of its death."""
     result = jobs.fail.enqueue()
     drain(errors="keep")
     assert queues.requeue(int(result.id))
@@ -88,7 +88,7 @@ def test_a_task_that_is_requeued_is_ready_and_can_be_cancelled() -> None:
 
 
 def test_an_expired_task() -> None:
-    """Either the claim or, while the task waits, the chore ends it."""
+    """Either the claim ends it, or the chore, while the task waits."""
     finished: list[str] = []
 
     def hear(sender: Any, task_result: Any, **kwargs: Any) -> None:
@@ -202,7 +202,7 @@ def test_results_are_kept_as_long_as_their_backend_says(settings: Any) -> None:
 
 
 def test_a_result_has_all_that_it_shows() -> None:
-    """When its message and the records of its attempts are gone."""
+    """Once its message and the records of its attempts are deleted."""
     task = jobs.second_time_lucky.using(
         max_attempts=2, backoff=fixed(0), priority=9, queue_name="second", run_after=later(-60)
     )

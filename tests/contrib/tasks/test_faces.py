@@ -1,4 +1,4 @@
-"""The admin, the commands, pauses, limits and test helpers work for tasks as for messages."""
+"""The admin, the commands, pauses, limits and test helpers treat tasks like messages."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_queue_backoff(settings: Any) -> None:
     assert queues.state("default").backoff_level == 1
 
 
-# ---- tests of users
+# ---- users' tests
 
 
 def test_drain_and_due_and_captures() -> None:
@@ -143,7 +143,7 @@ def test_an_error_is_raised_by_drain() -> None:
 
 
 def test_many_tasks_share_a_transaction(bench: Bench) -> None:  # noqa: F811
-    """Nobody waits for their results, so none ends its slice."""
+    """Nobody waits for their results, so no result ends its slice."""
     results = [jobs.write.enqueue(f"product {n}") for n in range(5)]
     remainder = bench.run(bench.claim("default"))
     assert not remainder.left
@@ -152,7 +152,7 @@ def test_many_tasks_share_a_transaction(bench: Bench) -> None:  # noqa: F811
 
 
 def test_a_task_broadcasts_and_enqueues_in_its_own_transaction() -> None:
-    """What a failing task enqueued is gone with it."""
+    """Tasks that a failing task enqueued are undone with it."""
     jobs.enqueue_and_fail.enqueue()
     assert len(drain(errors="keep")) == 1
     assert drain() == 0

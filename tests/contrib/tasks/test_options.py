@@ -27,7 +27,7 @@ SUCCESSFUL = TaskResultStatus.SUCCESSFUL
 
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
-    """The ids of the tasks that were said to be enqueued."""
+    """The ids of the tasks for which the signal of enqueueing was sent."""
     heard: list[str] = []
 
     def hear(sender: Any, task_result: Any, **kwargs: Any) -> None:
@@ -61,7 +61,7 @@ def test_one_attempt_is_the_default() -> None:
 
 
 def test_retries_are_opted_into() -> None:
-    """Each attempt knows those before it, and the result has the error of each."""
+    """Each attempt sees those before it, and the result has the error of each."""
     task = jobs.second_time_lucky.using(max_attempts=3, backoff=fixed(60))
     result = task.enqueue()
     drain(errors="keep")
@@ -183,7 +183,7 @@ def test_in_a_quiet_time_there_is_no_result_to_answer_with(heard: list[str]) -> 
     assert heard == []
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_djangos_decorator_takes_the_options_where_it_passes_them_on() -> None:
 
 
 def test_a_task_of_another_class_has_no_options() -> None:
-    """As it is when a task of another backend is sent here by `using(backend=...)`."""
+    """This happens when `using(backend=...)` sends a task of another backend here."""
     plain = Task(
         func=jobs.note.func,
         priority=0,

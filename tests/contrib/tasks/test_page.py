@@ -23,7 +23,7 @@ from tests.test_docs import ROOT, snippets
 
 @pytest.fixture
 def story(settings: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that the snippets define, run one after another as a module `shop.tasks`."""
+    """Return the names that the snippets define, run one after another as a module `shop.tasks`."""
     module = ModuleType("shop.tasks")
     monkeypatch.setitem(sys.modules, "shop", sys.modules["testproject.shop"])
     monkeypatch.setitem(sys.modules, "shop.models", sys.modules["testproject.shop.models"])

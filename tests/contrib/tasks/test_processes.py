@@ -1,4 +1,4 @@
-"""Tasks in real workers: `manage.py mq_worker`, which is stopped, interrupted and killed."""
+"""Tasks in real workers: `manage.py mq_worker` is stopped, interrupted and killed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def refreshed(result: Any) -> Any:
 
 
 def test_a_worker_finds_the_tasks_by_itself(start: Callable[..., Worker], tmp_path: Path) -> None:
-    """Those of `tasks.py` of each app, and of the modules that OPTIONS names."""
+    """The tasks in `tasks.py` of each app, and in the modules that OPTIONS names."""
     noted, added = app_tasks.note.enqueue(str(tmp_path), "a"), more.add.enqueue(1, 2)
     assert start("--until-empty").ends() == 0
     assert refreshed(added).return_value == 3
@@ -60,7 +60,7 @@ def test_a_worker_finds_the_tasks_by_itself(start: Callable[..., Worker], tmp_pa
 
 
 def test_the_checks_of_the_backend_run() -> None:
-    """Django registers them once somebody imports its tasks."""
+    """Django registers these checks once its tasks are imported."""
     environment = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.contrib.tasks.settings",
@@ -101,7 +101,7 @@ def test_a_stopped_worker_finishes_its_task(start: Callable[..., Worker], tmp_pa
 
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_a_killed_process(start: Callable[..., Worker], tmp_path: Path, attempts: int) -> None:
-    """It costs an attempt: by default the only one; else another process takes the task over."""
+    """It costs an attempt, by default the only one; otherwise another process takes it over."""
     result = app_tasks.hold.using(max_attempts=attempts).enqueue(str(tmp_path))
     worker = start()
     pid = int(worker.until(lambda: read(tmp_path / "attempt-1"), "the task runs"))
@@ -118,7 +118,7 @@ def test_a_killed_process(start: Callable[..., Worker], tmp_path: Path, attempts
 def test_an_interrupt_stops_the_worker_and_a_second_one_ends_it(
     start: Callable[..., Worker], tmp_path: Path
 ) -> None:
-    """The task that is cut off then has had its attempt, which the next worker finds out."""
+    """The task that is cut off has used its attempt, which the next worker discovers."""
     result = app_tasks.hold.enqueue(str(tmp_path))
     worker = start()
     worker.until((tmp_path / "attempt-1").exists, "the task runs")

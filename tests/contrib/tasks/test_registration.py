@@ -1,4 +1,4 @@
-"""Which tasks are known, what their names reserve, and what the checks say of a backend."""
+"""The known tasks, the names they reserve, and the checks of a backend."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_type_of_a_task_cannot_be_broadcast() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_row_of_a_task_without_its_name_is_held() -> None:
-    """As SQL may write it: no pattern matches the type, so no code is found by it."""
+    """SQL may write such rows: no pattern matches the type, so no code is found by it."""
     QueuedMessage.objects.create(
         queue="default", type=f"tasks.{NOTE}", payload={"args": [], "kwargs": {}}
     )
@@ -135,7 +135,7 @@ def test_a_row_of_a_task_without_its_name_is_held() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_held_task_names_the_places_of_tasks() -> None:
-    """Tasks are not in handlers.py, and a pattern is never what was meant."""
+    """Tasks are not in handlers.py, and nobody means a pattern here."""
     handler("tests.contrib.tasks.jobs.notes", name="tests.contrib.tasks.jobs.notes")(len)
     for name in ("", f"{NOTE}s.x"):
         QueuedMessage.objects.create(

@@ -1,4 +1,4 @@
-"""When a running task started: as its own context has it, and as another process sees it."""
+"""The start of a running task: in its own context, and as another process sees it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLOSE = timedelta(milliseconds=1)
 
 
 def claim(result: Any, attempts: int = 1) -> None:
-    """As a worker that claimed it, and renewed the lease just now."""
+    """Like a worker that claimed it, and has just renewed the lease."""
     QueuedMessage.objects.filter(pk=int(result.id)).update(
         attempts=attempts, claimed_by="worker:1", leased_until=Now() + timedelta(seconds=30)
     )
@@ -77,7 +77,7 @@ def test_a_number_that_no_worker_writes() -> None:
 
 
 def test_an_attempt_that_ended_is_not_this_one() -> None:
-    """The same worker has the message again, and has not said so yet."""
+    """The same worker claimed the message again, and has not reported it yet."""
     result = jobs.note.enqueue()
     claim(result, attempts=2)
     now = datetime.now(UTC)
@@ -96,7 +96,7 @@ def test_an_attempt_that_ended_is_not_this_one() -> None:
 
 
 def test_a_task_that_waited_in_its_worker_started_when_it_was_called() -> None:
-    """Both are claimed together; the context and everybody else see when the second was called."""
+    """Both are claimed together; the context and other processes see when the second was called."""
     jobs.gate.clear()
     jobs.started.clear()
     first, second = jobs.wait.enqueue(), jobs.wait_in_context.enqueue()

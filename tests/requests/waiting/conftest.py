@@ -1,4 +1,4 @@
-"""Handlers that answer, and threads that wait for them."""
+"""Answering handlers, and threads that wait for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.worker.conftest import PATIENCE
 
 @pytest.fixture(autouse=True)
 def _ended() -> Iterator[None]:
-    """No thread and no connection is left when nothing is waited for."""
+    """No thread and no connection is left when nobody waits."""
     yield
     eventually(lambda: "mq-replies" not in names(), "the waiting thread ends")
     assert not any(each._wanted for each in waiter._waiters.values())
@@ -29,7 +29,7 @@ def names() -> list[str]:
 
 
 def wanted() -> int:
-    """How many messages this process waits for."""
+    """The number of messages that this process waits for."""
     return sum(len(each._wanted) for each in waiter._waiters.values())
 
 

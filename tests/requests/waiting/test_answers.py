@@ -1,4 +1,4 @@
-"""Workers that answer: in time, late, never; to one that asks, or to many."""
+"""Answering workers: in time, late, or never; for one asker, or many."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_several_workers_answer(start: Start) -> None:
-    """RMQ-1, RMQ-2, RMQ-20: any number of workers, each question answered once, in order."""
+    """RMQ-1, RMQ-2, RMQ-20: any number of workers answer each question once, in order."""
     answered: list[int] = []
 
     @handler("test.square", name="square")
@@ -61,7 +61,7 @@ def test_several_workers_answer(start: Start) -> None:
 
 
 def test_scatter_and_gather(start: Start) -> None:
-    """RMQ-21: four requests out, other work meanwhile, all replies in the order of the requests."""
+    """RMQ-21: four requests out, other work in between, all replies in request order."""
     gates = [threading.Event() for _ in range(4)]
 
     @handler("test.slow", name="slow")
@@ -74,7 +74,7 @@ def test_scatter_and_gather(start: Start) -> None:
 
     start()
     pendings = [request("test.slow", n, retry=RetryPolicy.never()) for n in range(4)]
-    for number in (3, 1, 0):  # meanwhile
+    for number in (3, 1, 0):  # other work
         gates[number].set()
         eventually(pendings[number].done, f"answer {number}")
     began = monotonic()
@@ -89,7 +89,7 @@ def test_scatter_and_gather(start: Start) -> None:
 
 
 def test_a_late_reply_is_kept_and_reaches_nobody_else(start: Start) -> None:
-    """RMQ-18, RMQ-19: the address of a reply is its own; it can be read again and again."""
+    """RMQ-18, RMQ-19: each reply has an address of its own, and can be read repeatedly."""
     echo()
     late = request("test.echo", "late")
     with pytest.raises(
@@ -163,7 +163,7 @@ def test_handlers_of_every_kind_answer(start: Start) -> None:
 
 
 def test_what_a_batch_returns(start: Start) -> None:
-    """One that is no list is for all; a list of another length is the failure of the batch."""
+    """A value that is not a list answers all; a list of another length fails the batch."""
 
     @handler("test.batch", name="batch", batch=True, retry=RetryPolicy.never())
     def batch(deliveries: list[Any]) -> Any:
@@ -180,7 +180,7 @@ def test_what_a_batch_returns(start: Start) -> None:
 
 
 def test_answers_while_others_fail_beside_it(start: Start) -> None:
-    """A failing neighbour of the slice takes no answer along."""
+    """A failing neighbour in the slice undoes no answer."""
 
     @handler("test.mixed", name="mixed", retry=RetryPolicy.never())
     def mixed(delivery: Any) -> Any:
@@ -215,7 +215,7 @@ def test_what_will_not_be_answered_is_known_at_once(ring: bool, settings: Any) -
 
 
 def test_the_expired_are_answered_by_the_chores(start: Start) -> None:
-    """In a paused queue nobody claims it, so only the chore meets it."""
+    """In a paused queue no worker claims it, so only the chore ends it."""
     echo()
     pending = request("test.echo", expires=60)
     QueuedMessage.objects.update(expires_at=Now() - timedelta(seconds=1))
@@ -228,7 +228,7 @@ def test_the_expired_are_answered_by_the_chores(start: Start) -> None:
 
 
 def test_results_are_forgotten_after_their_time(settings: Any) -> None:
-    """S22; and as many in a turn as there are, within reason."""
+    """S22; a turn removes all old results, within reason."""
     settings.DJANGO_MQ = {"RESULT_RETENTION": 60, "WAKEUP": "poll"}
     with second_connection() as other:
         other.execute(
@@ -243,11 +243,11 @@ def test_results_are_forgotten_after_their_time(settings: Any) -> None:
     assert PendingReply(2501).result() == 1
 
 
-# ---- in the way of itself
+# ---- asking oneself
 
 
 def test_a_handler_does_not_ask_its_own_queue(start: Start) -> None:
-    """It could wait for itself: refused before anything is stored, or before it waits."""
+    """It could wait for itself: refused before anything is stored, or before the wait."""
     echo(queue="same")
 
     @handler("test.asks", name="asks", queue="same", atomic=False, retry=RetryPolicy.never())

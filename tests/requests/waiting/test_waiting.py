@@ -1,4 +1,4 @@
-"""Waiting for answers: thousands on one connection, by ring or poll, whatever breaks."""
+"""Waiting for answers: thousands on one connection, by ring or poll, despite failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def others() -> list[int]:
-    """The backends of this database other than those of the test itself."""
+    """The backends of this database other than the test's own."""
     with connection.cursor() as cursor:
         cursor.execute(
             "select pid from pg_stat_activity where datname = current_database()"
@@ -41,7 +41,7 @@ def others() -> list[int]:
 
 
 def test_thousands_wait_on_one_connection(start: Start) -> None:
-    """Guarantee: no connection and no thread for each."""
+    """Guarantee: waiters do not take a connection or a thread each."""
 
     @handler("test.batch", name="batch", batch=True)
     def batch(deliveries: list[Any]) -> Any:
@@ -76,7 +76,7 @@ def test_many_tasks_wait_without_threads(start: Start) -> None:
 
 
 def test_a_cancelled_wait_leaves_nothing() -> None:
-    """A client that went away, a task that was cancelled, a time that is over."""
+    """A client disconnects, a task is cancelled, a timeout passes."""
     echo()
 
     async def main() -> None:
@@ -102,12 +102,12 @@ def test_two_wait_for_the_same(start: Start) -> None:
     pending = request("test.echo", 1)
     with waiting(pending) as first, waiting(pending, pending) as second:
         with pytest.raises(ReplyTimeout):
-            pending.result(timeout=0.02)  # and the others wait on
+            pending.result(timeout=0.02)  # and the others keep waiting
         start()
         assert (first.result(), second.result()) == ([1], [1, 1])
 
 
-# ---- ring, poll, and what breaks
+# ---- ring, poll, and failures
 
 
 def test_a_ring_is_enough(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +124,10 @@ def test_a_ring_is_enough(start: Start, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_poll_is_enough(
     start: Start, monkeypatch: pytest.MonkeyPatch, settings: Any, how: str
 ) -> None:
-    """Nothing depends on LISTEN: where it is off, where rings are lost, where it is another alias,
-    and where that cannot be reached."""
+    """Nothing depends on LISTEN.
+
+    It may be off, its rings may be lost, or it may use another alias, which may be out of reach.
+    """
     connected: list[str] = []
     connect, listen = link._connect, link.ServerLink._listen
 
@@ -140,7 +142,7 @@ def test_a_poll_is_enough(
         settings.DJANGO_MQ = {"WAKEUP": "poll"}
     elif how == "deaf":
         monkeypatch.setattr(results, "LISTEN", "listen something_else")
-    else:  # what WAKEUP = "elsewhere" does, without that alias in the worker
+    else:  # the effect of WAKEUP = "elsewhere", without that alias in the worker
         monkeypatch.setattr(link.ServerLink, "_listen", lambda self, wakeup: listen(self, how))
     echo()
     pending = request("test.echo", 1)
@@ -175,7 +177,7 @@ def test_a_timeout_beyond_all_clocks_is_as_none(start: Start, timeout: Any) -> N
 def test_no_thread_to_be_had_is_an_error_and_no_end(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one who waits finds things as if nobody had tried."""
+    """After an attempt that could not start a thread, the next waiter works normally."""
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -204,7 +206,7 @@ def test_a_database_that_refuses_is_an_error_and_no_end(
 
 
 def test_the_connection_is_kept_for_a_while(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside tests: the next question finds it; after some idle time it is given up."""
+    """Outside tests the next question reuses it; after some idle time it is closed."""
     monkeypatch.delattr("django.core.mail.outbox")
     monkeypatch.setattr(waiter, "IDLE", 1.0)
     echo()

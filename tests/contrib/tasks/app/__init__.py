@@ -1,1 +1,1 @@
-"""An app whose tasks a worker finds by itself."""
+"""An app whose tasks a worker discovers by itself."""

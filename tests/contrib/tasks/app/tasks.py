@@ -1,4 +1,4 @@
-"""Tasks that say what they do by files, so that other processes see it."""
+"""Tasks that report through files, so that other processes see it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_mq.contrib.tasks import task
 
 @task
 def note(directory: str, name: str) -> int:
-    """Note that it ran, once more each time."""
+    """Count the run in a file."""
     with (Path(directory) / name).open("a") as file:
         file.write(f"{os.getpid()}\n")
     return os.getpid()
@@ -20,7 +20,7 @@ def note(directory: str, name: str) -> int:
 
 @task(takes_context=True, atomic=False)
 def hold(context: Any, directory: str) -> int:
-    """Say which process this is, and wait until the file `open` is there."""
+    """Report this process, and wait until the file `open` exists."""
     (Path(directory) / f"attempt-{context.attempt}").write_text(str(os.getpid()))
     while not (Path(directory) / "open").exists():
         time.sleep(0.01)
