@@ -62,11 +62,16 @@ def test_the_alerts() -> None:
     assert len(alerts) == len(set(alerts)) == 6
 
 
-def test_promtool_takes_the_alerts() -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [("check", "rules", PLACE / "alerts.yml"), ("test", "rules", ROOT / "tests/alerts_test.yml")],
+    ids=["check", "test"],
+)
+def test_promtool_takes_the_alerts(arguments: tuple[object, ...]) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")
-    subprocess.run([promtool, "check", "rules", str(PLACE / "alerts.yml")], check=True)
+    subprocess.run([promtool, *map(str, arguments)], check=True)
 
 
 def test_the_page_lists_all_metrics() -> None:
