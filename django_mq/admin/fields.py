@@ -159,8 +159,11 @@ class MessageFieldsAdmin(HeadsAdmin):
 
     @admin.display(description="retry policy")
     def retry_policy(self, message: QueuedMessage) -> Any:
-        found = QueuedMessage.objects.using(self.alias).filter(pk=message.pk, retry__isnull=False)
-        text = found.values_list(Cast("retry", TextField()), flat=True).first()
+        if hasattr(message, "retry_text"):
+            text = message.retry_text
+        else:
+            rows = QueuedMessage.objects.using(self.alias).filter(pk=message.pk)
+            text = rows.values_list(Cast("retry", TextField()), flat=True).first()
         return "the handler's" if text is None else format_html("<code>{}</code>", excerpt(text))
 
     @admin.display(description="expires")

@@ -9,7 +9,6 @@ from django.db.models import TextField
 from django.db.models.functions import Cast
 from django.http import HttpRequest, HttpResponse
 
-from django_mq import queues
 from django_mq.admin.actions import FILTERS, MessageActionsAdmin
 from django_mq.admin.chains import ChainsAdmin
 from django_mq.admin.editing import EditingAdmin
@@ -19,6 +18,7 @@ from django_mq.admin.running import RunningAdmin
 from django_mq.admin.texts import badge, excerpt, full, plain, pretty, took
 from django_mq.admin.timeline import timeline
 from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.queues.reasons import explain
 from django_mq.queues.stalled import standings
 
 #: The number of failed attempts on the page; the list of attempts has all.
@@ -60,7 +60,8 @@ class MessagePageAdmin(
 
     def _message_context(self, request: HttpRequest, message: QueuedMessage) -> dict[str, Any]:
         private = self.may_see_payloads(request)
-        why = queues.why(message.pk, using=self.alias)
+        head = self._head(request, message)
+        why = explain(message, message.standing, head, using=self.alias)  # type: ignore[attr-defined]
         attempts = self._attempts(message, private)
         filters = request.GET.get(FILTERS, "")
         return {
@@ -73,7 +74,7 @@ class MessagePageAdmin(
             "why_error": plain(why.error) if private else "",
             "actions": self._offers(request, message),
             "edit_url": self.edit_url(request, message),
-            "head": self._head(request, why.behind),
+            "head": self._head_context(request, head),
             **self.running_context(request, message),
             "private": private,
             "documents": self._documents(message) if private else (),
@@ -89,9 +90,20 @@ class MessagePageAdmin(
         in_flight = message.leased_until is not None
         return [] if in_flight else self.offered(request, message.state)
 
-    def _head(self, request: HttpRequest, id: int | None) -> dict[str, Any] | None:
-        """Return the message that this one waits for, with the actions offered on it."""
-        found = None if id is None else self.get_queryset(request).filter(pk=id).first()
+    def _head(self, request: HttpRequest, message: QueuedMessage) -> QueuedMessage | None:
+        """Return the message that this one waits for."""
+        standing = message.standing  # type: ignore[attr-defined]
+        if standing is None or standing.waits_for is None:
+            return None
+        found: QueuedMessage | None = (
+            self.get_queryset(request).filter(pk=standing.waits_for).first()
+        )
+        return found
+
+    def _head_context(
+        self, request: HttpRequest, found: QueuedMessage | None
+    ) -> dict[str, Any] | None:
+        """Return that message with the actions offered on it."""
         if found is None:
             return None
         return {
@@ -104,15 +116,17 @@ class MessagePageAdmin(
     def _documents(self, message: QueuedMessage) -> list[tuple[Any, str]]:
         """Return payload and metadata as text: the driver cannot decode every stored document."""
         columns = {"payload": "Payload", "metadata": "Metadata"}
+        # The field with the retry policy shows it: one statement reads all three.
         found = (
             QueuedMessage.objects.using(self.alias)
             .filter(pk=message.pk)
-            .values_list(*(Cast(column, TextField()) for column in columns))
+            .values_list(*(Cast(column, TextField()) for column in (*columns, "retry")))
             .first()
         )
         if found is None:  # acked in the meantime
             return []
-        shown = zip(columns.values(), map(pretty, found), strict=True)
+        *documents, message.retry_text = found  # type: ignore[attr-defined]
+        shown = zip(columns.values(), map(pretty, documents), strict=True)
         return [(title, text) for title, text in shown if text != "{}"]
 
     def _attempts(self, message: QueuedMessage, private: bool) -> list[dict[str, Any]]:

@@ -54,13 +54,29 @@ def why(id: int, *, using: str | None = None) -> Why:
     message = _read(id, alias)
     if message is None:
         return Why(id, GONE, *last_known(id, alias))
-    case = _Case(message, alias)
+    return explain(message, _Case(message, alias).standing, using=alias)
+
+
+def explain(
+    message: QueuedMessage,
+    standing: LinePosition | None,
+    first: QueuedMessage | None = None,
+    *,
+    using: str,
+) -> Why:
+    """Explain a message that was read with its state, and with the database's time as `now`.
+
+    `standing` is its position in its line, None for none, and `first` the message that it waits
+    for; without it, that message is read.
+    """
+    case = _Case(message, using)
+    case.standing, case.first = standing, first
     text, error = _REASONS[message.state](case)
     if message.state in _LATER and (line := _behind(case)):
         text += f". Then it {line}"
-    text = f"Message {id} ({message.type}, queue {message.queue}) {text}."
-    standing = case.standing
-    return Why(id, message.state.value, text, error, standing.waits_for if standing else None)
+    text = f"Message {message.pk} ({message.type}, queue {message.queue}) {text}."
+    behind = standing.waits_for if standing else None
+    return Why(message.pk, message.state.value, text, error, behind)
 
 
 def _read(id: int, alias: str) -> QueuedMessage | None:
@@ -76,6 +92,7 @@ class _Case:
         self.alias = alias
         self.now: datetime = message.now  # type: ignore[attr-defined]  # annotated
         self.ordered = get_settings().queue(message.queue).ordered
+        self.first: QueuedMessage | None = None
 
     @cached_property
     def standing(self) -> LinePosition | None:
@@ -149,14 +166,16 @@ def _behind(case: _Case) -> str:
     standing = case.standing
     if standing is None or standing.waits_for is None:
         return ""
-    first = _read(standing.waits_for, case.alias)
+    first = case.first or _read(standing.waits_for, case.alias)
     whose = "its ordered queue" if case.ordered else f"its key {case.message.key}"
     if first is None:  # acked in the meantime
         return f"waited behind message {standing.waits_for} of {whose}, which is now gone"
     if first.state == MessageState.DEAD:
         reason = f"{_died(first)}. Requeue or discard that message so that the others proceed"
     else:
-        reason = _REASONS[first.state](_Case(first, case.alias))[0]
+        ahead = _Case(first, case.alias)
+        ahead.standing = None  # nothing is ahead of the first one
+        reason = _REASONS[first.state](ahead)[0]
     if standing.ahead > 1:
         n = shown_count(standing.ahead)
         return f"waits behind {n} others of {whose}; the first, message {first.pk}, {reason}"

@@ -77,6 +77,17 @@ def test_the_page_of_a_message(boss, rows, name):
     assert queries(boss, url("queuedmessage", "change", rows[name].pk)) <= MOST
 
 
+@pytest.mark.django_db(transaction=True)  # in a test's transaction, the end of a read is two
+def test_the_page_of_a_message_behind_a_due_one(boss):
+    """The head is explained too, down to its place in the queue; both are in a chain."""
+    beat(queues=["mail"])
+    head = add(key="k", metadata={"mq.correlation_id": "1"})
+    chain = {"mq.correlation_id": "1", "mq.causation_id": str(head.pk)}
+    message = add(key="k", blocked_by=head.pk, metadata=chain)
+    fail(message)
+    assert queries(boss, url("queuedmessage", "change", message.pk)) <= MOST
+
+
 @pytest.mark.usefixtures("rows")
 def test_other_pages(boss):
     for page in (
