@@ -1,4 +1,4 @@
-"""Workers in threads of the test process, on real connections; whatever starts also stops."""
+"""Workers in threads of the test process, on real connections; each one started is also stopped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.database import second_connection
 from tests.rows import add_all
 from tests.worker.proxy import Proxy
 
-#: Longer than anything here takes, even on a busy machine.
+#: Seconds; longer than anything here takes, even on a busy machine.
 PATIENCE = 60.0
 
 
@@ -48,7 +48,7 @@ def registry() -> Iterator[handlers.Registry]:
 
 
 def effect(delivery: Delivery) -> None:
-    """A row that a handler writes for its message; the database would refuse a second one."""
+    """Write a row for a handler's message; the database would refuse a second one."""
     Product.objects.create(name=f"message {delivery.id}", price=1)
 
 
@@ -60,7 +60,7 @@ def effects() -> set[int]:
 
 
 def waiting() -> set[int]:
-    """Return the ids of the messages that are still there, whatever their state."""
+    """Return the ids of the remaining messages, whatever their state."""
     with second_connection() as other:
         return {id for (id,) in other.execute("select id from django_mq_queuedmessage").fetchall()}
 
@@ -72,7 +72,7 @@ def attempts_of(message: QueuedMessage) -> list[str]:
 
 
 class Said:
-    """The signals, in order."""
+    """The sent signals, in order."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, Any, dict[str, Any]]] = []
@@ -91,7 +91,7 @@ class Said:
         return sum(each == name for each, _, _ in list(self.all))
 
     def wait(self, name: str, count: int = 1) -> list[Any]:
-        """Wait until `name` was said `count` times; return the subjects."""
+        """Wait until signal `name` was sent `count` times; return the subjects."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.count(name) >= count, PATIENCE):
                 raise AssertionError(f"{name} was said {self.count(name)} times, not {count}")
@@ -100,7 +100,7 @@ class Said:
 
 @pytest.fixture
 def said() -> Iterator[Said]:
-    """Hear all signals."""
+    """Record all signals."""
     said = Said()
     with ExitStack() as stack:
         for signal in vars(signals).values():
@@ -117,7 +117,7 @@ def said() -> Iterator[Said]:
 
 
 class ShortOutage(Outage):
-    """Waits a moment each time, and not for ever."""
+    """Waits a moment on each call, and not for ever."""
 
     waits = 0
 
@@ -131,9 +131,9 @@ class ShortOutage(Outage):
 
 
 class Bench:
-    """One executor's `Slices`, in the thread of the test; nothing else of the worker.
+    """One executor's `Slices`, in the thread of the test, without the rest of a worker.
 
-    `fresh`: what is claimed here starts without a lock.
+    If `fresh`, the claimed messages start without a lock.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Bench:
         self.back.append(any_back(ended))
 
     def claim(self, queue: str = "mail", *, limit: int = 1000) -> list[Task]:
-        """Claim what is due in `queue`, from a connection of its own."""
+        """Claim the due messages of `queue`, on a separate connection."""
         self._claims += 1
         with second_connection() as other:
             claimed = claim.claim(
@@ -196,7 +196,7 @@ class Bench:
         return self.slices.run(tasks)
 
     def run_all(self, tasks: list[Task]) -> None:
-        """Run until nothing is left, as an executor does."""
+        """Run until no message is left, like an executor."""
         for _ in range(100):
             remainder = self.run(tasks)
             again = list(remainder.again)
@@ -221,7 +221,7 @@ def make_bench(
 ) -> Iterator[Callable[..., Bench]]:
     """Make benches; the connection of the default alias is theirs until the test ends.
 
-    Everything holds whether messages are locked when a handler uses its connection, or before.
+    Tests must hold whether messages are locked at a handler's first use of the connection or before.
     """
     before = connections[DEFAULT_DB_ALIAS]
     benches: list[Bench] = []
@@ -244,12 +244,12 @@ def bench(make_bench: Callable[..., Bench]) -> Bench:
 
 
 def pid_of(bench: Bench) -> int:
-    """Return the backend of the bench, without using its connection as a handler would."""
+    """Return the bench's backend pid without using the connection in the way a handler would."""
     return int(bench.wrapper.__dict__["connection"].info.backend_pid)
 
 
 def stacks() -> str:
-    """Return where every thread is."""
+    """Return the stack of every thread."""
     frames = sys._current_frames()
     return "\n".join(
         f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident], limit=-8))}"
@@ -278,7 +278,7 @@ class Running:
             connections.close_all()
 
     def join(self) -> bool:
-        """Wait for the end of the run; return what it returned, raise what it raised."""
+        """Wait for the end of the run; return its result, or raise its error."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), f"the worker does not end:\n{stacks()}"
         if self.error is not None:
@@ -287,7 +287,7 @@ class Running:
         return self.drained
 
     def stop(self) -> bool:
-        """Stop it, also when it has only just started."""
+        """Stop it, even if it has only just started."""
         deadline = monotonic() + PATIENCE
         while self._thread.is_alive() and monotonic() < deadline:
             if self.worker.stop(timeout=1.0):
@@ -298,7 +298,7 @@ class Running:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What handlers wait for; opened at the end whatever happens."""
+    """A gate for handlers to wait at; opened at the end in any case."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -306,7 +306,7 @@ def gate() -> Iterator[threading.Event]:
 
 @pytest.fixture
 def never_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that wait behind long handlers are not released for that."""
+    """Messages that wait behind long handlers are not released for it."""
     monkeypatch.setattr("django_mq.executor.local_queue.STUCK_AFTER", 600.0)
 
 
@@ -344,7 +344,7 @@ def proxy(transactional_db: None) -> Iterator[Proxy]:
 
 @contextmanager
 def proxied(proxy: Any) -> Iterator[None]:
-    """While the block lasts, new connections of the default alias go through `proxy`."""
+    """Within the block, new connections of the default alias go through `proxy`."""
     settings = connections[DEFAULT_DB_ALIAS].settings_dict
     before = {name: settings[name] for name in ("HOST", "PORT")}
     settings.update(HOST="127.0.0.1", PORT=str(proxy.port))

@@ -1,4 +1,4 @@
-"""A wire between a client and PostgreSQL that can be cut, or cut at a chosen word."""
+"""A proxy between a client and PostgreSQL that can be cut, or cut at a chosen word."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 
 class Proxy:
-    """Passes bytes on, for one database's connection parameters, until it is told not to.
+    """Passes bytes on, for one database's connection parameters, until told otherwise.
 
-    `cut_at(word, answered=...)`: the next client message that has `word` is the last one of its
-    connection: either it never arrives, or it does and its answer is lost.
+    `cut_at(word, answered=...)`: the next client message that contains `word` is the last one of
+    its connection. Either it never arrives, or it does and its answer is lost.
     """
 
     def __init__(self, params: dict[str, Any]) -> None:
         host, port = params.get("host") or "localhost", int(params.get("port") or 5432)
-        #: Where the server itself is.
+        #: The server's own address.
         self.address = {"host": host, "port": port}
         self._target: Any = f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -41,14 +41,14 @@ class Proxy:
         self._word = word.encode()
 
     def refuse(self, refusing: bool) -> None:
-        """Cut every link, and accept no new one while `refusing`."""
+        """Cut every link, and accept no new ones while `refusing`."""
         self._refusing = refusing
         if refusing:
             for link in list(self._links):
                 _close(link)
 
     def hold(self, holding: bool) -> None:
-        """While `holding`, no link is closed and nothing passes: the server hangs."""
+        """While `holding`, no link is closed and no data passes: the server hangs."""
         if holding:
             self._flows.clear()
         else:
@@ -56,7 +56,7 @@ class Proxy:
             self._flows.set()
 
     def hold_at(self, word: str) -> None:
-        """Begin to hold when a client message has `word`; it does not arrive meanwhile."""
+        """Start holding when a client message contains `word`; it does not arrive until later."""
         self._held_at = word.encode()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A service that handlers of a test depend on: it counts its users, and can be down or slow."""
+"""A service that a test's handlers depend on: it counts its users, and can be down or slow."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ IN_FLIGHT = (
     "select count(*) from django_mq_queuedmessage where queue = %s and leased_until is not null"
 )
 
-#: Too long to help: a test that waits for the poll does not end in time.
+#: Seconds; too long for a test that waits for the poll to end in time.
 FAR = {"POLL_INTERVAL": 600, "LEASE": 3600}
 
 
 class Service:
-    """Call it from handlers. `error` is raised while it is set; nobody passes a closed `gate`."""
+    """Call it from handlers. `error` is raised while it is set; no call passes a closed `gate`."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -35,9 +35,9 @@ class Service:
         self.calls: list[tuple[int, int]] = []
         self.failed = 0
         self.running = 0
-        #: The most that ever ran here at once.
+        #: The highest number of calls that ran here at once.
         self.most = 0
-        #: How many messages of the queue were in flight, as each call saw it.
+        #: The number of the queue's messages in flight, as each call saw it.
         self.in_flight: list[int] = []
         self._lock = threading.Lock()
 
@@ -65,11 +65,11 @@ class Service:
 
     @property
     def ids(self) -> list[int]:
-        """The ids of the messages that were run, in order."""
+        """The ids of the messages that ran, in order."""
         return [id for id, _ in self.calls]
 
     def handle(self, queue: str = "mail", name: str = "h", **options: Any) -> None:
-        """Register a handler that calls it."""
+        """Register a handler that calls the service."""
         handler("#", queue=queue, name=name, **options)(lambda delivery: self(delivery))
 
     def _enter(self, delivery: Delivery) -> None:
@@ -95,7 +95,7 @@ class Service:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Wait for what no signal announces."""
+    """Wait for a condition that no signal announces."""
     pause = threading.Event()
     for _ in range(int(PATIENCE / 0.01)):
         if condition():

@@ -1,4 +1,4 @@
-"""Chores as a worker does them: turns, and log lines."""
+"""Chores as a worker runs them: turns, and log lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cursor(transactional_db: None) -> Iterator[Cursor]:
 
 
 def turn(cursor: Cursor) -> None:
-    """Let the next turn of the fleet come now."""
+    """Make the next turn of the fleet due now."""
     QueueState.objects.update(chores_ran_at=None)
     chores.run(cursor, get_settings())
 
@@ -70,7 +70,7 @@ def test_a_deep_queue_is_said_once(cursor: Cursor, said: Said, settings: Any, ca
 def test_the_default_is_a_thousand_and_nothing_is_never(
     cursor: Cursor, said: Said, settings: Any
 ) -> None:
-    """CAR-38: a queue that the settings do not list has the defaults; 0 turns it off."""
+    """CAR-38: a queue that the settings do not list has the defaults; 0 turns the warning off."""
     settings.DJANGO_MQ = {"QUEUES": {"quiet": {"warn_depth": 0}}}
     for queue, count in (("mail", 1000), ("quiet", 1500)):
         cursor.execute(
@@ -98,11 +98,11 @@ def test_a_large_number_is_not_counted_out(
     assert "at least 1,200 waiting messages" in caplog.text
 
 
-# ---- in pieces, and one beside the other
+# ---- in pieces, and side by side
 
 
 def small(monkeypatch: pytest.MonkeyPatch, name: str, pieces: int = 1) -> None:
-    """Let a turn look at two rows in a piece."""
+    """Limit a piece to two rows."""
     monkeypatch.setattr(chores, "PIECE", 2)
     monkeypatch.setitem(chores.CHORES, name, chores.CHORES[name]._replace(pieces=pieces))
 
@@ -131,7 +131,7 @@ def test_a_walk_goes_on_where_the_fleet_stopped(
 def test_what_is_put_aside_is_walked_over_in_pieces(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what others wrote badly stops nothing but itself."""
+    """Rows that others wrote badly stop only themselves."""
     small(monkeypatch, "aside")
     aside = {
         "payload": {}, "metadata": {}, "schema_version": 1, "max_attempts": 1, "priority": 0,
@@ -145,14 +145,14 @@ def test_what_is_put_aside_is_walked_over_in_pieces(
     for _ in range(3):
         turn(cursor)
         counts.append(QueuedMessage.objects.count())
-    assert counts == [2, 4, 5]  # what lacks its members has defaults
+    assert counts == [2, 4, 5]  # missing members have defaults
     assert not UniqueKey.objects.filter(put_aside__isnull=False).exists()
 
 
 def test_all_that_expired_dies_in_pieces(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
-    """Those in flight, of which more expired than a piece looks at, are passed over."""
+    """Those in flight, of which more expired than fit into a piece, are passed over."""
     monkeypatch.setattr(chores, "FEW", 2)
     monkeypatch.setattr(chores, "WINDOW", 3)
     at = QueuedMessage.objects.get(pk=add(expires=-60).pk).expires_at
@@ -169,7 +169,7 @@ def test_all_that_expired_dies_in_pieces(
 def test_an_id_that_somebody_has_keeps_no_other_message_alive(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own message expires when it is free again."""
+    """Its own message expires once the id is free again."""
     monkeypatch.setattr(chores, "FEW", 1)
     monkeypatch.setattr(chores, "WINDOW", 1)
     taken = add(expires=-60, unique_id="u")
@@ -205,7 +205,7 @@ def test_a_chore_that_fails_stops_no_other(
 
 @pytest.mark.parametrize("how", ["expired", "forgotten", "stranded"])
 def test_what_a_chore_frees_rings(cursor: Cursor, settings: Any, how: str) -> None:
-    """The chores have a thread of their own: no loop sees what they free, here or elsewhere."""
+    """The chores have a separate thread: no loop sees the freed messages, here or elsewhere."""
     mail = {"on_dead_head": "skip", "dead_retention": 60}
     settings.DJANGO_MQ = {"QUEUES": {"mail": mail}}
     if how == "expired":
@@ -224,7 +224,7 @@ def test_what_a_chore_frees_rings(cursor: Cursor, settings: Any, how: str) -> No
 def test_a_dead_head_that_is_forgotten_frees_its_line_at_once(
     cursor: Cursor, settings: Any
 ) -> None:
-    """Not with the next turn, in which the walk over blocked rows would find it."""
+    """It does not take another turn, in which the walk over blocked rows would find it."""
     settings.DJANGO_MQ = {"DEAD_RETENTION": 60}
     head = add(key="k", dead=-3600)
     follower = add(key="k", blocked_by=head.pk)

@@ -1,4 +1,4 @@
-"""Runs of a worker, and waits for replies, leave no descriptor open."""
+"""Runs of a worker, and waits for replies, leave no descriptors open."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RUNS = 5
 
 @pytest.fixture(autouse=True)
 def uncollected() -> Iterator[None]:
-    """Nothing waits for the garbage collector to close it: it may come hours later."""
+    """Descriptors must not wait for the garbage collector, which may run hours later."""
     gc.collect()
     gc.disable()
     yield
@@ -45,7 +45,7 @@ def descriptors() -> int:
 
 @pytest.fixture
 def handlers(transactional_db: None) -> None:
-    """A handler of each kind."""
+    """Subscribe a handler of each kind."""
 
     @handler("a.atomic", queue="mail", name="atomic")
     def atomic(delivery: Delivery) -> None:
@@ -88,7 +88,7 @@ def test_a_run_that_cannot_begin_leaves_none(handlers: None, monkeypatch: Any) -
 
 
 def test_a_wait_for_a_reply_opens_no_sockets(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process has one pair for each database, however often it waits."""
+    """A process has one pair per database, however often it waits."""
 
     @handler("test.square", name="square")
     def square(delivery: Delivery) -> int:

@@ -1,4 +1,4 @@
-"""A worker that drains: what runs is finished, the rest is given back."""
+"""A draining worker finishes running messages, and releases the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_drain_ends_what_runs_and_gives_the_rest_back(
     start: Start, said: Said, gate: threading.Event
 ) -> None:
-    """KAF-7, NSQ-28, guarantee 3: refunded, and in its old place in line."""
+    """KAF-7, NSQ-28, guarantee 3: refunded, and in their old place in line."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -72,7 +72,7 @@ def test_a_drain_gives_back_also_what_somebody_has_locked_for_a_moment(
     @handler("b", queue="mail", name="held")
     def held(delivery: Delivery) -> None: ...
 
-    # Claimed with the first, and behind it.
+    # Claimed with the first one, and behind it.
     message = add(handler="h", after=-100)
     add(handler="h", suspect=True, after=-90)
     running = start(batch_size=2)
@@ -95,7 +95,7 @@ def test_a_drain_gives_back_also_what_somebody_has_locked_for_a_moment(
 def test_a_drain_that_runs_out_of_time_says_so(
     start: Start, said: Said, gate: threading.Event
 ) -> None:
-    """KAF-7: drain_seconds in total, not for each part."""
+    """KAF-7: drain_seconds in total, not per part."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:

@@ -59,7 +59,7 @@ def test_a_worker_that_ends_has_stored_everything(start: Start) -> None:
 def test_figures_that_cannot_be_stored_delay_nothing_and_are_stored_later(
     start: Start, said: Said, gate: threading.Event, monkeypatch: Any
 ) -> None:
-    """Guarantee 25: leases are renewed and heartbeats written meanwhile."""
+    """Guarantee 25: leases are renewed and heartbeats written while storing fails."""
     monkeypatch.setattr(keeping, "BEAT", 0.05)
 
     @handler("#", queue="mail", name="h", atomic=False)

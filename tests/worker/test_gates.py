@@ -1,4 +1,4 @@
-"""Limits of messages in flight and pauses, as workers obey them while they run."""
+"""Limits of messages in flight and pauses: workers obey changes while they run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_never_more_in_flight_than_the_settings_allow(
     with transaction.atomic():
         for n in range(60):
             broadcast("a", key=f"k{n % 9}" if kind == "keyed" else None)
-    service.pause = 0.01  # else each may be over before another thread gets its turn
+    service.pause = 0.01  # otherwise each may end before another thread gets its turn
     workers = [start(threads=4) for _ in range(2)]
     until(lambda: not waiting())
     assert all(worker.stop() for worker in workers)
@@ -76,14 +76,14 @@ def obeyed(service: Service, limit: int) -> bool:
     """Say whether the number in flight stays within the limit; a claim may be under way."""
     seen, service.most = len(service.in_flight), 0
     if limit == 0:
-        threading.Event().wait(1.5)  # nothing announces that nothing happens
+        threading.Event().wait(1.5)  # no signal announces that nothing happens
         return service.most == 0 and in_flight() == 0
     until(lambda: len(service.in_flight) > seen + 20)
     return max(service.in_flight[seen:]) <= limit and 0 < service.most <= limit
 
 
 def test_a_limit_is_obeyed_while_workers_run(start: Start, service: Service) -> None:
-    """NSQ-23: decided, raised, lowered, 0 and lifted, each within a second or so."""
+    """NSQ-23: set, raised, lowered, 0 and lifted, each within a second or so."""
     service.pause = 0.01
     service.handle()
     add_many(2000, handler="h")
@@ -119,7 +119,7 @@ def test_what_was_decided_goes_before_the_settings(
 def test_a_limited_queue_drains_without_waiting_for_the_poll(
     start: Start, service: Service, settings: Any, limit: int
 ) -> None:
-    """A worker that ends one of its messages takes the next one at once."""
+    """A worker that ends a message of the queue takes the next one at once."""
     settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": limit}}}
     service.handle()
     add_many(200, handler="h")
@@ -132,7 +132,7 @@ def test_a_limited_queue_drains_without_waiting_for_the_poll(
 def test_a_place_is_taken_as_soon_as_it_is_free(
     start: Start, service: Service, settings: Any
 ) -> None:
-    """Also while another message of the limited queue takes long."""
+    """Even while another message of the limited queue takes long."""
     settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": 2}}}
     service.gate.clear()
     handler("shop.#", queue="mail", name="slow")(lambda delivery: service(delivery))
@@ -154,7 +154,7 @@ def test_a_place_is_taken_as_soon_as_it_is_free(
 def test_workers_share_a_limited_queue(
     start: Start, service: Service, settings: Any, workers: int
 ) -> None:
-    """However many want the one place, it drains promptly."""
+    """However many workers compete for the one slot, it drains promptly."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 1}}}
     service.handle()
     add_many(200, handler="h")
@@ -186,7 +186,7 @@ def test_an_idle_worker_keeps_no_place(
 def test_a_full_queue_does_not_hold_up_the_others(
     start: Start, service: Service, settings: Any
 ) -> None:
-    """Not those that are due, and not those that fall due: the poll is far away."""
+    """Neither due messages nor those that fall due wait: the poll is far away."""
     settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"max_in_flight": 1}}}
     service.gate.clear()
     handler("#", queue="mail", name="h")(lambda delivery: service(delivery))
@@ -206,7 +206,7 @@ def test_a_full_queue_does_not_hold_up_the_others(
 
 
 def test_until_empty_ends_when_all_is_held(start: Start, service: Service) -> None:
-    """NSQ-23: 0 holds all, also what lapsed; nothing of it can run now."""
+    """NSQ-23: 0 holds all, including lapsed messages; none of them can run now."""
     decide(max_in_flight=0)
     service.handle()
     held, lapsed = add(handler="h"), add(handler="h", leased=-1)
@@ -236,7 +236,7 @@ def test_until_empty_waits_for_what_others_have_in_flight(
 def test_a_lower_limit_calls_back_what_waits_in_hand(
     start: Start, service: Service, never_stuck: None
 ) -> None:
-    """With its attempts refunded; what runs goes on."""
+    """Their attempts are refunded; running messages continue."""
     service.gate.clear()
     service.handle()
     messages = add_many(20, handler="h")
@@ -266,7 +266,7 @@ def test_a_full_queue_does_not_spin(start: Start, service: Service, settings: An
 
 
 def test_who_froze_in_its_claim_stops_nobody(start: Start, service: Service, settings: Any) -> None:
-    """The gate is not waited for: the other queues of a worker go on."""
+    """Other workers do not wait for the gate: their other queues continue."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 5}}}
     handler("#", queue="mail", name="h")(lambda delivery: service(delivery))
     handler("#", queue="other", name="other")(lambda delivery: service(delivery))
@@ -288,7 +288,7 @@ def test_who_froze_in_its_claim_stops_nobody(start: Start, service: Service, set
 
 
 def test_lapsed_messages_keep_to_the_limit(start: Start, service: Service, settings: Any) -> None:
-    """They were in flight all the time: one after another they are taken over."""
+    """They have been in flight all the time: they are taken over one after another."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 2}}}
     service.pause = 0.05
     service.handle()

@@ -1,4 +1,4 @@
-"""Order keys in a worker: what must not overtake, and what must not wait."""
+"""Order keys in a worker: messages that must not overtake, and messages that must not wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pks(*messages: QueuedMessage) -> list[int]:
 
 @pytest.mark.parametrize("why", ["locked", "expired"])
 def test_a_batch_does_not_overtake_what_cannot_start(bench: Bench, why: str) -> None:
-    """Guarantee 8: another session locks the first of a key for a moment, or it has expired."""
+    """Guarantee 8: another session briefly locks the first of a key, or it has expired."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h", batch=True)
@@ -59,7 +59,7 @@ def test_a_batch_does_not_overtake_what_cannot_start(bench: Bench, why: str) -> 
 
 
 def claimed_with_keys(count: int) -> list[Any]:
-    """Add `count` messages of one key, and claim what is due."""
+    """Add `count` messages of one key, and claim the due ones."""
     for _ in range(count):
         keyed()
     with second_connection() as other, other.transaction():
@@ -75,7 +75,7 @@ def claimed_with_keys(count: int) -> list[Any]:
 
 
 def test_a_line_behind_a_dead_head_delays_nobody(start: Start, settings: Any) -> None:
-    """It is parked window by window without a pause: others are reached at once."""
+    """It is parked window by window without a pause: other messages are reached at once."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 600}
     done = threading.Event()
 
@@ -101,7 +101,7 @@ def test_a_line_behind_a_dead_head_delays_nobody(start: Start, settings: Any) ->
 def test_what_was_behind_a_failed_first_is_not_taken_over(
     line: dict[str, Any], first: dict[str, Any]
 ) -> None:
-    """Guarantee 8: its worker vanished after the first failed, before it gave the others back."""
+    """Guarantee 8: its worker vanished after the first failed, before it released the others."""
     add(**line, **first)
     behind = [add(**line, leased=-1, attempts=1) for _ in range(2)]
     with second_connection() as other:
@@ -133,7 +133,7 @@ def test_a_dead_first_that_is_passed_does_not_keep_others_from_being_taken_over(
 
 
 def test_a_line_is_not_mixed_up_with_a_message_that_came_meanwhile() -> None:
-    """Between the two statements of a claim; the first of the line is locked at that moment."""
+    """The message comes between a claim's two statements, while the first of the line is locked."""
     first, second = keyed(), keyed()
     came = keyed(None, after=-1000)
     with second_connection() as somebody, somebody.transaction():
@@ -165,7 +165,7 @@ def test_a_line_is_not_mixed_up_with_a_message_that_came_meanwhile() -> None:
 def test_an_executor_that_fails_gives_back_what_is_behind(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee 8: what it had keeps its lease, so nothing of its line may start."""
+    """Guarantee 8: its messages keep their leases, so nothing of their lines may start."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h", atomic=False)
@@ -187,7 +187,7 @@ def test_an_executor_that_fails_gives_back_what_is_behind(
 
 
 def test_max_messages_does_not_count_what_goes_back(start: Start) -> None:
-    """Behind one that cannot run here: the worker does not end for what it did not do."""
+    """It is behind one that cannot run here; a worker counts only the work that it did."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -221,7 +221,7 @@ def test_drain_gets_past_a_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_runner_that_fails_keeps_no_lease(
     start: Start, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
-    """Otherwise it would be renewed for ever, and its line blocked for as long."""
+    """Otherwise the lease would be renewed for ever, and its line blocked for as long."""
 
     @handler("#", queue="mail", name="h")
     async def h(delivery: Delivery) -> None: ...

@@ -32,7 +32,7 @@ LEASE = 2.0
 
 
 class Block(logging.Handler):
-    """Something that blocks: a log handler, or a receiver of a signal."""
+    """A blocking log handler, or a blocking receiver of a signal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def locked(statement: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 class Long:
-    """A message whose handler runs in no transaction: nothing but its lease keeps it."""
+    """A message whose handler runs in no transaction: only its lease protects it."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -78,7 +78,7 @@ class Long:
         self.message = add(handler="long")
 
     def outlives(self, leases: int) -> None:
-        """Wait while its lease is renewed for that long; no one may take it in this time."""
+        """Wait while its lease is renewed for that long; no other worker may take it."""
         until(lambda: stored(self.message).leased_until is not None)
         began = timezone.now()
         enough = began + timedelta(seconds=LEASE * (leases + 1))
@@ -134,7 +134,7 @@ def test_chores_that_are_held_up_delay_no_renewal(
 
 
 def test_a_locked_heartbeat_delays_no_renewal(start: Start, said: Said, long: Long) -> None:
-    """By an operator, or by a delete: the heartbeat is skipped."""
+    """An operator's update or delete locks it: the heartbeat is skipped."""
     start()
     start()
     said.wait("worker_started", 2)
@@ -156,7 +156,7 @@ def test_a_table_of_heartbeats_that_a_migration_has_delays_no_renewal(
 def test_a_table_of_queues_that_a_migration_has_delays_no_renewal(
     start: Start, said: Said, long: Long
 ) -> None:
-    """While it lasts no worker claims; afterwards siblings look for lapsed leases at once."""
+    """No worker can claim in this time; afterwards siblings look for lapsed leases at once."""
     start()
     start()
     said.wait("message_started")
@@ -168,7 +168,7 @@ def test_a_table_of_queues_that_a_migration_has_delays_no_renewal(
 def test_a_receiver_that_blocks_delays_no_renewal(
     start: Start, said: Said, long: Long, block: Block
 ) -> None:
-    """The chores announce a queue that is too deep; the receiver takes its time."""
+    """The chores announce a queue that is too deep; the receiver blocks."""
     signals.queue_deep.connect(block, weak=False)
     try:
         for _ in range(3):
@@ -186,7 +186,7 @@ def test_a_receiver_that_blocks_delays_no_renewal(
 def test_a_dead_sibling_delays_no_renewal(
     start: Start, said: Said, long: Long, block: Block
 ) -> None:
-    """What it held is settled while a receiver of that blocks."""
+    """Its messages are settled while a receiver of that signal blocks."""
     lost = add(handler="long", leased=600, claimed_by="dead:1", attempts=1, max_attempts=1)
     signals.message_dead.connect(block, weak=False)
     try:
@@ -211,7 +211,7 @@ def test_a_dead_sibling_delays_no_renewal(
 def test_a_log_handler_that_blocks_delays_no_renewal(
     start: Start, said: Said, long: Long, block: Block
 ) -> None:
-    """All connections are cut once: what is to be said of it is said by others."""
+    """All connections are cut once; other threads log that."""
     start()
     start()
     said.wait("message_started")
@@ -233,7 +233,7 @@ def test_a_log_handler_that_blocks_delays_no_renewal(
 
 
 def test_limits_of_the_role_cut_no_renewal(start: Start, said: Said, long: Long) -> None:
-    """Guarantee 24: a setting of the role is for handlers; our statements have their own."""
+    """Guarantee 24: a role's limits are for handlers; our statements have their own."""
     with second_connection() as own:
         name = own.execute("select current_database()").fetchone()[0]  # type: ignore[index]
         own.execute(
@@ -258,7 +258,7 @@ def test_limits_of_the_role_cut_no_renewal(start: Start, said: Said, long: Long)
 
 
 def backends() -> int:
-    """Return how many sessions this database has, without the one that asks."""
+    """Return the number of this database's sessions, without the asking one."""
     with second_connection() as other:
         row = other.execute(
             "select count(*) - 1 from pg_stat_activity"
@@ -273,7 +273,7 @@ def backends() -> int:
 def test_a_worker_has_a_connection_more_only_while_chores_run(
     start: Start, said: Said, settings: Any, block: Block
 ) -> None:
-    """`threads + 3`: executors, claims, renewals, LISTEN. The manual says so."""
+    """`threads + 3`: executors, claims, renewals, LISTEN, as in the manual."""
     settings.DJANGO_MQ = {"QUEUES": {"post": {"warn_depth": 1}}}
     gate = threading.Event()
 

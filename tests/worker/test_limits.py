@@ -1,4 +1,4 @@
-"""The worker's own statements run under limits of their own, whatever the role has set."""
+"""The worker's own statements have their own limits, whatever the role has set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 Start = Callable[..., Running]
 
-#: What a role may set, in milliseconds: much less than the statements of the worker take here.
+#: A role's limits in milliseconds: far less than the worker's statements take here.
 STRICT = {
     "statement_timeout": "100",
     "lock_timeout": "20",
@@ -36,7 +36,7 @@ STRICT = {
     "idle_in_transaction_session_timeout": "2000",
     "default_transaction_isolation": "serializable",
 }
-#: Where there is no pooler, which has the sessions then.
+#: Settings for tests without a pooler, which would own the sessions.
 IDLE = {"idle_session_timeout": "3000"}
 #: Events that a limit of the role must not cause.
 TROUBLE = {
@@ -56,7 +56,7 @@ TROUBLE = {
 
 @contextmanager
 def role(*, pooled: bool = False, **settings: str) -> Iterator[None]:
-    """While the block lasts, new connections of the alias have these settings as their role's."""
+    """Within the block, new connections of the alias have these settings as their role's."""
     alias = connections["default"].settings_dict
     before = alias["OPTIONS"], alias.get("DISABLE_SERVER_SIDE_CURSORS", False)
     words = " ".join(
@@ -72,7 +72,7 @@ def role(*, pooled: bool = False, **settings: str) -> Iterator[None]:
 
 @contextmanager
 def slow_rows(seconds: float) -> Iterator[None]:
-    """Each claim, renewal and settle takes so long per row."""
+    """Each claim, renewal and settle takes this long per row."""
     with second_connection() as other:
         other.execute(
             f"""
@@ -154,7 +154,7 @@ def test_a_session_of_ours_is_not_ended_while_it_waits(
 
 
 def run_every_way(start: Start, pooled: bool) -> dict[str, list[Any]]:
-    """Run a message of each kind under a strict role; return what handlers saw of their limits."""
+    """Run a message of each kind under a strict role; return the limits that handlers saw."""
     seen: dict[str, list[Any]] = {}
 
     def look(delivery: Delivery) -> None:
@@ -208,7 +208,7 @@ def test_slow_statements_are_not_cancelled(
     assert len(effects()) == 8
     statement = {limits[0] for every in seen.values() for limits in every}
     assert statement == {"100ms"}
-    # A slice of several messages has a shorter one of its own: half of SLICE_SECONDS.
+    # A slice of several messages has a shorter limit of its own: half of SLICE_SECONDS.
     assert {limits[1] for every in seen.values() for limits in every} <= {"20ms", "50ms"}
     assert seen["call"] == [("100ms", "20ms")]
 
@@ -216,7 +216,7 @@ def test_slow_statements_are_not_cancelled(
 def test_a_lock_on_the_table_is_waited_for(
     start: Start, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a migration takes it: for longer than the role lets statements wait."""
+    """A migration's lock, held for longer than the role's lock timeout."""
     gate = threading.Event()
     started = threading.Event()
 
@@ -264,7 +264,7 @@ def test_a_limit_of_transactions_does_not_end_a_slice(
 
 
 def waits_for_a_lock(seconds: float) -> int:
-    """Return the process id of a session that has waited so long for a lock on a table, or 0."""
+    """Return the pid of a session that has waited this long for a lock on a table, or 0."""
     with second_connection() as other:
         found = other.execute(
             "select pid from pg_stat_activity where datname = current_database()"
@@ -298,7 +298,7 @@ def test_a_cancelled_statement_is_no_lost_database(
 
 
 def test_the_database_is_back_when_it_has_answered(caplog: pytest.LogCaptureFixture) -> None:
-    """After an outage, not after a statement that was refused."""
+    """The outage ends with an answer, not with a refused statement."""
     caplog.set_level(logging.INFO, logger="django_mq")
     stopped = threading.Event()
     stopped.set()

@@ -1,4 +1,4 @@
-"""Links that hang: neither closed nor answered. Each wait of the worker has a bound."""
+"""Links that hang, neither closed nor answered: every wait of the worker has a time limit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parts_of(running: Running) -> Parts:
 
 
 def bound(parts: Parts, seconds: float) -> None:
-    """Limit the waits on the present links to this time; new links have the default."""
+    """Limit the waits on the existing links to this time; new links have the default."""
     for link in parts.watchdog._links:
         link.seconds = seconds
 
@@ -78,7 +78,7 @@ def test_a_wait_ends_after_its_bound(through: Proxy) -> None:
 
 
 def test_only_a_wait_is_ended(through: Proxy) -> None:
-    """Neither an idle connection, nor one that a handler uses, nor one that gets its answers."""
+    """Idle connections, those in use by a handler, and those that get answers are left alone."""
     with connected(through) as driver:
         link = Link(0.0)
         link.attach(driver)
@@ -107,7 +107,7 @@ def connected(proxy: Proxy) -> psycopg.Connection[Any]:
 
 
 class ticking:
-    """Tick a link while the block lasts, as the watchdog would."""
+    """Tick a link during the block, like the watchdog."""
 
     def __init__(self, link: Link) -> None:
         self._link, self._enough = link, threading.Event()
@@ -160,7 +160,7 @@ def test_an_idle_worker_notices_and_goes_on(
 def test_listen_is_pinged(
     start: Start, said: Said, through: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link that only listens sends nothing, so nothing else would show that it hangs."""
+    """A link that only listens sends nothing, so only a ping can show that it hangs."""
     monkeypatch.setattr("django_mq.worker.listener.PING", 0.1)
     running = start()
     parts = parts_of(running)
@@ -234,7 +234,7 @@ def test_a_handlers_own_statement_is_not_bounded(start: Start, said: Said) -> No
 def test_a_drain_ends_whatever_the_link_does(
     start: Start, said: Said, through: Proxy, monkeypatch: pytest.MonkeyPatch, held: str
 ) -> None:
-    """Nothing but the drain ends these waits: the bounds of statements are an hour here."""
+    """Only the drain ends these waits: the time limits of statements are an hour here."""
     monkeypatch.setattr("django_mq.worker.run.HURRY", 0.5)
     gate, entered = threading.Event(), threading.Event()
 
@@ -261,7 +261,7 @@ def test_a_drain_ends_whatever_the_link_does(
         executor.join(PATIENCE)
 
 
-# ---- what the supervisor sees
+# ---- the supervisor's view
 
 
 def test_a_loop_that_stands_still_is_seen(
@@ -303,7 +303,7 @@ def test_what_has_not_begun_does_not_stand_still() -> None:
 
 
 def test_another_session_is_unharmed(through: Proxy) -> None:
-    """A number of a socket that was closed may be another connection's by now."""
+    """The number of a closed socket may belong to another connection by now."""
     with connected(through) as driver:
         link = Link()
         link.attach(driver)

@@ -1,4 +1,4 @@
-"""LISTEN: what rings, and how often."""
+"""LISTEN: the events that ring, and how often."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def notify(times: int = 1) -> None:
 
 
 def until_all_is_read(listener: Listener) -> None:
-    """It rested, read, and listened again: one time more than that."""
+    """Wait until it rested, read, and listened once more."""
     deadline = monotonic() + 30
     for _ in range(4):
         before = listener._heard_at
@@ -60,10 +60,10 @@ def until_all_is_read(listener: Listener) -> None:
 
 
 def test_a_notification_is_one_ring(listener: Listener) -> None:
-    """A second one would have an idle worker claim twice."""
+    """A second ring would make an idle worker claim twice."""
     listener.start()
     wakeup = listener._wakeup
-    wakeup.until(1)  # it rings when it begins, since it may have missed something
+    wakeup.until(1)  # it rings at the start, since it may have missed a notification
     for rings in (2, 3):
         notify()
         wakeup.until(rings)
@@ -74,7 +74,7 @@ def test_a_notification_is_one_ring(listener: Listener) -> None:
 def test_what_comes_while_it_rests_is_rung_for(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everybody may NOTIFY: a ring is obeyed at most each REST seconds, and none is lost."""
+    """Everybody may NOTIFY: a ring is obeyed at most every REST seconds, and none is lost."""
     resting, rested = threading.Semaphore(0), threading.Semaphore(0)
 
     def rest(seconds: float) -> None:
@@ -107,7 +107,7 @@ def test_what_comes_with_the_answer_of_a_ping_is_rung_for(
 
 
 def test_it_listens_past_djangos_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool's connections are lent and checked: no listener may keep one. So W002 is silent."""
+    """A pool's connections are lent and checked: no listener may keep one, so W002 is silent."""
     settings = connections.settings["default"]
     options = {**settings.get("OPTIONS", {}), "pool": True}
     monkeypatch.setitem(connections.settings, "pooled", {**settings, "OPTIONS": options})

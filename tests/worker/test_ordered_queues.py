@@ -1,4 +1,4 @@
-"""The ordered queues of a worker: when it keeps them, and when it gives them up."""
+"""The ordered queues of a worker: the times at which it keeps them or gives them up."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_could_not_be_sorted_does_not_overtake_what_failed_meanwhile(
 def test_a_worker_without_room_keeps_what_it_owns(
     start: Start, settings: Any, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long its poll interval: an owner whose lease lapses is taken for frozen."""
+    """At any poll interval: an owner whose lease lapses is taken for frozen."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 600, "QUEUES": {"line": {"ordered": True}}}
     monkeypatch.setattr(ordered_queues, "TURN", 0.2)
     gate, started = threading.Event(), threading.Event()
@@ -156,7 +156,7 @@ def test_a_worker_without_room_keeps_what_it_owns(
                 other.execute("select pg_sleep(0.01)")
     finally:
         gate.set()
-    assert len(seen) > 3  # it was renewed again and again
+    assert len(seen) > 3  # it was renewed repeatedly
 
 
 def test_a_drain_keeps_the_line_of_what_still_runs(

@@ -1,4 +1,4 @@
-"""A worker that an operator told to be quiet: what it lets go of, and what it goes on with."""
+"""A worker that an operator made quiet: the work it gives away, and the work it keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def told(running: Running, order: str) -> None:
-    """Give an order as an operator does, and wait until the heartbeat says that it was obeyed."""
+    """Give an order like an operator, and wait until the heartbeat reports it as obeyed."""
     tell = {"quiet": queues.quiet_workers, "resume": queues.resume_workers}[order]
     until(lambda: running.worker.id and tell(running.worker.id))
     row = WorkerHeartbeat.objects.filter(pk=running.worker.id, quiet=order == "quiet")
@@ -26,7 +26,7 @@ def told(running: Running, order: str) -> None:
 
 
 def test_no_handler_starts_that_had_not_started(start: Start) -> None:
-    """Not even of messages that an executor had taken from the local queue."""
+    """Even messages that an executor had taken from the local queue do not start."""
     service = Service()
     service.gate.clear()
     service.handle()

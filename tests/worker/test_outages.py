@@ -1,4 +1,4 @@
-"""The database goes away and comes back, or refuses, under a running worker."""
+"""The database goes away and comes back, or refuses work, under a running worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def terminate_all() -> None:
-    """Kill every other session of the test database, as a restart of the server does."""
+    """End every other session of the test database, like a restart of the server."""
     with second_connection() as other:
         other.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -34,7 +34,7 @@ def terminate_all() -> None:
 def test_a_restart_of_the_server_is_survived(
     start: Start, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guarantees 1, 16: what ran runs again or is charged once; nothing is lost or doubled."""
+    """Guarantees 1, 16: running messages rerun or are charged once; nothing is lost or doubled."""
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(0)))
     def h(delivery: Delivery) -> None:
@@ -51,7 +51,7 @@ def test_a_restart_of_the_server_is_survived(
         terminate_all()
         connection.close()
     more = add_many(5, handler="h")
-    # A COMMIT of afinish() whose answer was lost is done, and says nothing.
+    # If the answer to the COMMIT of afinish() is lost, its message is done without a signal.
     until(lambda: not waiting())
     running.stop()
     assert effects() == {m.pk for m in messages + more}
@@ -64,7 +64,7 @@ def test_a_restart_of_the_server_is_survived(
 def test_a_server_that_stays_away_is_waited_for_quietly(
     start: Start, said: Said, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guarantee 16: a line per try at most, of all threads together."""
+    """Guarantee 16: at most one line per try, for all threads together."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -98,7 +98,7 @@ def second_connection_without(proxy: Proxy) -> psycopg.Connection[Any]:
 
 
 def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, proxy: Proxy) -> None:
-    """No worker holds its rows: without this they would wait for the lease, and be charged."""
+    """No worker holds its rows: otherwise they would wait for the lease, and be charged."""
     attempts: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -149,7 +149,7 @@ def test_a_loss_while_claimed_messages_are_sorted_strands_nobody(
 def test_an_error_in_the_loop_is_logged_and_survived(
     start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """CAR-36: the loop never dies; but a worker that never worked says so at once."""
+    """CAR-36: the loop never dies; but a worker that never worked reports the error at once."""
     look = store_looking.look
     failures = [RuntimeError("one"), RuntimeError("two")]
     worked = threading.Event()

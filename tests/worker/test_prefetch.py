@@ -1,4 +1,4 @@
-"""How many messages to hold: small at first, then as many as run quickly. On a clock of its own."""
+"""The number of messages to hold: small at first, then as many as run quickly. By a test clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def clock() -> Clock:
 
 
 def eat(prefetch: Prefetch, clock: Clock, seconds: float) -> int:
-    """Claim what there is room for, which lasts `seconds`."""
+    """Claim as many as there is room for; they take `seconds`."""
     room = prefetch.room(0)
     prefetch.claimed(room)
     clock.now += seconds
@@ -63,7 +63,7 @@ def test_stays_while_it_lasts_as_it_should(clock: Clock) -> None:
     prefetch = Prefetch(minimum=1, maximum=400, batch=100, clock=clock)
     for _ in range(5):
         eat(prefetch, clock, 0.2)
-    prefetch.room(0)  # only now it learns how long the last lasted
+    prefetch.room(0)  # only now it learns how long the last ones took
     wanted = prefetch.target
     assert 1 < wanted < 400
     for _ in range(5):
@@ -75,7 +75,7 @@ def test_a_claim_that_was_not_full_says_nothing(clock: Clock) -> None:
     prefetch = Prefetch(minimum=1, maximum=400, batch=100, clock=clock)
     for _ in range(6):
         eat(prefetch, clock, 0.2)
-    prefetch.room(0)  # only now it learns how long the last lasted
+    prefetch.room(0)  # only now it learns how long the last ones took
     wanted = prefetch.target
     assert 1 < wanted < 400
     for _ in range(5):
@@ -86,7 +86,7 @@ def test_a_claim_that_was_not_full_says_nothing(clock: Clock) -> None:
 
 
 def test_what_lasts_for_seconds_is_given_back(clock: Clock) -> None:
-    """Fast messages taught it to hold hundreds; those that came now are slow."""
+    """Fast messages taught it to hold hundreds; the new ones are slow."""
     prefetch = Prefetch(minimum=2, maximum=800, batch=100, clock=clock)
     while prefetch.target < 800:
         eat(prefetch, clock, 0.01)
@@ -107,13 +107,13 @@ def test_what_is_eaten_by_half_is_no_glut(clock: Clock) -> None:
     for _ in range(10):
         assert not prefetch.holds_too_much(800)
         clock.now += 1.5
-        assert not prefetch.holds_too_much(300)  # it claims again now
+        assert not prefetch.holds_too_much(300)  # now it claims again
     clock.now += 100.0
     assert not prefetch.holds_too_much(300)
 
 
 def test_claims_are_not_made_in_crumbs(clock: Clock) -> None:
-    """Each claim costs a round trip, and a commit: not for less than half of the target."""
+    """A claim costs a round trip and a commit: none is made for less than half of the target."""
     prefetch = Prefetch(minimum=1, maximum=400, batch=100, clock=clock)
     while prefetch.target < 400:
         eat(prefetch, clock, 0.01)
@@ -125,7 +125,7 @@ def test_claims_are_not_made_in_crumbs(clock: Clock) -> None:
 
 @pytest.mark.parametrize(("least", "most", "batch"), [(1, 4, 1), (8, 4, 1), (3, 400, 100)])
 def test_an_empty_hand_always_has_room(clock: Clock, least: int, most: int, batch: int) -> None:
-    """Otherwise it would never claim again."""
+    """Without that it would never claim again."""
     prefetch = Prefetch(minimum=least, maximum=most, batch=batch, clock=clock)
     for seconds in (0.01, 0.01, 9, 9, 0.01, 0.5, 0.01, 9, 9, 9):
         assert prefetch.room(0) >= 1

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_queues_in_strict_preference(start: Start, settings: Any) -> None:
-    """As named, whatever terms each has; within a queue by priority, due time, id."""
+    """In the given order, whatever patterns each has; within a queue by priority, due time, id."""
     settings.DJANGO_MQ = {"QUEUES": {"second": {"lease": 99}}}
     ran: list[str] = []
 
@@ -45,7 +45,7 @@ def test_patterns_of_queues(start: Start) -> None:
 
 
 def test_a_paused_queue_rests(start: Start, said: Said) -> None:
-    """Also what lapsed there: it may be paused because its messages kill workers."""
+    """This includes its lapsed messages: it may be paused because they kill workers."""
 
     @handler("#", queue="mail", queues=("post",), name="h")
     def h(delivery: Delivery) -> None: ...
@@ -63,7 +63,7 @@ def test_a_paused_queue_rests(start: Start, said: Said) -> None:
 
 
 def test_another_message_is_not_run_while_its_row_is_locked(start: Start, said: Said) -> None:
-    """Guarantee 13 from the worker's side, NSQ-23: skipped, not waited for."""
+    """Guarantee 13 from the worker's side, NSQ-23: skipped without a wait."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:

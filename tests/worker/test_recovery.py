@@ -1,4 +1,4 @@
-"""Suspects, leases that are renewed, and what a dead sibling held."""
+"""Suspects, renewed leases, and the messages of a dead sibling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_suspects_run_while_nothing_else_runs(start: Start, said: Said) -> None:
-    """Guarantee 3: whatever kills the process costs no other message an attempt."""
+    """Guarantee 3: a message that kills its process costs no other message an attempt."""
     running: set[int] = set()
     beside: list[set[int]] = []
     lock = threading.Lock()
@@ -102,7 +102,7 @@ def test_leases_are_renewed_in_hand_and_while_it_runs(
 
 
 def test_recovers_what_a_dead_sibling_held(start: Start, said: Said) -> None:
-    """Guarantee 3: what ran is charged and suspect, the rest refunded, in its place."""
+    """Guarantee 3: the running one is charged and suspect, the rest refunded, in their places."""
     attempts: dict[int, int] = {}
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(0)))
@@ -138,7 +138,7 @@ def test_recovers_what_a_dead_sibling_held(start: Start, said: Said) -> None:
 def test_a_recovery_waits_until_the_tables_have_proved_usable(
     start: Start,
 ) -> None:
-    """Guarantee 16: where they cannot be used, the worker has one error, and another recovers."""
+    """Guarantee 16: if they are unusable, the worker has one error, and another one recovers."""
     settled = threading.Event()
     with second_connection() as admin:
         admin.execute("begin; alter table django_mq_queuedmessage rename to mq_away")

@@ -1,6 +1,6 @@
-"""A row that the database refuses does not keep other rows from their end.
+"""A row that the database refuses does not prevent other rows from ending.
 
-A trigger stands for an unforeseen error: it refuses the message put aside for one unique id.
+A trigger stands in for an unforeseen error: it refuses the message put aside for one unique id.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _refusing(transactional_db: None) -> Iterator[None]:
     with second_connection() as other:
         other.execute(REFUSE)
     yield
-    connection.close()  # whatever it has locked
+    connection.close()  # whatever rows it has locked
     with second_connection() as other:
         other.execute("drop trigger refuse on django_mq_queuedmessage; drop function refuse")
 
@@ -60,7 +60,7 @@ def put_aside(unique_id: str, payload: str) -> None:
 
 
 def add_unique(unique_id: str, payload: str = "refused", **given: Any) -> QueuedMessage:
-    """Insert a message with a unique id, and what is put aside for that."""
+    """Insert a message with a unique id, and a message put aside for that id."""
     message = add(handler="h", type="a.b", unique_id=unique_id, **given)
     UniqueKey.objects.create(
         queue="mail", handler="h", type="a.b", unique_id=unique_id, message_id=message.pk
@@ -70,12 +70,12 @@ def add_unique(unique_id: str, payload: str = "refused", **given: Any) -> Queued
 
 
 def add_both(**given: Any) -> list[int]:
-    """Insert one whose end is refused, then another; return their ids."""
+    """Insert a message whose end is refused, then another; return their ids."""
     return [add_unique("bad", **given).pk, add_unique("good", "taken", **given).pk]
 
 
 def forward() -> set[str | None]:
-    """Return the unique ids for which what was put aside came forward."""
+    """Return the unique ids whose put-aside message came forward."""
     found = QueuedMessage.objects.filter(payload="taken")
     return set(found.values_list("unique_id", flat=True))
 
@@ -114,7 +114,7 @@ def test_a_chore_that_is_refused(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_ack_that_is_refused(ran: list[int]) -> None:
-    """The row itself is dead when its lease has lapsed; the others of its batch are done before."""
+    """The row itself is dead once its lease has lapsed; the others of its batch are done before."""
     bad, good = add_both(max_attempts=1)
     others = [add(handler="h", type="a.b").pk for _ in range(5)]
     assert Worker(queues=["mail"]).run(until_empty=True)
@@ -127,7 +127,7 @@ def test_an_ack_that_is_refused(ran: list[int]) -> None:
 
 
 def test_one_of_several_that_were_committed_by_a_handler_is_refused(bench: Bench) -> None:
-    """What a handler committed for its neighbours is settled, but for the one that is refused."""
+    """Messages whose writes a handler committed are settled, except for the refused one."""
     bad, _ = add_both(after=-60)
     breaks = add(handler="h", type="a.b", payload="commits", after=-1)
     bench.run_all(bench.claim())

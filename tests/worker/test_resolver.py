@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def sort(queue: str = "mail") -> list[tuple[int, str]]:
-    """Claim what is due and sort it; return ids and handlers of what can run."""
+    """Claim the due rows and sort them; return ids and handlers of those that can run."""
     with second_connection() as own:
         rows = claim(
             own.cursor(),
@@ -52,7 +52,7 @@ def subscribe(pattern: str, name: str, **options: Any) -> Callable[[Delivery], N
 
 
 def assert_held(message: QueuedMessage, reason: str) -> None:
-    """Guarantee 14: held, no attempt used, the reason for people to read."""
+    """Guarantee 14: held, no attempt used, and a readable reason."""
     stored(message)
     assert (message.attempts, message.claimed_by, message.leased_until) == (0, None, None)
     assert message.held_since is not None
@@ -111,7 +111,7 @@ def test_a_handler_does_not_run_in_a_queue_it_did_not_allow() -> None:
 
 
 def test_an_unrouted_row_goes_to_the_one_handler_that_matches() -> None:
-    """RMQ-8 as changed: queue and type say which."""
+    """RMQ-8 as changed: queue and type identify it."""
     subscribe("a.*", "h", queue="mail", retry=RetryPolicy(max_attempts=3))
     subscribe("a.*", "elsewhere", queue="post")
     message = add(type="a.b", max_attempts=20)
@@ -162,7 +162,7 @@ def test_in_the_default_queue_handlers_without_a_queue_match() -> None:
 
 @pytest.mark.parametrize("routed", [True, False])
 def test_a_newer_schema_is_held(routed: bool) -> None:
-    """A worker of yesterday meets a message of tomorrow."""
+    """An old worker meets a message of a newer version."""
     subscribe("a", "h", queue="mail", schema_version=2)
     old, same, newer = (
         add(type="a", schema_version=n, handler="h" if routed else "") for n in (1, 2, 3)
@@ -182,7 +182,7 @@ def test_one_of_several_that_is_too_old_holds_the_unsplit_row() -> None:
 
 @pytest.mark.parametrize("metadata", [["tier"], "tier", 5, None, True])
 def test_metadata_that_is_no_object_is_held(metadata: Any) -> None:
-    """Rows are also written by others: one of them stops no worker."""
+    """Other programs also write rows: none of them stops a worker."""
     subscribe("a", "h", queue="mail", where={"tier": "gold"})
     message = add(type="a")
     with second_connection() as other:
@@ -202,7 +202,7 @@ def test_types_of_others_are_no_trouble() -> None:
 
 
 def test_held_for_too_long_is_dead(settings: Any, said: Said) -> None:
-    """PMQ-14 as changed: with the reason, and said."""
+    """PMQ-14 as changed: with the reason, and reported."""
     settings.DJANGO_MQ = {"HOLD_FOR": 100}
     dead, held = add(type="a", held=-101), add(type="a", held=-50)
     since = held.held_since
@@ -214,7 +214,7 @@ def test_held_for_too_long_is_dead(settings: Any, said: Said) -> None:
     assert said.ids("message_dead") == [dead.pk]
     assert stored(held).held_since == since
     wait = (held.processable_after - timezone.now()).total_seconds()
-    assert 40 < wait <= 51  # as long again as it was held so far
+    assert 40 < wait <= 51  # as long again as it has been held
 
 
 def test_waits_double(said: Said) -> None:

@@ -1,4 +1,4 @@
-"""Workers ring for what they free but may not claim themselves."""
+"""Workers ring for messages that they free but may not claim themselves."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def test_a_drain_rings_for_what_it_released(start: Start, said: Said, settings: 
     running = start()
     assert begun.wait(PATIENCE)
     leased = QueuedMessage.objects.filter(leased_until__isnull=False)
-    until(lambda: leased.count() > 1)  # a worker that has just started holds few
+    until(lambda: leased.count() > 1)  # a worker that has just started holds only a few
     with listening() as bell:
         running.worker.stop(timeout=0)
         until(lambda: leased.count() == 1)
         heard = len(bell.heard())
         goes_on.set()
         assert running.join()
-        assert heard + len(bell.heard()) == 2  # for what it released, and after the last handler
+        assert heard + len(bell.heard()) == 2  # for its releases, and after the last handler
 
 
 def test_the_recovery_of_a_dead_sibling_rings(start: Start, said: Said, settings: Any) -> None:
-    """The process that recovers may be full."""
+    """The recovering process may have no room."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 600, "LEASE": 1800}
 
     @handler("#", queue="mail", name="h")

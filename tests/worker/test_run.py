@@ -1,4 +1,4 @@
-"""The loop and its parts, before the threads run: when the loop wakes up, and what it does."""
+"""The loop and its parts, before the threads run: the loop's wakeups, and its actions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_executors_are_woken_for_messages_only(
 def test_a_claimed_delivery_knows_when_its_claim_was_sent(
     run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, lapsed: bool
 ) -> None:
-    """Except one that was taken over: its last handler may still run somewhere."""
+    """Except for one that was taken over: its last handler may still run somewhere."""
     add(handler="h")
     taken: list[Any] = []
     with monkeypatch.context() as patch:
@@ -73,13 +73,13 @@ def test_a_claimed_delivery_knows_when_its_claim_was_sent(
 
 
 def test_a_message_needs_its_lock_after_half_of_the_shortest_lease(settings: Any) -> None:
-    """A process that was frozen starts nothing that lapsed meanwhile, however short its lease."""
+    """A process that was frozen starts no message that has lapsed, however short its lease."""
     settings.DJANGO_MQ = {"QUEUES": {"quick": {"lease": 0.2}}}
     assert Run(Worker(queues=["mail"])).parts.executors[0]._shortest_lease == 0.2
 
 
 def test_the_loop_is_woken_for_room_only_where_it_waits_for_it(run: Run, parts: Parts) -> None:
-    """NSQ-24: it claims again as soon as there is room, and sleeps where it took all there was."""
+    """NSQ-24: it claims again as soon as there is room, and sleeps after it took all there was."""
 
     def woken() -> bool:
         return not parts.wakeup._quiet.locked()
@@ -106,7 +106,7 @@ def test_the_loop_is_woken_for_room_only_where_it_waits_for_it(run: Run, parts: 
 def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
     run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
-    """A producer waits for the claim. But a queue that is to back off is not claimed from first."""
+    """A producer waits for the claim. But a queue that must back off is not claimed from first."""
     tended: list[bool] = []
     tend = run.held.tend
     for _ in range(3):
@@ -134,7 +134,7 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
     assert len(tended) == (before != "a ring")
     parts.wakeup.ring()
     run._fetch()
-    assert len(tended) == 1 + (before != "a ring")  # rings of many producers do not end
+    assert len(tended) == 1 + (before != "a ring")  # rings of many producers come without end
 
 
 def test_a_round_without_an_answer_does_not_end_an_outage(

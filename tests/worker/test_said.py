@@ -47,7 +47,7 @@ def test_log_lines_have_events_and_no_payload(
 
 
 def test_receivers_that_raise_change_nothing(start: Start, said: Said) -> None:
-    """KAF-4: what listens cannot bring the worker down."""
+    """KAF-4: a receiver cannot bring the worker down."""
 
     def rude(sender: str, **data: Any) -> None:
         raise RuntimeError

@@ -31,7 +31,7 @@ Start = Callable[..., Running]
 
 
 def until(true: Callable[[], Any]) -> Any:
-    """Wait until something is true, and return it."""
+    """Wait until the condition holds, and return its value."""
     deadline = monotonic() + PATIENCE
     while not (found := true()):
         assert monotonic() < deadline, "it does not come"
@@ -40,7 +40,7 @@ def until(true: Callable[[], Any]) -> Any:
 
 
 class Heard:
-    """A handler that notes each message, and the time it is for if a schedule broadcast it."""
+    """A handler that notes each message, and the scheduled time if a schedule broadcast it."""
 
     def __init__(self, queue: str = "mail") -> None:
         self.ids: list[int] = []
@@ -51,16 +51,14 @@ class Heard:
 
     def hear(self, delivery: Delivery) -> None:
         assert self.gate.wait(PATIENCE)
-        if (
-            delivery.id in self.ids
-        ):  # its settle was lost: the code runs again, the time is the same
+        if delivery.id in self.ids:  # its settle was lost: the code runs again with the same time
             return
         if at := delivery.metadata.get("mq.scheduled_for"):
             self.times.append(datetime.fromisoformat(at))
         self.ids.append(delivery.id)
 
     def steps(self) -> set[timedelta]:
-        """Return what lies between one time and the next: zero, if one came twice."""
+        """Return the steps from each time to the next: zero, if one came twice."""
         found = sorted(self.times)
         return {later - earlier for earlier, later in pairwise(found)}
 
@@ -89,7 +87,7 @@ def test_a_handler_with_a_clock_runs_by_it(start: Start) -> None:
 
 
 def test_a_schedule_that_is_missed_runs_before_an_empty_queue_ends_the_run() -> None:
-    """For those who start `mq_worker --until-empty` from the system's own cron."""
+    """This serves users who start `mq_worker --until-empty` from the system's own cron."""
     heard = Heard()
     put()
     assert Worker().run(until_empty=True)
@@ -169,7 +167,7 @@ def test_what_an_operator_makes_due_is_seen_within_a_poll_interval(
 
 @pytest.fixture
 def clock(transactional_db: None) -> Any:
-    """The part alone; its turns are taken by the test."""
+    """The scheduler alone; the test takes its turns."""
     from django_mq.conf import get_settings
 
     fired: list[bool] = []
@@ -217,7 +215,7 @@ def sessions() -> int:
 
 
 def test_a_lost_database_is_waited_out(start: Start, other: Any) -> None:
-    """Whatever the server ends, and when: each time is broadcast once, and none is left out."""
+    """At any interruption by the server, each time is broadcast once, and none is left out."""
     heard = Heard()
     put(every=timedelta(seconds=1), catch_up="all")
     start()

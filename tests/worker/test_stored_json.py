@@ -1,4 +1,4 @@
-"""Payloads that others wrote are limited like those that are broadcast."""
+"""Payloads written by other programs have the same limits as broadcast ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ran() -> Iterator[list[Any]]:
 
 
 def write(column: str, text: str) -> None:
-    """Write a column as psql does."""
+    """Write a column like psql."""
     with connection.cursor() as cursor:
         cursor.execute(f"update django_mq_queuedmessage set {column} = %s::jsonb", [text])
 
@@ -92,7 +92,7 @@ def test_a_payload_at_the_limits_runs(ran: list[Any]) -> None:
     ids=lambda payload: repr(payload[:1])[:20],
 )
 def test_what_jsonb_makes_longer_is_not_beyond_the_limit(ran: list[Any], payload: Any) -> None:
-    """It writes 1e308 with 309 digits, and a space after each comma."""
+    """PostgreSQL writes 1e308 with 309 digits, and a space after each comma."""
     with transaction.atomic():
         broadcast("a", payload)
     assert drain() == 1

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def ran() -> Iterator[list[str]]:
-    """Return the types that `billing` got; its pattern was `#` before the last deploy."""
+    """Return the types that `billing` received; its pattern was `#` before the last deploy."""
     ran: list[str] = []
     with handlers.isolated():
 
@@ -118,7 +118,7 @@ def test_a_task_runs_messages_of_its_own_type_alone(ran: list[str]) -> None:
 
 
 def test_what_where_said_at_the_broadcast_stands() -> None:
-    """`where` routes; a copy that was routed is not asked again."""
+    """`where` routes; a routed copy is not checked again."""
     got = []
 
     @handler("a", name="gold", queue="mail", where={"tier": "gold"})

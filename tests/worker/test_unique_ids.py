@@ -1,4 +1,4 @@
-"""Unique ids where messages end: whatever the end, and in the transaction of the end."""
+"""Unique ids at the end of messages: whatever the end, in the same transaction."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def test_what_runs_again_keeps_its_id(error: Exception) -> None:
 def test_a_death_frees_the_id_and_lets_what_is_aside_run(
     error: Exception, retry: RetryPolicy | None, atomic: bool
 ) -> None:
-    """CAR-25, CAR-28: whenever the message is done, also after an error."""
+    """CAR-25, CAR-28: whenever the message ends, even after an error."""
 
     def fail(delivery: Delivery) -> None:
-        if not atomic:  # what an atomic one broadcasts is undone with it
+        if not atomic:  # an atomic handler's broadcasts are undone with it
             requeue_within(delivery)
         if delivery.payload == 0:
             raise error
@@ -92,7 +92,7 @@ def test_a_death_frees_the_id_and_lets_what_is_aside_run(
 
 
 def test_a_handler_may_requeue_itself() -> None:
-    """CAR-10, CAR-19: what it puts aside commits with its own end."""
+    """CAR-10, CAR-19: the put-aside message commits with the handler's own end."""
     got = subscribe(requeue_within)
     send(0)
     drain()
@@ -155,7 +155,7 @@ def test_a_finish_in_async_handlers(start: Start) -> None:
 
 
 def test_an_unrouted_message_is_freed_under_the_name_it_was_taken() -> None:
-    """Broadcast where no handler was known; a worker found two."""
+    """It was broadcast without a known handler; a worker found two."""
     send(0, queue="mail", unique_for=60)
     got = subscribe(lambda delivery: None)
     more = subscribe(lambda delivery: None, name="second")
@@ -172,7 +172,7 @@ def test_a_lost_lease_frees_nothing(bench: Bench) -> None:
     tasks = bench.claim()
     QueuedMessage.objects.update(attempts=7)
     bench.run_all(tasks)
-    assert got == [0] * bench.fresh  # which may start before it is known
+    assert got == [0] * bench.fresh  # which may start before the result is known
     assert UniqueKey.objects.get().message_id == id
     assert the_message().pk == id
 
@@ -188,7 +188,7 @@ def test_an_expired_message_frees_its_id() -> None:
 
 
 def test_what_a_dead_process_is_charged_with_frees_its_id(start: Start, said: Said) -> None:
-    """The last attempt dies with its process: a sibling settles it, and what is aside runs."""
+    """The last attempt dies with its process: a sibling settles it; the put-aside message runs."""
     got = subscribe(lambda delivery: None)
     send(0, retry=RetryPolicy.never())
     QueuedMessage.objects.update(
@@ -208,7 +208,7 @@ def test_what_a_dead_process_is_charged_with_frees_its_id(start: Start, said: Sa
 
 
 def test_the_chores_bring_forward_what_nobody_else_did() -> None:
-    """A last attempt that vanished with its host; a row that was deleted by hand."""
+    """A last attempt that vanished with its host; a row deleted by hand."""
     for n, ending in enumerate(("dead", "deleted")):
         send(n, unique_id=ending)
     QueuedMessage.objects.update(claimed_by="w:1", leased_until=Now())
@@ -227,7 +227,7 @@ def test_the_chores_bring_forward_what_nobody_else_did() -> None:
 
 
 def test_the_chores_wait_for_nobody_long() -> None:
-    """An id that another session is taking is left for later: other chores come next."""
+    """An id that another session is just taking is left for later: the other chores run first."""
     send(0)
     QueuedMessage.objects.update(claimed_by="w:1", leased_until=Now())
     send(1, on_duplicate="requeue")

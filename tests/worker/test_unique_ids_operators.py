@@ -1,4 +1,4 @@
-"""Unique ids of dead letters and of what operators touch; producers and workers at once."""
+"""Unique ids of dead letters and of messages that operators change; producers beside workers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_operators_remove_frees_its_id(remove: Callable[[int], Any]) -> Non
 
 
 def test_what_is_put_aside_is_another_message_that_stays() -> None:
-    """Guarantee 14: an operator removed the one that was to be seen."""
+    """Guarantee 14: an operator removed the visible one."""
     [id] = send(0).ids
     QueuedMessage.objects.update(claimed_by="w:1", leased_until=Now())
     send(1, on_duplicate="requeue")
@@ -110,7 +110,7 @@ def test_what_is_put_aside_is_another_message_that_stays() -> None:
 
 
 def test_producers_and_workers_at_once(start: Start) -> None:
-    """Every accepted message is handled once, at most one of an id at a time, and all end."""
+    """Every accepted message is handled once, at most one per id at a time, and all end."""
     producers, calls, ids = 8, 12, ["a", "b", "c"]
     handled: list[int] = []
     running: Counter[str] = Counter()

@@ -39,7 +39,7 @@ def test_as_many_attempts_as_can_be_do_not_stop_the_queue(settings: Any, kind: s
 
 
 def test_claims_that_fail_leave_a_queue_that_is_not_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it is empty means that: however many claims in a row failed."""
+    """ "Empty" means empty, however many claims in a row failed."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -63,7 +63,7 @@ def test_claims_that_fail_leave_a_queue_that_is_not_empty(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def ran(settings: Any) -> list[int]:
-    """What ran of `mail` or of the ordered queue `line`."""
+    """The messages that ran, of `mail` or of the ordered queue `line`."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
     ran: list[int] = []
 
@@ -80,7 +80,7 @@ def own(worker: str, lease: float) -> None:
 
 
 def test_a_line_whose_owner_was_killed_is_waited_for(ran: list[int]) -> None:
-    """Its lease lapses; so does that of what it had in flight."""
+    """The owner's lease lapses; so do the leases of its messages in flight."""
     own("gone", 1.0)
     messages = [add("line", handler="h", ordered=True, leased=1.0, claimed_by="gone:1", attempts=1)]
     messages += [add("line", handler="h", ordered=True) for _ in range(2)]
@@ -116,7 +116,7 @@ def test_a_line_whose_ownership_was_cut_is_waited_for(
     "head", [{"after": 3600}, {"dead": -1}, {"after": 3600, "key": "k"}], ids=str
 )
 def test_a_line_that_stands_still_is_not_waited_for(ran: list[int], head: dict[str, Any]) -> None:
-    """Whoever owns it."""
+    """Whichever worker owns it."""
     own("other", 3600)
     add("line", handler="h", ordered=True, **head)
     add("line", handler="h", ordered=True)
@@ -136,7 +136,7 @@ def test_a_line_that_is_closed_is_not_waited_for(ran: list[int], state: dict[str
 
 @pytest.mark.parametrize("line", [{"key": "k"}, {"ordered": True}], ids=str)
 def test_what_was_only_given_back_is_run(ran: list[int], line: dict[str, Any]) -> None:
-    """The first claim meets only a message that lapsed before the head of its line."""
+    """The first claim only meets a message that lapsed before the head of its line."""
     queue = "line" if "ordered" in line else "mail"
     head = add(queue, handler="h", leased=-1, attempts=1, **line)
     behind = add(queue, handler="h", leased=-9, attempts=1, **line)
@@ -145,7 +145,7 @@ def test_what_was_only_given_back_is_run(ran: list[int], line: dict[str, Any]) -
 
 
 def test_a_gate_that_a_sibling_holds_is_waited_for(ran: list[int]) -> None:
-    """A sibling claims from the queue at this moment, and may die in its claim."""
+    """A sibling is claiming from the queue at this moment, and may die in its claim."""
     decide("mail", max_in_flight=1)
     message = add(handler="h")
     with second_connection() as other, ThreadPoolExecutor() as pool:

@@ -29,9 +29,9 @@ Cursor = psycopg.Cursor[Any]
 
 @pytest.fixture
 def cursor(transactional_db: None) -> Iterator[Cursor]:
-    """What maintenance asks with: nothing is dead at first, and few are many.
+    """The cursor of maintenance: nothing is dead at first, and a few rows count as many.
 
-    The server's own vacuum comes once a minute, to any of these tests.
+    The server's own vacuum comes once a minute, in any of these tests.
     """
     with pytest.MonkeyPatch.context() as patch, second_connection() as own:
         patch.setattr(vacuuming, "MANY", MANY)
@@ -44,7 +44,7 @@ def cursor(transactional_db: None) -> Iterator[Cursor]:
 
 
 class Vacuuming:
-    """The vacuums of a fleet: each knows what the last one left."""
+    """The vacuums of a fleet: each knows the result of the last one."""
 
     def __init__(self) -> None:
         self.kept: dict[str, int] = {}
@@ -59,7 +59,7 @@ def vacuums() -> Vacuuming:
 
 
 def die(cursor: Cursor, count: int) -> None:
-    """Leave `count` dead row versions, and let the server count them."""
+    """Leave `count` dead row versions, and make the server count them."""
     cursor.execute(
         f"insert into {TABLE} (queue, type, payload)"
         " select 'mail', 't', to_jsonb(repeat(md5(n::text), 6)) from generate_series(1, %s) n",
@@ -75,7 +75,7 @@ def dead(cursor: Cursor) -> int:
 
 
 def tend(vacuums: Vacuuming, cursor: Cursor) -> bool:
-    """Say whether that tried a vacuum."""
+    """Say whether this turn tried a vacuum."""
     with pytest.MonkeyPatch.context() as patch:
         tried: list[str] = []
 
@@ -107,7 +107,7 @@ def test_many_dead_rows_are_vacuumed_and_few_are_left(
 
 
 def test_beside_many_that_wait_more_must_be_dead(vacuums: Vacuuming, cursor: Cursor) -> None:
-    """A vacuum walks over the indexes of what waits, too."""
+    """A vacuum walks over the indexes of waiting messages, too."""
     die(cursor, MANY)
     cursor.execute(
         f"insert into {TABLE} (queue, type, payload)"
@@ -124,7 +124,7 @@ def test_beside_many_that_wait_more_must_be_dead(vacuums: Vacuuming, cursor: Cur
 def test_what_a_snapshot_keeps_is_not_tried_again_and_again(
     vacuums: Vacuuming, cursor: Cursor
 ) -> None:
-    """Their number must double; once a vacuum could remove them, the first limit holds again."""
+    """The number must double; once a vacuum could remove them, the first limit applies again."""
     with second_connection() as other:
         other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         with other.transaction():
@@ -149,7 +149,7 @@ def test_what_a_snapshot_keeps_is_not_tried_again_and_again(
 def test_a_table_that_somebody_has_is_left_alone(
     vacuums: Vacuuming, cursor: Cursor, mode: str
 ) -> None:
-    """A migration, or the server's own vacuum: neither is waited for."""
+    """A migration, or the server's own vacuum: maintenance waits for neither."""
     die(cursor, MANY)
     with second_connection() as other, other.transaction():
         other.execute(f"lock table {TABLE} in {mode} mode")
@@ -158,7 +158,7 @@ def test_a_table_that_somebody_has_is_left_alone(
 
 
 def test_who_does_not_own_the_tables_does_not_try(vacuums: Vacuuming, cursor: Cursor) -> None:
-    """S07: the grants of the manual are enough; the server's own vacuum does it."""
+    """S07: the grants of the manual suffice; the server's own vacuum does the work."""
     die(cursor, MANY)
     role = f"mq_vacuum_{os.getpid()}"
     ((able,),) = cursor.execute(
@@ -178,7 +178,7 @@ def test_who_does_not_own_the_tables_does_not_try(vacuums: Vacuuming, cursor: Cu
 def test_a_refused_vacuum_is_help_that_did_not_come(
     vacuums: Vacuuming, cursor: Cursor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A vacuum that the server cancels is not tried at each turn; only the debug log says so."""
+    """A vacuum that the server cancels is not retried each turn; only the debug log mentions it."""
     caplog.set_level(logging.DEBUG, "django_mq")
     die(cursor, 30 * MANY)
     cursor.execute("set vacuum_cost_delay = 100; set vacuum_cost_limit = 1")
@@ -206,7 +206,7 @@ def test_the_end_of_the_worker_cancels_it(
 
 @pytest.fixture
 def database_set() -> Iterator[Callable[[str, str], None]]:
-    """Set something for all connections that are made from now on."""
+    """Set something for all new connections from now on."""
     name, done = connection.settings_dict["NAME"], []
 
     def set_(what: str, value: str) -> None:
@@ -230,7 +230,7 @@ def maintenance(transactional_db: None) -> Iterator[Maintenance]:
 def test_one_of_the_fleet_looks_after_it_at_each_turn(
     maintenance: Maintenance, cursor: Cursor
 ) -> None:
-    """Between two turns no connection is kept open."""
+    """No connection stays open between two turns."""
     backends = "select count(*) from pg_stat_activity where datname = current_database()"
     before = cursor.execute(backends).fetchone()
     die(cursor, MANY)
@@ -248,7 +248,7 @@ def test_one_of_the_fleet_looks_after_it_at_each_turn(
 def test_what_a_snapshot_keeps_is_tried_once_by_the_whole_fleet(
     maintenance: Maintenance, cursor: Cursor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each of twenty processes would find it due in turn, and none could remove anything."""
+    """Each of twenty processes would find it due in turn, and none could remove any row."""
     caplog.set_level(logging.DEBUG, "django_mq")
 
     def vacuumed() -> int:

@@ -1,4 +1,4 @@
-"""The sleep of the loop, and what ends it."""
+"""The sleep of the loop, and the events that end it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_pokes_are_kept_until_seen_and_many_are_as_good_as_one() -> None:
     wakeup.sleep(60)
     assert monotonic() - began < 30
     assert wakeup.take_ring() is False
-    wakeup.sleep(0.001)  # returns: the time is over
+    wakeup.sleep(0.001)  # returns because the time is over
 
 
 def test_a_ring_is_seen_once() -> None:

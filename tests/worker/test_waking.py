@@ -20,12 +20,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def patient(settings: Any) -> None:
-    """The poll is too far away to help."""
+    """The poll is too far away to matter."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 600, "LEASE": 3600}
 
 
 def test_woken_by_notify(start: Start, said: Said, patient: None) -> None:
-    """CAR-14: Nothing but the ring tells it: guarantee 7 from its other side."""
+    """CAR-14: only the ring wakes it, which is guarantee 7 from its other side."""
 
     @handler("a", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...
@@ -39,7 +39,7 @@ def test_woken_by_notify(start: Start, said: Said, patient: None) -> None:
 
 
 def test_a_ring_wakes_all_who_sleep(start: Start, said: Said, patient: None) -> None:
-    """CAR-32: one ring of one commit, and each looks at its own queue."""
+    """CAR-32: one ring per commit, and each worker looks at its own queue."""
 
     @handler("a", queue="mail", queues=("post",), name="h")
     def h(delivery: Delivery) -> None: ...
@@ -64,7 +64,7 @@ def listeners() -> int:
 
 
 def test_woken_by_the_next_due_time(start: Start, said: Said, patient: None) -> None:
-    """PMQ-61, PMQ-62: the undelayed first, then each at its time; the poll has no part in it."""
+    """PMQ-61, PMQ-62: the undelayed first, then each at its time; the poll plays no part."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...
@@ -93,7 +93,7 @@ def test_woken_by_the_poll(start: Start, said: Said, settings: Any) -> None:
     running = start()
     said.wait("worker_started")
     for n in range(1, 4):
-        with transaction.atomic():  # add() reads it once more: not handled before
+        with transaction.atomic():  # add() reads it again: not handled before
             add(handler="h")
         said.wait("message_acked", n)
     until(lambda: WorkerHeartbeat.objects.filter(wakeup="poll").exists())

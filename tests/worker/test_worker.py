@@ -1,4 +1,4 @@
-"""The worker as a whole, in a thread of the test: how it runs and ends, and its threads."""
+"""The worker as a whole, in a thread of the test: its run, its end, and its threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_until_empty_runs_what_is_due_and_ends(start: Start, said: Said) -> None:
-    """CAR-19, PMQ-23: nothing stays behind; what is not due yet does."""
+    """CAR-19, PMQ-23: no due message is left; later ones stay."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -52,7 +52,7 @@ def test_until_empty_runs_what_is_due_and_ends(start: Start, said: Said) -> None
 
 
 def test_until_empty_also_runs_what_handlers_broadcast(start: Start, settings: Any) -> None:
-    """Also the last one's: without a ring and without a poll, it looks before it says empty."""
+    """Including those of the last one: it looks again before it ends, without a ring or a poll."""
     settings.DJANGO_MQ = {"WAKEUP": "poll", "POLL_INTERVAL": 600, "LEASE": 3600}
 
     @handler("a", queue="mail", name="a")
@@ -68,7 +68,7 @@ def test_until_empty_also_runs_what_handlers_broadcast(start: Start, settings: A
 
 
 def test_until_empty_takes_over_what_lapsed(start: Start) -> None:
-    """Guarantee 6: a lapsed lease is looked for first."""
+    """Guarantee 6: lapsed leases come first."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -222,7 +222,7 @@ def test_two_workers_share_a_queue(start: Start, said: Said) -> None:
 
 
 def test_retries_run_when_they_are_due(start: Start, said: Said) -> None:
-    """CAR-24: a message that failed comes again, and so in the same worker."""
+    """CAR-24: a failed message comes again, even in the same worker."""
     attempts: list[int] = []
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(0.05)))

@@ -1,4 +1,4 @@
-"""Broadcasts with a unique id, and what their ids are."""
+"""Broadcasts with a unique id, and the state of their ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def the_message() -> QueuedMessage:
 
 
 def subscribe(function: Callable[..., Any], **options: Any) -> list[Any]:
-    """Subscribe a handler that notes what it gets and calls `function`; return what it got."""
+    """Subscribe a handler that notes its messages and calls `function`; return the notes."""
     got: list[Any] = []
 
     def handle(delivery: Delivery) -> None:
@@ -33,7 +33,7 @@ def subscribe(function: Callable[..., Any], **options: Any) -> list[Any]:
 
 
 def free() -> bool:
-    """Say whether the id can be taken; nothing is changed."""
+    """Say whether the id can be taken, without changing anything."""
     with transaction.atomic():
         found = broadcast("a.b", unique_id="u").outcome == "added"
         transaction.set_rollback(True)

@@ -1,4 +1,4 @@
-"""A queue whose handlers depend on a service, and what a fleet does when that fails."""
+"""A queue whose handlers depend on a service, and the fleet's reaction when that fails."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from django_mq.models import QueueState
 from tests.worker.conftest import Said
 from tests.worker.service import Service
 
-#: Failed attempts are due again at once: only the backoff of the queue holds them.
+#: Failed attempts are due again at once: only the queue's backoff holds them.
 AT_ONCE = RetryPolicy(max_attempts=1000, backoff=fixed(0))
-#: Nobody waits for the end of it.
+#: No test waits for the end of it.
 LONG = {"multiplier": 1000, "maximum": 1000, "jitter": 0}
 
 
@@ -46,5 +46,5 @@ def changes(said: Said) -> list[tuple[str, int]]:
 
 
 def rest(seconds: float) -> None:
-    """For what nothing announces, since nothing happens."""
+    """Wait where no signal comes, since nothing happens."""
     threading.Event().wait(seconds)

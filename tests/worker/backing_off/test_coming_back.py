@@ -1,4 +1,4 @@
-"""A queue that backed off comes back, probe by probe, to its full rate."""
+"""A queue that backed off returns, probe by probe, to its full rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_sequence_over_a_fleet(
     start: Start, said: Said, service: Service, settings: Any
 ) -> None:
     """NSQ-4, NSQ-5, NSQ-7, NSQ-8, NSQ-9: all, none, one, none, one, none, one, all; each change
-    is said once.
+    is announced once.
     """
     backing_off(settings, 1.0, POLL_INTERVAL=0.3)
     service.handle(retry=AT_ONCE)
@@ -43,7 +43,7 @@ def test_the_sequence_over_a_fleet(
     service.gate.clear()
     until(lambda: in_flight() <= 1)
     at_once = service.failed
-    assert at_once == 8  # what ran already, over the fleet
+    assert at_once == 8  # already running ones, over the fleet
     for error, after in ((KeyError("host"), 2), (None, 1), (None, 0)):
         until(lambda: service.running)
         rest(0.5)  # more than a poll of each worker: none takes another one
@@ -62,14 +62,14 @@ def test_the_sequence_over_a_fleet(
         ("backoff_changed", 1),
         ("backoff_ended", 0),
     ]
-    assert FailedAttempt.objects.count() == at_once + 1  # what waited burnt no attempt
+    assert FailedAttempt.objects.count() == at_once + 1  # waiting messages used no attempts
 
 
 @pytest.mark.parametrize("error", [Retry(), Snooze(60), TimedOut("slow")])
 def test_a_probe_that_says_nothing_waits_anew(
     start: Start, said: Said, service: Service, settings: Any, error: BaseException
 ) -> None:
-    """NSQ-2, NSQ-5, NSQ-12: the same level; then another probes."""
+    """NSQ-2, NSQ-5, NSQ-12: the level stays; then another message probes."""
     backing_off(settings)
     decide(backoff_level=1, backoff=-1)
     service.handle(retry=AT_ONCE)
@@ -101,7 +101,7 @@ def test_a_rejected_probe_is_a_handler_that_works(
 def test_at_full_rate_again_the_backlog_drains_at_once(
     start: Start, said: Said, service: Service, settings: Any
 ) -> None:
-    """NSQ-4: neither a ring nor the poll is waited for."""
+    """NSQ-4: neither a ring nor the poll is needed."""
     backing_off(settings, **FAR)
     decide(backoff_level=1, backoff=0.5)
     service.gate.clear()
@@ -119,7 +119,7 @@ def test_at_full_rate_again_the_backlog_drains_at_once(
 def test_64_failures_at_once_are_over_soon(
     start: Start, said: Said, service: Service, settings: Any
 ) -> None:
-    """They are one step, and with the service back all is done within minutes (here: seconds)."""
+    """They are a single step; once the service is back all are done in minutes (here: seconds)."""
     backing_off(settings)
     service.gate.clear()
     service.error = KeyError("host")
@@ -159,7 +159,7 @@ def test_during_an_outage_no_message_burns_its_attempts(
 
 
 def test_other_queues_go_on(start: Start, service: Service, settings: Any) -> None:
-    """At their full rate, in the same worker."""
+    """They run at their full rate, in the same worker."""
     settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"backoff": LONG}}}
     service.error = KeyError("host")
     handler("#", queue="mail", name="bad")(lambda delivery: service(delivery))
@@ -180,7 +180,7 @@ def test_other_queues_go_on(start: Start, service: Service, settings: Any) -> No
 def test_lines_keep_their_order(
     start: Start, said: Said, service: Service, settings: Any, kind: str
 ) -> None:
-    """Their heads probe, again and again; what comes behind them waits."""
+    """Their heads probe repeatedly; the messages behind them wait."""
     backing_off(settings, 0.05, mail={"ordered": kind == "ordered"})
     service.handle(retry=AT_ONCE)
     with transaction.atomic():
@@ -204,7 +204,7 @@ def test_lines_keep_their_order(
 
 
 def test_with_a_limit_too(start: Start, said: Said, service: Service, settings: Any) -> None:
-    """NSQ-10: the limit holds at full rate, and changes nothing in the backoff."""
+    """NSQ-10: the limit holds at full rate, and does not change the backoff."""
     backing_off(settings, 0.05, mail={"max_in_flight": 3})
     service.pause = 0.002
     service.handle(retry=AT_ONCE)

@@ -1,4 +1,4 @@
-"""Failures that let a queue back off, and failures that do not."""
+"""Failures that make a queue back off, and failures that do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_after_the_first_failure_nothing_else_starts(
     start: Start, said: Said, service: Service, settings: Any, kind: str
 ) -> None:
-    """NSQ-5, NSQ-16: not in the same slice either; waiting messages are released, refunded."""
+    """NSQ-5, NSQ-16: not even in the same slice; waiting messages are released, refunded."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
     if kind == "async":
 
@@ -54,7 +54,7 @@ def test_after_the_first_failure_nothing_else_starts(
     until(lambda: in_flight() == 0)
     rest(0.5)
     assert worker.stop()
-    most = {"async": 8, "batch": 2}.get(kind, 1)  # a batch fails, then its first by itself
+    most = {"async": 8, "batch": 2}.get(kind, 1)  # a batch fails, then its first message alone
     assert 1 <= service.failed <= most
     assert FailedAttempt.objects.count() == service.failed - (kind == "batch")
     left = QueuedMessage.objects.all()
@@ -68,7 +68,7 @@ def test_other_processes_give_back_what_they_hold_at_their_next_look(
     settings: Any,
     never_stuck: None,
 ) -> None:
-    """Only what runs goes on."""
+    """Only running messages continue."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
     service.gate.clear()
     service.handle()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_status_why_and_admin_show_it(
     start: Start, said: Said, service: Service, settings: Any
 ) -> None:
-    """From a queue that backs off, by its probe, to one that an operator lets go."""
+    """From a queue that backs off, through its probe, to a backoff that an operator ends."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
     service.error = KeyError("host")
     service.handle()
@@ -50,7 +50,7 @@ def test_status_why_and_admin_show_it(
     service.error = None
     service.gate.set()
     said.wait("backoff_ended")
-    until(lambda: len(waiting()) <= 1)  # the one that failed is due later
+    until(lambda: len(waiting()) <= 1)  # the failed one is due later
     assert worker.stop()
     assert "level 1" not in admin_of_queues()
 

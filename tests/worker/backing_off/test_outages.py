@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_lost_database_loses_no_step(
     start: Start, said: Said, service: Service, settings: Any, proxy: Proxy
 ) -> None:
-    """What could not be written down is written later; until then nothing starts."""
+    """An unwritten step is written later; until then no message starts."""
     backing_off(settings, 0.5)
     service.handle(retry=AT_ONCE)
     add_many(50, handler="h")
@@ -41,7 +41,7 @@ def test_a_lost_database_loses_no_step(
 def test_a_locked_row_delays_a_step(
     start: Start, said: Said, service: Service, settings: Any
 ) -> None:
-    """An operator may have it; nothing else of the queue starts meanwhile."""
+    """An operator may hold the lock; no other message of the queue starts in the meantime."""
     settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"backoff": LONG}}}
     decide()
     service.error = KeyError("host")
@@ -54,7 +54,7 @@ def test_a_locked_row_delays_a_step(
         until(lambda: service.failed)
         before = worker.worker.sleeps
         rest(1.5)
-        assert worker.worker.sleeps - before < 50  # it does not claim and give back in turn
+        assert worker.worker.sleeps - before < 50  # it does not claim and release in turn
         assert service.failed == 1
         assert changes(said) == []
         other.rollback()
@@ -90,7 +90,7 @@ def test_a_queue_that_backs_off_does_not_spin(
 def test_until_empty_does_not_wait_for_a_backoff(
     start: Start, service: Service, settings: Any
 ) -> None:
-    """Nothing is due while the queue waits; as with a retry."""
+    """Nothing is due while the queue waits; the same is true of a retry."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
     service.error = KeyError("host")
     service.handle()

@@ -31,7 +31,7 @@ def later(seconds: float) -> Any:
 def test_a_probe_whose_worker_is_gone_is_not_kept(
     start: Start, said: Said, service: Service, settings: Any
 ) -> None:
-    """Its supervisor says so: the next message probes at once, not after the lease."""
+    """Its supervisor reports it: the next message probes at once, not after the lease."""
     backing_off(settings)
     decide(backoff_level=1, backoff=-1, probe_by="gone:1", probe_until=later(3600))
     service.handle()
@@ -55,7 +55,7 @@ def test_a_probe_whose_worker_is_gone_is_not_kept(
 def test_a_probe_lapses_with_its_host(
     start: Start, said: Said, service: Service, settings: Any
 ) -> None:
-    """Also when its message is all there is: that one probes again, though it lapsed."""
+    """Even when its message is the only one: it probes again, though it lapsed."""
     backing_off(settings)
     decide(backoff_level=1, backoff=-1, probe_by="gone:1", probe_until=later(0.3))
     service.handle()
@@ -70,7 +70,7 @@ def test_a_probe_lapses_with_its_host(
 def test_a_lapsed_message_that_kills_workers_is_not_taken_over_in_the_wait(
     start: Start, service: Service, settings: Any
 ) -> None:
-    """It waits like all others, and then it is the one probe."""
+    """It waits like all others, and then becomes the only probe."""
     backing_off(settings)
     decide(backoff_level=1, backoff=3600)
     service.handle()
@@ -87,7 +87,7 @@ def test_a_lapsed_message_that_kills_workers_is_not_taken_over_in_the_wait(
 def test_a_probe_that_nobody_can_run_makes_room_for_the_next(
     start: Start, said: Said, service: Service, settings: Any
 ) -> None:
-    """A message without a handler here is held, and says nothing of the service."""
+    """A message without a handler here is held, and says nothing about the service."""
     backing_off(settings)
     decide(backoff_level=1, backoff=-1)
     service.handle()
@@ -103,7 +103,7 @@ def test_a_probe_that_nobody_can_run_makes_room_for_the_next(
 def test_a_probe_whose_claim_was_not_answered_is_given_back(
     start: Start, said: Said, service: Service, settings: Any, proxy: Proxy
 ) -> None:
-    """It was committed, and no worker holds its message."""
+    """The claim was committed, and no worker holds its message."""
     backing_off(settings)
     decide(backoff_level=1, backoff=-1, paused=-1)
     service.handle()
@@ -128,7 +128,7 @@ def test_a_drain_gives_the_probe_back(
     settings: Any,
     never_stuck: None,
 ) -> None:
-    """It was claimed and did not start."""
+    """It was claimed but did not start."""
     backing_off(settings)
     decide(backoff_level=1, backoff=-1)
     service.gate.clear()

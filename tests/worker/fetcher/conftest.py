@@ -1,4 +1,4 @@
-"""A fetcher with a real table and nothing else."""
+"""A fetcher with a real table, and without the rest of a worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Counting:
     def __init__(self, cursor: psycopg.Cursor[Any], clock: Clock) -> None:
         self._cursor = cursor
         self._clock = clock
-        #: Seconds that a statement takes.
+        #: The seconds that a statement takes.
         self.takes = 0.0
         self.asked: list[str] = []
 
@@ -46,17 +46,17 @@ class Counting:
 
 
 class Clock:
-    """Stands still unless told."""
+    """Stands still unless told to move."""
 
     def __init__(self) -> None:
-        self.now = 1000.0  # not the machine's: sums would be rounded as long as that is up
+        self.now = 1000.0  # not the machine's time: sums would be rounded more the longer it is up
 
     def __call__(self) -> float:
         return self.now
 
 
 class Rig:
-    """A fetcher with options and room that the test decides."""
+    """A fetcher with options and room set by the test."""
 
     def __init__(self, cursor: Counting, clock: Clock) -> None:
         self.cursor = cursor
@@ -91,7 +91,7 @@ class Rig:
         return self.rooms[kind]
 
     def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:
-        """Nothing waits here."""
+        """No task waits here."""
 
     def take(self, cursor: Any, rows: list[ClaimedRow], **given: Any) -> None:
         self.taken.extend(rows)
@@ -100,7 +100,7 @@ class Rig:
             self.rooms[kind] -= 1
 
     def settle(self, *, most: float = 0.1) -> float:
-        """Fetch, moving the clock along short sleeps, until it would sleep for long."""
+        """Fetch, moving the clock through short sleeps, until it would sleep for long."""
         for _ in range(100):
             sleep = self.fetcher.fetch(self.cursor)
             if sleep > most:
@@ -109,7 +109,7 @@ class Rig:
         raise AssertionError(f"it spins: {self.cursor.asked[-10:]}")
 
     def pass_time(self, seconds: float) -> int:
-        """Fetch whenever it is time for it; return how often that was."""
+        """Fetch whenever it is due; return the number of fetches."""
         end, wakes = self.clock.now + seconds, 0
         while self.clock.now < end:
             sleep = self.fetcher.fetch(self.cursor)  # which takes its time
@@ -146,7 +146,7 @@ def half_claimed(rig: Rig) -> Iterator[Callable[..., list[int]]]:
 def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
-    # A full scan that took long, as on a busy machine, would put off the next one.
+    # A slow full scan, as on a busy machine, would put off the next one.
     monkeypatch.setattr(fetcher_module, "perf_counter", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
     with second_connection() as own, own.cursor() as cursor:

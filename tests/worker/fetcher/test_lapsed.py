@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_lapsed_rows_come_before_the_backlog(rig: Rig) -> None:
-    """Guarantee 6: whatever the backlog."""
+    """Guarantee 6: regardless of the backlog."""
     for n in range(20):
         add(after=-600 + n)
     lapsed = add(leased=-1, attempts=1)
@@ -25,7 +25,7 @@ def test_lapsed_rows_come_before_the_backlog(rig: Rig) -> None:
 
 
 def test_many_lapsed_rows_need_not_many_polls(rig: Rig) -> None:
-    """A claim has room for a few: what a whole host lost is not taken at a few a second."""
+    """A claim has room for a few: a whole host's messages are not taken at a few a second."""
     for _ in range(30):
         add(leased=-1, attempts=1)
     rig.options["mail"] = ClaimOptions("sync", 30.0, 4, 1 << 22)
@@ -35,7 +35,7 @@ def test_many_lapsed_rows_need_not_many_polls(rig: Rig) -> None:
 
 
 def test_what_a_take_over_buries_frees_the_next_of_its_key_at_once(rig: Rig) -> None:
-    """The row is dead without a run: no settle says that its line goes on."""
+    """The row dies without a run, so no settle frees its line."""
     rig.options["mail"] = ClaimOptions("sync", 30.0, 100, 1 << 22, skip_dead=True)
     rig.make()
     rig.settle()

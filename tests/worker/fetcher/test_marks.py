@@ -1,4 +1,4 @@
-"""When a scan resumes at its mark and when it is full, by a clock of the test."""
+"""The times at which a scan resumes at its mark, and at which it is full, by a test clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks[LaneName], 
     own.want_full()
     clock.now += 0.01
     assert own.full_is_due()
-    own.scanned({}, 0.1015, full=True)  # 0.1 s more than 1.5 times the usual
+    own.scanned({}, 0.1015, full=True)  # 0.1 s more than 1.5 times the usual time
     own.want_full()
     assert not own.full_is_due()
     assert 0.89 < own.full_in() <= 0.9
@@ -69,7 +69,7 @@ def test_marks_move_and_are_forgotten(marks: tuple[Watermarks[LaneName], Clock])
 
 
 def test_rings_without_end_do_not_keep_it_from_all_else(rig: Rig) -> None:
-    """Many producers ring at each turn: lapsed messages are taken over all the same."""
+    """Many producers ring at each turn: lapsed messages are taken over nevertheless."""
     rig.make(poll=1.0)
     rig.settle()
     lapsed = add(leased=-1, attempts=1)

@@ -1,4 +1,4 @@
-"""Which lanes and queues the fetcher claims from, and for how much room."""
+"""The lanes and queues that the fetcher claims from, and the room for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_what_appears_below_the_mark_is_found_within_a_second(rig: Rig) -> None:
-    """Design 5: committed late, or released: while the claims go on from the mark."""
+    """Design 5: committed late, or released, while the claims continue from the mark."""
     rig.make()
     rig.rooms["sync"] = 10**6
     rig.options["mail"] = ClaimOptions("sync", 30.0, 1, 1 << 22)
@@ -22,7 +22,7 @@ def test_what_appears_below_the_mark_is_found_within_a_second(rig: Rig) -> None:
         add(after=-30 + n / 10)
     for _ in range(5):
         rig.fetcher.fetch(rig.cursor)
-    assert len(rig.taken) == 1 + 4 * TOGETHER  # the first tells how large they are
+    assert len(rig.taken) == 1 + 4 * TOGETHER  # the first one tells their size
     late = add(after=-3600)
     for _ in range(3):
         rig.fetcher.fetch(rig.cursor)
@@ -54,7 +54,7 @@ def test_a_new_lane_is_found_after_a_ring(rig: Rig) -> None:
 
 
 def test_who_has_no_room_for_one_kind_wakes_for_the_other(rig: Rig) -> None:
-    """To the moment when it falls due, not to the poll."""
+    """Exactly when it falls due, not at the poll."""
     rig.options["waits"] = ClaimOptions("async", 30.0, 100, 1 << 22)
     rig.rooms["sync"] = 0
     add()
@@ -83,7 +83,7 @@ def test_a_new_lane_is_found_while_another_is_busy(rig: Rig) -> None:
 
 @pytest.mark.parametrize("differ", [False, True], ids=["same options", "different options"])
 def test_queues_are_preferred_as_named(rig: Rig, differ: bool) -> None:
-    """Strictly: nothing of a later queue while an earlier one has anything due."""
+    """Strictly: nothing from a later queue while an earlier one has anything due."""
     if differ:
         rig.options["b"] = ClaimOptions("sync", 99.0, 2, 1 << 22)
     for queue in "zcba":
@@ -107,7 +107,7 @@ def test_a_full_batch_of_one_queue_does_not_let_a_later_one_in(rig: Rig) -> None
 
 
 def test_async_handlers_do_not_wait_for_threads(rig: Rig) -> None:
-    """Room is counted for each kind: a full hand leaves the loop its slots."""
+    """Room is counted per kind: full threads leave the loop its slots."""
     rig.options["a"] = ClaimOptions("sync", 30.0, 100, 1 << 22)
     rig.options["b"] = ClaimOptions("async", 30.0, 100, 1 << 22)
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_without_room_nothing_is_asked_and_room_is_used_at_once(rig: Rig) -> Non
 
 
 def test_equal_queues_take_turns(rig: Rig) -> None:
-    """No name's place in the alphabet lets the others starve."""
+    """A name's place in the alphabet does not let the others starve."""
     for n in range(6):
         add("a", after=-60 + n)
         add("b", after=-60 + n)

@@ -1,4 +1,4 @@
-"""How long the fetcher sleeps, and what wakes it."""
+"""The length of the fetcher's sleep, and the events that end it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_takes_what_is_due_and_sleeps_until_the_poll(rig: Rig) -> None:
-    """CAR-18: what is to be handled, and how long to sleep."""
+    """CAR-18: the messages to handle, and the time to sleep."""
     messages = [add(after=-60 + n) for n in range(3)]
     rig.make(poll=1.0)
     assert 0 < rig.settle() <= 1.0
@@ -31,7 +31,7 @@ def test_takes_what_is_due_and_sleeps_until_the_poll(rig: Rig) -> None:
 
 
 def test_sleeps_until_the_next_due_time(rig: Rig) -> None:
-    """PMQ-61, PMQ-62: to the moment, not to the poll; and then it is claimed."""
+    """PMQ-61, PMQ-62: exactly until then, not until the poll; and then it claims the message."""
     soon = add(after=30, priority=3)
     add(after=60)
     rig.make(poll=600.0)
@@ -54,13 +54,13 @@ def test_a_ring_makes_it_look_at_once_and_once_more(rig: Rig) -> None:
         assert sleep <= LOOK_AGAIN
         rig.clock.now += sleep
     assert rig.ids() == [first.pk]
-    second = add()  # whose ring was left out
+    second = add()  # whose ring was coalesced
     rig.settle()
     assert rig.ids() == [second.pk]
 
 
 def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) -> None:
-    """What is asked besides would keep the processor from the handler."""
+    """Other questions would keep the handler from the CPU."""
     add()
     rig.make(poll=600.0)
     rig.settle()
@@ -70,7 +70,7 @@ def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) 
     rig.cursor.asked.clear()
     assert 0 < rig.fetcher.fetch(rig.cursor) <= LOOK_AGAIN
     assert (rig.ids(), rig.cursor.asked) == ([message.pk], ["claim"])
-    for _ in range(3):  # and still, where it rings all the time, the rest is asked in between
+    for _ in range(3):  # but with constant rings, the other questions are asked in between
         add()
         rig.fetcher.on_ring()
         rig.fetcher.fetch(rig.cursor)
@@ -80,7 +80,7 @@ def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) 
 def test_what_is_left_when_claims_keep_apart_is_claimed_too(
     rig: Rig, half_claimed: Callable[..., list[int]]
 ) -> None:
-    """A worker that froze in its claim keeps its place: of the rest, nothing waits for it."""
+    """A worker that froze in its claim keeps its place: the other messages do not wait for it."""
     rows = half_claimed(24, batch=2)
     rig.settle()
     assert rig.ids() == [*rows[1:3], *rows[11:], *rows[3:11]]
@@ -90,7 +90,7 @@ def test_what_is_left_when_claims_keep_apart_is_claimed_too(
 def test_the_first_of_a_backlog_waits_no_longer_than_a_second(
     rig: Rig, half_claimed: Callable[..., list[int]]
 ) -> None:
-    """A scan from the front does not keep apart from the claims of other workers."""
+    """A scan from the front does not keep apart from other workers' claims."""
     rows = half_claimed(40, batch=1)
     for _ in range(3):
         rig.fetcher.fetch(rig.cursor)
@@ -111,7 +111,7 @@ def test_a_claim_of_one_batch_does_not_keep_apart(
 
 
 def test_a_ring_does_not_shorten_a_backoff(rig: Rig) -> None:
-    """PMQ-40: however many rings come; when the wait is over, one message probes."""
+    """PMQ-40: however many rings arrive; when the wait is over, one message probes."""
     state = decide(backoff_level=3, backoff=3600)
     messages = [add() for _ in range(3)]
     rig.make(poll=600.0)
@@ -128,7 +128,7 @@ def test_a_ring_does_not_shorten_a_backoff(rig: Rig) -> None:
 
 
 def test_a_ring_that_was_too_early_is_looked_after(rig: Rig) -> None:
-    """Another's ring stood for this message, which was committed a little later."""
+    """Another message's ring stood in for this one, which was committed a little later."""
     rig.make(poll=600.0)
     rig.settle()
     rig.fetcher.on_ring()
@@ -141,7 +141,7 @@ def test_a_ring_that_was_too_early_is_looked_after(rig: Rig) -> None:
 
 
 def test_a_storm_of_rings_is_not_a_storm_of_scans(rig: Rig, monkeypatch: Any) -> None:
-    """Everybody with a login may NOTIFY; when scans are dear they take a tenth of the time."""
+    """Every login may NOTIFY; expensive scans take a tenth of the time at most."""
     costs = iter(range(10**6))
     monkeypatch.setattr(fetcher_module, "perf_counter", lambda: next(costs) * 0.05)
     rig.make(poll=600.0)
@@ -176,7 +176,7 @@ def test_no_spinning_at_a_row_that_somebody_holds(rig: Rig) -> None:
 
 
 def test_an_idle_queue_costs_one_look_a_poll(rig: Rig) -> None:
-    """CAR-20, CAR-31 as changed: no sleep grows; a ring or a due time ends it."""
+    """CAR-20, CAR-31 as changed: sleeps do not grow; a ring or a due time ends them."""
     rig.make(poll=1.0)
     rig.settle()
     rig.cursor.asked.clear()
@@ -188,7 +188,7 @@ def test_an_idle_queue_costs_one_look_a_poll(rig: Rig) -> None:
 
 @pytest.mark.parametrize(("poll", "takes"), [(1.0, 0.003), (1.0, 0.08), (0.1, 0.008)])
 def test_who_is_idle_wakes_up_once_a_poll(rig: Rig, poll: float, takes: float) -> None:
-    """Beside a handler that runs past its lease; whenever the last ring was."""
+    """A handler beside it runs past its lease; the time of the last ring does not matter."""
     add(leased=-1, attempts=1)
     rig.cursor.takes = takes
     rig.make(poll=poll)
@@ -198,7 +198,7 @@ def test_who_is_idle_wakes_up_once_a_poll(rig: Rig, poll: float, takes: float) -
         rig.clock.now += 0.4 * poll
         rig.fetcher.on_ring()
         rig.settle(most=0.05)
-        rig.pass_time(2 * poll)  # of the poll in which it rang
+        rig.pass_time(2 * poll)  # of the poll interval in which it rang
         rig.cursor.asked.clear()
         wakes = rig.pass_time(10 * poll)
     assert wakes <= 10
@@ -208,8 +208,8 @@ def test_who_is_idle_wakes_up_once_a_poll(rig: Rig, poll: float, takes: float) -
 def test_what_comes_between_claim_and_look_is_not_missed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look before the sleep sees it due, so the sleep is put off: also until_empty."""
-    rig.make("mail", poll=600.0)  # a lane that it knows
+    """The look before the sleep finds it due, so the sleep is skipped: also with until_empty."""
+    rig.make("mail", poll=600.0)  # a lane known to it
     rig.settle()
     look = fetcher_module.look.look
     added: list[QueuedMessage] = []

@@ -1,4 +1,4 @@
-"""Lines: queues of one line each, and a log of what ran in which order."""
+"""Queues with one line each, and a log of the runs in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATER = RetryPolicy(max_attempts=50, backoff=fixed(3600))
 @pytest.fixture(autouse=True)
 def _settings(settings: Any) -> None:
     settings.DJANGO_MQ = {
-        "POLL_INTERVAL": 0.2,  # no test waits for it; those that see nothing happen are shorter
+        "POLL_INTERVAL": 0.2,  # no test waits for it; checks that nothing happens are shorter
         "RETRY_FLOOR": 0,
         "QUEUES": {
             "line": {"ordered": True},
@@ -36,7 +36,7 @@ def _settings(settings: Any) -> None:
 
 
 class Log:
-    """What ran, in order, and whatever ran at the same time as another of its line."""
+    """The runs, in order, and any that overlapped with another run of their line."""
 
     def __init__(self) -> None:
         self.done: dict[str, list[int]] = defaultdict(list)
@@ -96,7 +96,7 @@ def make_due(*messages: QueuedMessage) -> None:
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
-    """Wait until the database shows it."""
+    """Wait until the condition holds in the database."""
     with second_connection() as other:
         for _ in range(int(PATIENCE / 0.01)):
             if condition():

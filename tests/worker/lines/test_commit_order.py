@@ -1,4 +1,4 @@
-"""Keys run in the order in which they were broadcast and committed, in drain() too."""
+"""Keys run in the order of broadcasts and commits, in drain() too."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_bulk_keeps_the_order_of_a_list(start: Start, log: Log, count: int) -> N
 
 
 def test_commit_order_from_two_producers(start: Start, log: Log) -> None:
-    """`key_order`: the one that commits second comes second, also when it wrote at once."""
+    """`key_order`: the second to commit comes second, even if it wrote at the same time."""
 
     @handler("a.b", queue="commits", name="h")
     def h(delivery: Delivery) -> None:
@@ -54,7 +54,7 @@ def test_commit_order_from_two_producers(start: Start, log: Log) -> None:
             for n in range(first, 40, 2):
                 with transaction.atomic():
                     broadcast("a.b", n, key="k")
-                    with turn:  # nobody else holds the key: this is the order of commits
+                    with turn:  # no other transaction holds the key: this is the order of commits
                         committed.append(n)
         finally:
             connections.close_all()
@@ -71,7 +71,7 @@ def test_commit_order_from_two_producers(start: Start, log: Log) -> None:
 
 
 def test_drain_keeps_lines_in_order(log: Log) -> None:
-    """In users' own tests as in a worker; a head that waits stops its line there, too."""
+    """It keeps them in users' tests like a worker; a waiting head stops its line there, too."""
     for queue in ("line", "mail"):
 
         @handler(f"{queue}.#", queue=queue, name=queue, retry=LATER)

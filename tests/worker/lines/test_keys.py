@@ -1,4 +1,4 @@
-"""Keys in a real worker: one message of a key at a time, and what blocks it or lets it go on."""
+"""Keys in a real worker: one message of a key at a time, and the events that block or free it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_keys_overlap_and_messages_of_a_key_do_not(start: Start) -> None:
-    """KAF-2: two keys wait for each other, so they run at once; one key never meets itself."""
+    """KAF-2: messages of two keys wait for each other, so they overlap; one key never does."""
     both = threading.Barrier(2)
     running: list[str] = []
     overlaps: list[str] = []
@@ -80,7 +80,7 @@ def test_two_handlers_of_a_key_do_not_wait_for_each_other(
 
 
 def test_followers_of_one_that_failed_go_back_uncharged(start: Start, said: Said, log: Log) -> None:
-    """PMQ-43: their attempt is refunded; they are blocked by it, and free when it is done."""
+    """PMQ-43: their attempt is refunded; the failed one blocks them until it is done."""
 
     @handler("#", queue="mail", name="h", retry=LATER)
     def h(delivery: Delivery) -> None:
@@ -129,7 +129,7 @@ ENDS: dict[str, Callable[[QueuedMessage], Any]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_blocked_line_goes_on_when_its_head_is_gone(start: Start, log: Log, end: str) -> None:
-    """Without a chore: what removed it has freed the next, and rung."""
+    """It needs no chore: the statement that removed the head has freed the next, and rung."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -159,7 +159,7 @@ def test_an_expired_head_is_passed_where_dead_ones_are(start: Start, log: Log) -
 
 
 def test_an_unrouted_head_leaves_its_line_to_those_behind_it(start: Start, log: Log) -> None:
-    """What was parked behind it while it was held has its turn when it got a handler."""
+    """Messages parked behind it while it was held run once it has a handler."""
     head = keyed(handler="", after=3600, held=-5, type="a.b")
     behind = keyed(handler="", type="a.b")
 
@@ -181,7 +181,7 @@ def test_an_unrouted_head_leaves_its_line_to_those_behind_it(start: Start, log: 
 
 @pytest.mark.parametrize("queue", ["line", "mail"])
 def test_one_that_is_held_holds_those_behind_it(start: Start, log: Log, queue: str) -> None:
-    """It cannot run here: what was claimed with it goes back, uncharged."""
+    """It cannot run here: messages claimed with it are released, uncharged."""
 
     @handler("#", queue=queue, name="h")
     def h(delivery: Delivery) -> None:
@@ -193,7 +193,7 @@ def test_one_that_is_held_holds_those_behind_it(start: Start, log: Log, queue: s
     newer = add(queue, schema_version=2, **given)
     behind = [add(queue, **given) for _ in range(3)]
     other = keyed("other") if queue == "mail" else None
-    start(until_empty=True, threads=8).join()  # so that one claim takes them all
+    start(until_empty=True, threads=8).join()  # so that a single claim takes them all
     assert sorted(log.order) == pks(first, *([other] if other else []))
     assert stored(newer).held_since is not None
     assert [stored(m).attempts for m in behind] == [0, 0, 0]
@@ -212,7 +212,7 @@ class Conflict(OperationalError):
 
 
 def test_a_victim_of_a_deadlock_is_not_overtaken(start: Start, log: Log) -> None:
-    """It runs again before what follows it in its key, also when that is to run again, too."""
+    """It runs again before the next of its key, even if that one runs again, too."""
     conflicts = 0
     together: list[int] = []
 
@@ -252,7 +252,7 @@ def test_a_suspect_is_first_of_its_key_and_alone(start: Start, log: Log) -> None
 def test_long_lines_are_parked_and_handled_in_order(
     start: Start, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a window of 5 everything is parked at some time; two workers."""
+    """With a window of 5 every message is parked at some time; two workers."""
     monkeypatch.setattr(with_keys, "WINDOW", 5)
 
     @handler("#", queue="mail", name="h", retry=AT_ONCE)

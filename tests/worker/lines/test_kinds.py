@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_handlers_of_every_kind_share_a_line(start: Start, log: Log) -> None:
-    """In order of ids all the same: a thread, the loop and a batch wait for each other."""
+    """They run in order of ids: a thread, the loop and a batch wait for each other."""
 
     def run(delivery: Delivery) -> None:
         with log.running("line", delivery.id):
@@ -59,7 +59,7 @@ def test_handlers_of_every_kind_share_a_line(start: Start, log: Log) -> None:
 
 
 def test_an_unrouted_message_of_a_line_is_split_into_it(start: Start, log: Log) -> None:
-    """The first handler gets it at its place, the others at the end."""
+    """The first handler gets it in its place, the others at the end."""
     for name in ("one", "two"):
 
         @handler("a.b", queue="line", name=name)
@@ -95,7 +95,7 @@ def test_every_kind_of_handler_keeps_keys_in_order(
 ) -> None:
     """Guarantee 8, KAF-5: a quarter of the messages fails at first, in three threads and a loop.
 
-    A batch that fails is tried again by policy, message by message.
+    A failed batch is retried by its policy, message by message.
     """
 
     def fail(delivery: Delivery) -> None:
@@ -139,7 +139,7 @@ def test_every_kind_of_handler_keeps_keys_in_order(
         expected[str(message.key)].append(message.pk)
     start(threads=3, async_slots=slots)
     until(empty, f"not all are done: {log.done}")
-    # What finishes by itself is gone before its handler has ended.
+    # A message that finishes itself is deleted before its handler ends.
     until(lambda: sum(map(len, log.done.values())) == 60, f"not all have ended: {log.done}")
     assert log.done == expected
     assert log.overlaps == []
@@ -169,7 +169,7 @@ def test_coroutines_of_different_keys_run_at_once(start: Start) -> None:
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_keys_never_take_more_slots_than_there_are(start: Start, log: Log, slots: int) -> None:
-    """NSQ-23: what waits for its key will need a slot, too."""
+    """NSQ-23: a message that waits for its key will need a slot, too."""
 
     @handler("#", queue="mail", name="h")
     async def h(delivery: Delivery) -> None:

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_a_line_over_two_workers(start: Start, said: Said, log: Log) -> None:
     """PMQ-41, KAF-2, KAF-12: five batches of twenty in one transaction, several subscribers,
-
     priorities without effect: in order of ids, one at a time, by one of the two workers.
     """
     threads: set[str] = set()
@@ -156,7 +155,7 @@ def untouched(message: QueuedMessage) -> bool:
 
 @pytest.mark.parametrize("queue", ["line", "mail"])
 def test_its_backoff_pauses_the_line(start: Start, said: Said, log: Log, queue: str) -> None:
-    """PMQ-44: one that arrives meanwhile waits too; then the failed one goes first."""
+    """PMQ-44: a message that arrives in between waits too; then the failed one goes first."""
 
     @handler("#", queue=queue, name="h", retry=LATER)
     def h(delivery: Delivery) -> None:
@@ -171,11 +170,11 @@ def test_its_backoff_pauses_the_line(start: Start, said: Said, log: Log, queue: 
     said.wait("message_retried")
     late = add(queue, handler="h", **given)
     other = add(handler="h", queue="mail", key="other") if queue == "mail" else None
-    make_due(late)  # it is due, and the workers look
-    if other:  # another key goes on meanwhile
+    make_due(late)  # it is due, and the workers are awake
+    if other:  # another key continues in the meantime
         log.wait(1)
         assert log.order == [other.pk]
-        # A claim that meets them parks them, each when it does: `second` was given back meanwhile.
+        # A claim parks the messages it meets: `second` had been released by then.
         for waiting in (second, late):
             until(lambda m=waiting: stored(m).blocked_by == first.pk, "it is parked")
         assert [stored(m).state for m in (first, second, late)] == [
@@ -190,7 +189,7 @@ def test_its_backoff_pauses_the_line(start: Start, said: Said, log: Log, queue: 
 
 
 def test_the_attempt_that_a_policy_is_asked_with(start: Start) -> None:
-    """PMQ-45, PMQ-47 as changed: the attempts of the message, kept in its row over restarts."""
+    """PMQ-45, PMQ-47 as changed: the message's attempts, kept in its row over restarts."""
     asked: list[int] = []
 
     def backoff(attempt: int) -> float:
@@ -224,7 +223,7 @@ def test_the_attempt_that_a_policy_is_asked_with(start: Start) -> None:
 def test_a_head_that_waits_blocks(
     start: Start, log: Log, settings: Any, on_dead: str, state: dict[str, Any], goes: bool
 ) -> None:
-    """A dead one by default; when it is requeued, it goes first."""
+    """By default a dead one does; when it is requeued, it goes first."""
     queue = "line"
     settings.DJANGO_MQ = {"QUEUES": {queue: {"ordered": True, "on_dead_head": on_dead}}}
 
@@ -249,7 +248,7 @@ def test_a_head_that_waits_blocks(
 def test_a_message_that_dies_stops_the_line_until_somebody_acts(
     start: Start, said: Said, log: Log
 ) -> None:
-    """And what was claimed with it goes back, with no attempt used."""
+    """Messages claimed with it are released, without using an attempt."""
 
     @handler("#", queue="line", name="h")
     def h(delivery: Delivery) -> None:
@@ -268,7 +267,7 @@ def test_a_message_that_dies_stops_the_line_until_somebody_acts(
 
 
 def test_rows_that_others_wrote_come_into_the_line(start: Start, log: Log) -> None:
-    """By SQL, and from before the queue was ordered; unrouted, and parked by their key."""
+    """Rows by SQL, and from before the queue was ordered; unrouted, and parked by their key."""
 
     @handler("#", queue="line", name="h")
     def h(delivery: Delivery) -> None:
@@ -288,7 +287,7 @@ def test_rows_that_others_wrote_come_into_the_line(start: Start, log: Log) -> No
 def test_a_queue_that_becomes_ordered_waits_for_what_is_in_flight(
     start: Start, said: Said, log: Log
 ) -> None:
-    """Claimed by a worker that does not know of the line, by key or not."""
+    """Messages claimed by a worker that does not know the line, with or without a key."""
 
     @handler("#", queue="line", name="h")
     def h(delivery: Delivery) -> None:

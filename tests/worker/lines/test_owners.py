@@ -1,4 +1,4 @@
-"""Owners of ordered queues: how a queue moves to another worker, and the log of it."""
+"""Owners of ordered queues: moving a queue to another worker, and the log of it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_signals_of_a_line(start: Start, said: Said, gate: threading.Event) -> N
 
 
 def test_a_line_moves_when_its_owner_drains(start: Start, said: Said, log: Log) -> None:
-    """KAF-9, KAF-12: at once, and with what the first did not begin."""
+    """KAF-9, KAF-12: at once, including messages that the first owner had not started."""
 
     @handler("#", queue="line", name="h")
     def h(delivery: Delivery) -> None:
@@ -86,7 +86,7 @@ def test_a_line_moves_when_its_owner_drains(start: Start, said: Said, log: Log) 
 def test_a_line_of_a_host_that_is_gone_is_taken_when_its_lease_lapses(
     start: Start, said: Said, log: Log
 ) -> None:
-    """KAF-9: what it had claimed is charged for the first, the others are given back."""
+    """KAF-9: of its claimed messages the first is charged, the others are released."""
 
     @handler("#", queue="line", name="h")
     def h(delivery: Delivery) -> None:
@@ -161,7 +161,7 @@ def test_without_the_right_to_end_a_frozen_owner_the_line_waits(
 def test_the_transaction_of_a_frozen_owner_is_ended(
     start: Start, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guarantee 9: its effects are rolled back, and the line goes on."""
+    """Guarantee 9: its effects are rolled back, and the line continues."""
 
     @handler("#", queue="line", name="h")
     def h(delivery: Delivery) -> None:

@@ -42,7 +42,7 @@ def cursor(transactional_db: None) -> Iterator[Cursor]:
 
 @pytest.fixture
 def heard() -> Iterator[list[tuple[str, int]]]:
-    """Hear of every change: the signal's name and the new level."""
+    """Record every change: the signal's name and the new level."""
     found: list[tuple[str, int]] = []
     receivers: list[Callable[..., None]] = []
     for name in ("backoff_started", "backoff_changed", "backoff_ended"):
@@ -82,14 +82,14 @@ class Fleet:
             )
             for n in range(size)
         ]
-        #: By worker and queue: what was claimed before then must not start; None: nothing.
+        #: By worker and queue: messages claimed before this time must not start; None: no limit.
         self.stopped: dict[tuple[int, str], datetime | None] = {}
         self.seconds = 0.0
         self.longest = 0.0
         self._claims = 0
 
     def claim(self, queue: str = "mail", worker: int = 0) -> Delivery:
-        """Return what a claim of now would give to a handler."""
+        """Return the delivery of a claim made now."""
         self._claims += 1
         at = now(self.cursor)
         return Delivery(
@@ -102,7 +102,7 @@ class Fleet:
         )  # fmt: skip
 
     def end(self, delivery: Delivery, error: BaseException | None, worker: int = 0) -> bool:
-        """Let the handler of `delivery` end; return whether there is something to write."""
+        """End the handler of `delivery`; return whether there is a step to write."""
         return self.workers[worker].note([ended(delivery, error)])
 
     def write(self, worker: int = 0) -> set[str]:
@@ -114,7 +114,7 @@ class Fleet:
 
     @property
     def allowance(self) -> str:
-        """How many messages of the queue the fleet may have in flight: all, one, none."""
+        """The number of the queue's messages that the fleet may have in flight: all, one, none."""
         stand = store.standings(self.cursor, ["mail"]).get("mail")
         if stand is None or stand.level == 0:
             return "all"

@@ -1,4 +1,4 @@
-"""How ends of deliveries move the level of a queue that backs off."""
+"""Ends of deliveries move the level of a queue that backs off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_failure_lets_the_queue_back_off(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
-    """NSQ-5, NSQ-16: waiting messages are to be released, and it is announced once."""
+    """NSQ-5, NSQ-16: waiting messages are to be released, and the change is announced once."""
     delivery = fleet.claim()
     assert fleet.end(delivery, KeyError("host"))
     assert fleet.stopped == {(0, "mail"): None}
@@ -46,7 +46,7 @@ def test_at_full_rate_nothing_else_is_noted(fleet: Fleet, error: BaseException |
 def test_queues_without_backoff_are_none_of_its_business(
     fleet: Fleet, queue: str, settings: Any
 ) -> None:
-    """NSQ-3: a maximum of zero is never in backoff mode."""
+    """NSQ-3: with a maximum of zero it never backs off."""
     assert not fleet.end(fleet.claim(queue), KeyError("host"))
     assert fleet.write() == set()
     assert fleet.workers[0].queues == {"mail"}
@@ -97,7 +97,7 @@ def test_the_sequence_of_failures_and_successes(fleet: Fleet, heard: list[tuple[
 def test_a_probe_that_says_nothing_lets_it_wait_again(
     fleet: Fleet, heard: list[tuple[str, int]], error: BaseException
 ) -> None:
-    """NSQ-5, NSQ-12, NSQ-20: the same level, a new wait."""
+    """NSQ-5, NSQ-12, NSQ-20: the same level, with a new wait."""
     fleet.end(fleet.claim(), KeyError("host"))
     fleet.write()
     fleet.wait()

@@ -1,4 +1,4 @@
-"""Levels between workers: what another wrote, what cannot be written, and probes."""
+"""Levels between workers: another worker's writes, failed writes, and probes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAR = timedelta(days=1000)
 def test_a_worker_learns_what_another_wrote(
     fleet: Fleet, cursor: Cursor, heard: list[tuple[str, int]]
 ) -> None:
-    """It gives back what it holds though it changed nothing; and says nothing."""
+    """It releases the messages it holds although it changed nothing, and sends no signal."""
     deliveries = [fleet.claim(worker=1) for _ in range(5)]
     fleet.end(fleet.claim(), KeyError("host"))
     fleet.write()
@@ -42,7 +42,7 @@ def test_a_worker_learns_what_another_wrote(
 
 
 def test_what_cannot_be_written_is_kept(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
-    """A lost database; then a session that has the row locked, for which nothing waits."""
+    """A lost database; then a session that has locked the row, which no worker waits for."""
     fleet.end(fleet.claim(), KeyError("host"))
     with second_connection() as lost:
         gone = lost.cursor()
@@ -136,7 +136,7 @@ def statements(transactional_db: None) -> Iterator[Statements]:
 def test_a_dying_worker_does_not_keep_its_probe(
     statements: Statements, freed: Told, cursor: Cursor
 ) -> None:
-    """Its sibling, which settles what it held, gives the probe back, and looks for messages."""
+    """Its sibling, which settles its messages, gives the probe back, and looks for messages."""
     decide(backoff_level=1, backoff=-1, probe_by="dead:1", probe_until=now(cursor) + FAR)
     decide("other", backoff_level=1, backoff=-1, probe_by="alive:1", probe_until=now(cursor) + FAR)
     recovery = Recovery(
@@ -157,7 +157,7 @@ def test_a_dying_worker_does_not_keep_its_probe(
 
 
 def test_a_probe_that_runs_long_is_renewed(keeper: LeaseKeeper, cursor: Cursor) -> None:
-    """With the lease of its message: a handler may run longer than a lease."""
+    """It is renewed with its message's lease: a handler may run longer than a lease."""
     soon = now(cursor) + timedelta(seconds=5)
     mine = decide(backoff_level=1, backoff=-1, probe_by="w:1", probe_until=soon)
     other = decide("other", backoff_level=1, backoff=-1, probe_by="x:1", probe_until=soon)
