@@ -1,4 +1,4 @@
-"""Handlers that break their transaction or their connection, each in its own way."""
+"""Handlers that break their transaction or their connection, each in a different way."""
 
 from __future__ import annotations
 

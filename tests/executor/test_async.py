@@ -37,7 +37,7 @@ def on(**options: Any) -> Callable[[Any], Any]:
 
 
 def test_many_run_at_once(start: Start) -> None:
-    """Each waits for all the others: one after another they would never end."""
+    """Each waits for all the others: run one after another they would never end."""
     arrived = 0
     everybody: asyncio.Event | None = None
 
@@ -103,7 +103,7 @@ def test_slots_are_given_back_however_a_handler_ends(start: Start) -> None:
 
 
 def test_timeout_cancels_and_charges(start: Start, said: Said) -> None:
-    """NSQ-20: charged as TimedOut; the others go on."""
+    """NSQ-20: charged as TimedOut; the others continue."""
     cancelled: list[int] = []
 
     @handler("#", queue="mail", name="slow", timeout=0.05, retry=RetryPolicy(backoff=fixed(600)))
@@ -139,7 +139,7 @@ def test_a_timeout_of_the_handlers_own_is_its_error(start: Start) -> None:
 
 
 def test_cancelled_by_what_it_awaited_is_a_failure(start: Start) -> None:
-    """Not ours: it must be settled, else its lease would be renewed for ever."""
+    """The cancellation is not ours: it must be settled, or its lease would be renewed for ever."""
 
     @on(retry=RetryPolicy(backoff=fixed(600)))
     async def h(delivery: Any) -> None:
@@ -156,7 +156,7 @@ def test_cancelled_by_what_it_awaited_is_a_failure(start: Start) -> None:
 def test_extend_moves_the_timeout(start: Start) -> None:
     """NSQ-21."""
 
-    @on(timeout=2, retry=RetryPolicy(backoff=fixed(600)))  # it has to come to extend() by then
+    @on(timeout=2, retry=RetryPolicy(backoff=fixed(600)))  # it has until then to reach extend()
     async def h(delivery: Any) -> None:
         await sync_to_async(delivery.extend)(PATIENCE)
         await asyncio.sleep(2.1)
@@ -243,7 +243,7 @@ def test_the_sync_orm_by_sync_to_async(start: Start) -> None:
 
 
 def test_each_knows_its_own_delivery(start: Start) -> None:
-    """What it broadcasts says what caused it, though many run on one thread."""
+    """Its broadcasts name it as their cause, though many handlers share one thread."""
     wrong: list[int] = []
 
     @on()

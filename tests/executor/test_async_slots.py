@@ -1,4 +1,4 @@
-"""When a coroutine starts, and when its slot is free again: neither waits for another statement."""
+"""A coroutine starts, and its slot is freed, without waiting for another statement."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def leases_given_anew() -> Iterator[Callable[[], set[int]]]:
 def test_only_what_may_be_anothers_is_locked_first(
     start: Start, leases_given_anew: Callable[[], set[int]]
 ) -> None:
-    """A message that was claimed just now is ours; one of a line is made sure of."""
+    """A newly claimed message is ours; one of a line is checked first."""
 
     @handler("#", queue="mail", name="h")
     async def h(delivery: Any) -> None: ...
@@ -57,7 +57,7 @@ def test_only_what_may_be_anothers_is_locked_first(
 
 @pytest.fixture
 def lock_row() -> Iterator[Callable[[int], object]]:
-    """Lock rows as another session, until the end of the test."""
+    """Lock rows in another session, until the end of the test."""
     with second_connection() as other, other.transaction():
         yield lambda id: other.execute(LOCK, [id])
 
@@ -87,7 +87,7 @@ def test_a_slot_is_free_before_the_settle(
 def test_what_waits_for_its_settle_is_bounded(
     start: Start, lock_row: Callable[[int], object]
 ) -> None:
-    """As many as there are slots, beside those that run: the memory of a worker is bounded."""
+    """At most as many as there are slots, beside the running ones: a worker's memory is bounded."""
     ran: list[int] = []
     four = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Blocking calls of async handlers, which share one thread: who waits for them, who is charged."""
+"""Blocking calls of async handlers share one thread: which handlers wait, and which are charged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_ack_does_not_wait_for_a_neighbours_thread(
 def test_what_has_finished_is_off_the_scoreboard(
     start: Start, said: Said, make_blocker: Callable[..., Blocker]
 ) -> None:
-    """A supervisor that ends the process for its neighbour charges what is on the scoreboard."""
+    """If the supervisor ends the process for a neighbour, it charges messages on the scoreboard."""
     blocker = make_blocker()
 
     @handler("#", queue="mail", name="h")
@@ -132,7 +132,7 @@ def test_a_call_that_outlasts_its_handler_stays_on_the_scoreboard(
 
 
 def test_connections_of_that_thread_are_tidied_between_deliveries(start: Start, said: Said) -> None:
-    """A broken connection that one handler leaves is not the next one's."""
+    """One handler's broken connection is not passed on to the next."""
     seen: list[int] = []
 
     def break_it() -> None:

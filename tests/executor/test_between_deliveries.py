@@ -1,4 +1,4 @@
-"""A handler, hook or receiver leaves nothing behind for the next one."""
+"""A handler, hook or receiver leaves no state for the next one."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_a_hook_leaves_the_connection_clean_for_the_next_slice(
 
 @pytest.mark.parametrize("keeps", ["driver", "nothing"])
 def test_a_hook_on_a_connection_that_was_made_meanwhile(bench: Bench, keeps: str) -> None:
-    """One handler commits by itself, and so the hooks of the one before it run on another one."""
+    """A handler commits by itself, so the hooks of the one before it run on another connection."""
     made: list[Any] = []
     seen: list[str] = []
 
@@ -274,7 +274,7 @@ def test_a_hook_on_a_connection_that_was_made_meanwhile(bench: Bench, keeps: str
 
 @pytest.mark.parametrize("signal", [message_acked, message_dead, message_retried])
 def test_settings_of_a_receiver_do_not_reach_the_next_slice(bench: Bench, signal: Signal) -> None:
-    """Nor where the transaction is gone, and what was told of is settled in another one."""
+    """This holds even if the transaction is lost, and another one settles the reported messages."""
     seen: list[str] = []
 
     def told(**_: Any) -> None:

@@ -72,7 +72,7 @@ def test_ending_or_spoiling_the_transaction_is_the_culprits_failure(
     ]
     bad = messages[2]
     bench.run_all(bench.claim())
-    # What the culprit committed itself stays, and is run again: that it was told.
+    # Anything the culprit committed stays and runs again; its error said so.
     assert effects() - {bad.pk} == ids(messages) - {bad.pk}
     assert waiting() == {bad.pk}
     stored(bad)
@@ -162,9 +162,9 @@ def test_neighbours_that_a_raw_commit_kept_do_not_run_again(
 def test_the_id_of_a_lost_transaction_may_be_another_ones(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee 1: a server that crashed gives ids that never reached its disk out again.
+    """Guarantee 1: a server that crashed reuses ids that never reached its disk.
 
-    Asked for such an id, it tells what became of somebody else's transaction.
+    The status of such an id is then that of somebody else's transaction.
     """
     monkeypatch.setattr(bench.settlement, "was_committed", lambda xid, changed=(): True)
 
@@ -217,7 +217,7 @@ def test_a_handler_may_use_savepoints_of_its_own(bench: Bench) -> None:
 
 
 def test_durable_blocks_are_refused_inside(bench: Bench) -> None:
-    """Not promised, and said so: section 11 of the design."""
+    """They are not promised, and the error says so: section 11 of the design."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -231,7 +231,7 @@ def test_durable_blocks_are_refused_inside(bench: Bench) -> None:
 
 @pytest.fixture
 def family(transactional_db: None) -> Iterator[Callable[[Delivery], None]]:
-    """Returns what writes a child without a parent: its foreign key is checked at COMMIT."""
+    """Returns a function that writes a child without a parent: COMMIT checks its foreign key."""
     with second_connection() as other:
         other.execute(
             "create table worker_parent (id bigint primary key);"
@@ -249,7 +249,7 @@ def family(transactional_db: None) -> Iterator[Callable[[Delivery], None]]:
 def test_a_deferred_violation_is_blamed_on_the_right_message(
     bench: Bench, family: Callable[[Delivery], None]
 ) -> None:
-    """A Django foreign key is checked at COMMIT, and would take the whole slice along."""
+    """COMMIT checks a Django foreign key, and would undo the whole slice."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -262,7 +262,7 @@ def test_a_deferred_violation_is_blamed_on_the_right_message(
     assert effects() == {messages[0].pk, messages[2].pk}
     assert waiting() == {messages[1].pk}
     assert attempts_of(messages[1]) == ["django.db.utils.IntegrityError"]
-    assert bench.runs == [[m.pk for m in messages]]  # found without running anything twice
+    assert bench.runs == [[m.pk for m in messages]]  # found without running any handler twice
 
 
 def test_constraints_are_deferred_again_for_the_next_message(
@@ -307,7 +307,7 @@ def test_constraints_that_are_initially_immediate_stay_so(bench: Bench, immediat
 def test_a_constraint_that_goes_away_meanwhile_is_nobodys_failure(
     bench: Bench, immediate: str
 ) -> None:
-    """A migration dropped it while this worker's connection remembers it."""
+    """A migration dropped it while this worker's connection remembered it."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -326,7 +326,7 @@ def test_a_constraint_that_goes_away_meanwhile_is_nobodys_failure(
 def test_a_violation_that_only_commit_finds_is_blamed_on_the_right_message(
     bench: Bench, family: Callable[[Delivery], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """COMMIT fails all the same: the slice runs again one by one, nothing is charged twice."""
+    """COMMIT fails nevertheless: the slice runs again one by one, and nothing is charged twice."""
     monkeypatch.setattr(
         bench.session.savepoint,
         "_compose_release",
@@ -351,7 +351,7 @@ def test_a_violation_that_only_commit_finds_is_blamed_on_the_right_message(
 def test_a_batch_that_fails_runs_one_by_one(
     bench: Bench, do: Callable[[Delivery], None] | None
 ) -> None:
-    """PMQ-21, PMQ-58 as changed: one bad message does not take the others along."""
+    """PMQ-21, PMQ-58 as changed: one bad message does not fail the others."""
     calls: list[list[str]] = []
 
     @handler("#", queue="mail", name="h", batch=True)
@@ -369,7 +369,7 @@ def test_a_batch_that_fails_runs_one_by_one(
     if do is not None and "commit" in do.__name__:
         pytest.skip("what a batch committed itself is done twice: it was told")
     bench.run_all(bench.claim())
-    # One that still meets the locks of the lost connection comes later.
+    # A message that still meets the locks of the lost connection comes later.
     assert (calls[0], sorted(calls[1:])) == (["a", "bad", "b"], [["a"], ["b"], ["bad"]])
     assert effects() == {messages[0].pk, messages[2].pk}
     assert waiting() == {messages[1].pk}

@@ -35,7 +35,7 @@ from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: The benches whose messages are not locked before they start, and those whose are.
+#: The benches whose messages are not locked before they start, and those whose messages are.
 fresh = pytest.mark.parametrize("make_bench", [True], ids=["fresh"], indirect=True)
 locked_first = pytest.mark.parametrize("make_bench", [False], ids=["locked-first"], indirect=True)
 
@@ -48,7 +48,7 @@ def ids(messages: list[QueuedMessage]) -> set[int]:
 
 
 def test_deadlock_victims_run_again_alone_uncharged(bench: Bench) -> None:
-    """A real deadlock, with another session that waits for what the slice has locked."""
+    """A real deadlock, with another session that waits for a lock of the slice."""
     first, second = (Product.objects.create(name=f"stock {n}", price=1) for n in (1, 2))
     lock = "select from shop_product where id = %s for update"
     attempts: list[tuple[str, int]] = []
@@ -76,7 +76,7 @@ def test_deadlock_victims_run_again_alone_uncharged(bench: Bench) -> None:
         ]
         tasks = bench.claim()
         remainder = bench.run(tasks)
-        # Its neighbour is done; itself it runs again, alone; what had not started did not.
+        # Its neighbour is done, it runs again alone, and the unstarted one did not run.
         assert [task.delivery.id for task in remainder.again] == [messages[1].pk]
         assert [task.delivery.id for task in remainder.left] == [messages[2].pk]
         blocked.join(30)
@@ -123,7 +123,7 @@ def test_conflicts_are_counted_and_at_last_charged(
 def test_a_handler_may_decide_about_a_conflict(
     bench: Bench, says: Exception, attempts: int
 ) -> None:
-    """`select_for_update(nowait=True)` and, if somebody has it: not now."""
+    """`select_for_update(nowait=True)`: if another session has the row, try again later."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -158,7 +158,7 @@ def isolation(bench: Bench, level: psycopg.IsolationLevel) -> Iterator[None]:
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_works_at_every_isolation_level(bench: Bench, level: psycopg.IsolationLevel) -> None:
-    """Guarantee 17: one who loses against another transaction runs again, uncharged."""
+    """Guarantee 17: the loser of a conflict runs again, uncharged."""
     shelf = Product.objects.create(name="shelf", price=1, stock=0)
     seen: list[str] = []
     lose = True
@@ -200,7 +200,7 @@ def test_a_commit_that_cannot_be_serialized_runs_again_uncharged(bench: Bench) -
         ran.append(delivery.attempt)
         effect(delivery)
         if len(ran) == 2:
-            # Each reads what the other writes.
+            # Each reads rows that the other writes.
             Product.objects.get(pk=two.pk)
             Product.objects.filter(pk=one.pk).update(stock=0)
             with second_connection() as other:
@@ -229,7 +229,7 @@ def test_a_commit_that_cannot_be_serialized_runs_again_uncharged(bench: Bench) -
 def test_commit_without_an_answer(
     make_bench: Callable[..., Bench], proxy: Proxy, arrives: bool, count: int
 ) -> None:
-    """Guarantee 1: what the server says of the transaction decides; nothing is charged."""
+    """Guarantee 1: the server's word on the transaction decides; nothing is charged."""
     bench = make_bench(port=proxy.port)
     attempts: list[int] = []
     hooks: list[int] = []
@@ -275,7 +275,7 @@ def test_a_cut_at_our_own_statements_charges_nobody(
 
 
 def test_killed_while_a_handler_runs_that_touches_nothing_more(bench: Bench) -> None:
-    """Nobody wrote anything: all run again, and nobody is charged."""
+    """Nothing was written: all run again, and none is charged."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -296,7 +296,7 @@ def test_killed_while_a_handler_runs_that_touches_nothing_more(bench: Bench) -> 
 def test_a_failure_that_the_database_refuses_to_write_down_stops_nobody(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guarantee 11: the attempt counts all the same (the lease lapses), and others go on.
+    """Guarantee 11: the attempt counts anyway (the lease lapses), and others continue.
 
     PMQ-56 as changed.
     """
@@ -328,7 +328,7 @@ def test_a_failure_that_the_database_refuses_to_write_down_stops_nobody(
 
 @locked_first
 def test_a_handler_that_always_loses_its_connection_is_charged(bench: Bench) -> None:
-    """Guarantee 3: some times may be the server's fault; not every time."""
+    """Guarantee 3: the server may be at fault sometimes, but not every time."""
     runs: list[int] = []
 
     @handler("#", queue="mail", name="h")

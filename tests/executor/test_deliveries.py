@@ -1,4 +1,4 @@
-"""The deliveries of a handler: what they say of the message, and what a late success leaves."""
+"""The deliveries of a handler: their attributes, and the remains of a late success."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_handler_is_told_of_its_message(start: Start, options: dict[str, Any])
 def test_without_backoff_it_is_tried_again_at_once_as_the_same_row(
     start: Start, said: Said
 ) -> None:
-    """PMQ-52; PMQ-51, PMQ-53 as changed: its id stays, and what is known of its failures.
+    """PMQ-52; PMQ-51, PMQ-53 as changed: its id and the record of its failures stay.
 
     The first retry is at once; the next waits RETRY_FLOOR.
     """
@@ -68,7 +68,7 @@ def test_without_backoff_it_is_tried_again_at_once_as_the_same_row(
             raise KeyError(delivery.attempt)
 
     message = add(handler="h", after=-60)
-    while QueuedMessage.objects.exists():  # a message that waits does not keep a run from its end
+    while QueuedMessage.objects.exists():  # a waiting message does not prevent the end of a run
         assert start(until_empty=True).join()
     assert [subject.id for _, subject, _ in said.all if hasattr(subject, "payload")] == [
         message.pk

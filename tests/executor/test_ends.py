@@ -48,7 +48,7 @@ def test_expired_messages_do_not_start(bench: Bench, said: Said) -> None:
 
 @pytest.mark.parametrize("returned", [None, False, 0, "error", {"status": "retry"}, ValueError()])
 def test_whatever_is_returned_is_an_ack(bench: Bench, said: Said, returned: object) -> None:
-    """PMQ-32, CAR-27, NSQ-15: a return value never means failure; the last attempt included."""
+    """PMQ-32, CAR-27, NSQ-15: no return value means failure; even on the last attempt."""
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
     def h(delivery: Delivery) -> object:
@@ -100,7 +100,7 @@ def test_retry_snooze_reject(bench: Bench, said: Said) -> None:
 
 
 def test_the_last_attempt_is_final(bench: Bench) -> None:
-    """NSQ-19: the message says how many, whatever the handler's policy."""
+    """NSQ-19: the message sets the number, whatever the handler's policy says."""
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(max_attempts=50, backoff=fixed(0)))
     def h(delivery: Delivery) -> None:
@@ -179,7 +179,7 @@ def test_a_held_message_that_runs_after_all_is_held_no_more(bench: Bench) -> Non
 
 
 def test_snoozing_has_bounds(bench: Bench) -> None:
-    """S15, S17: neither a loop without a wait, nor a message that is due in the year 9999."""
+    """S15, S17: no loop without a wait, and no message that is due in the year 9999."""
 
     @handler("now", queue="mail", name="now")
     def now(delivery: Any) -> None:

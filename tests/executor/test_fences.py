@@ -33,7 +33,7 @@ from tests.worker.conftest import (
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: The benches whose messages are not locked before they start, and those whose are.
+#: The benches whose messages are not locked before they start, and those whose messages are.
 fresh = pytest.mark.parametrize("make_bench", [True], ids=["fresh"], indirect=True)
 locked_first = pytest.mark.parametrize("make_bench", [False], ids=["locked-first"], indirect=True)
 
@@ -43,7 +43,7 @@ def ids(messages: list[QueuedMessage]) -> set[int]:
 
 
 def take_over(id: int) -> None:
-    """As if the lease had lapsed and another worker had claimed it."""
+    """Act as if the lease had lapsed and another worker had claimed it."""
     with second_connection() as other:
         other.execute(
             "update django_mq_queuedmessage set claimed_by = 'other:1', attempts = attempts + 1"
@@ -79,7 +79,7 @@ def test_a_message_taken_before_the_slice_does_not_run(
 def test_lease_lost_while_it_runs_takes_the_writes_along(
     bench: Bench, how: str, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The lock prevents it, except from a handler that gave the locks away, or from within."""
+    """The lock prevents it, unless the handler releases the locks, or writes to the row itself."""
     ran: list[str] = []
 
     @handler("#", queue="mail", name="h")
@@ -103,7 +103,7 @@ def test_lease_lost_while_it_runs_takes_the_writes_along(
         add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "lost", "b"])
     ]
     bench.run_all(bench.claim())
-    if fails:  # what it did to the row was undone with the rest
+    if fails:  # its change of the row was undone with the rest
         assert attempts_of(messages[1]) == ["ValueError"]
     else:
         assert "lease_lost" in [getattr(r, "event", "") for r in caplog.records]
@@ -114,7 +114,7 @@ def test_lease_lost_while_it_runs_takes_the_writes_along(
 
 @locked_first
 def test_a_row_that_somebody_has_locked_waits_its_turn(bench: Bench) -> None:
-    """A renewal has it for a moment: it is still ours, and runs in a later slice."""
+    """A renewal holds it for a moment: it is still ours, and runs in a later slice."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -151,7 +151,7 @@ def test_a_row_that_somebody_has_locked_waits_its_turn(bench: Bench) -> None:
 def test_writes_made_while_another_session_has_the_row_are_not_kept(
     bench: Bench, writes: bool, ends: str
 ) -> None:
-    """It cannot use its connection then, so it can end nothing; it runs again, uncharged."""
+    """It cannot use its connection then, so it can end no message; it runs again, uncharged."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -185,7 +185,7 @@ def test_writes_made_while_another_session_has_the_row_are_not_kept(
 @fresh
 @pytest.mark.parametrize("made", ["key", "suspect", "batch", "old", "taken over", "silent"])
 def test_messages_that_must_not_start_before_their_row_is_locked(bench: Bench, made: str) -> None:
-    """However young its claim is; nor what was claimed long ago."""
+    """However new the claim is; the same holds for messages claimed long ago."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h", batch=made == "batch")
@@ -212,7 +212,7 @@ def test_messages_that_must_not_start_before_their_row_is_locked(bench: Bench, m
 def test_a_machine_that_has_just_started_has_old_leases_too(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its clock stands at a few seconds: "never renewed" is not "renewed when it started"."""
+    """Its clock reads a few seconds: "never renewed" is not "renewed when it started"."""
     monkeypatch.setattr(slice_body, "lease_clock", lambda: 3.0)
 
     @handler("#", queue="mail", name="h")
@@ -228,7 +228,7 @@ def test_a_machine_that_has_just_started_has_old_leases_too(
 
 
 def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None:
-    """It ran for nothing: what is left of its transaction cannot be committed."""
+    """It ran in vain: the rest of its transaction cannot be committed."""
     ran: list[str] = []
 
     @handler("#", queue="mail", name="h")
@@ -236,7 +236,7 @@ def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None
         try:
             connection.cursor()
             ran.append("fine")
-        except OperationalError as error:  # Django's, as for all that a handler does
+        except OperationalError as error:  # Django's error, like for everything a handler does
             ran.append(type(error).__name__)
 
     first, message = add_many(2, handler="h")
@@ -257,9 +257,9 @@ def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None
 
 
 def test_the_time_of_a_handler_does_not_run_while_its_row_is_not_locked(bench: Bench) -> None:
-    """Somebody has the whole table for long: that is not the handler's fault.
+    """Another session holds the whole table for long, which is not the handler's fault.
 
-    And other threads, which have the driver's connection, wait until it is free.
+    Other threads, which share the driver's connection, wait until it is free.
     """
 
     @handler("#", queue="mail", name="h")
@@ -293,13 +293,13 @@ def test_the_time_of_a_handler_does_not_run_while_its_row_is_not_locked(bench: B
         assert locked.wait(30)
         bench.run(tasks[1:])
         thread.join()
-    begun = [message.pk] * bench.fresh  # who is locked for late is to blame for what happens now
+    begun = [message.pk] * bench.fresh  # the handler locked late is to blame for events from now on
     assert (seen, bench.settled) == ([begun], [before.pk, message.pk])
     assert held == [bench.fresh]
 
 
 def test_a_shut_queue_and_a_locked_row_give_back_one_task(bench: Bench) -> None:
-    """Each task comes back once, whatever hinders it."""
+    """Each task comes back once, whatever prevents it."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...
@@ -315,7 +315,7 @@ def test_a_shut_queue_and_a_locked_row_give_back_one_task(bench: Bench) -> None:
 
 
 def test_the_answer_that_a_handler_takes_away(bench: Bench) -> None:
-    """By libpq's connection, kept from an earlier message: it runs again, behind the lock."""
+    """Through libpq's connection, kept from an earlier message: it runs again, behind the lock."""
     kept: list[Any] = []
 
     @handler("#", queue="mail", name="h")
@@ -336,7 +336,7 @@ def test_the_answer_that_a_handler_takes_away(bench: Bench) -> None:
 def test_a_wait_for_the_lock_that_is_interrupted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by a time limit that raises in the thread: it runs again, on a sound connection."""
+    """A time limit may raise in the thread: it runs again, on a sound connection."""
 
     class TimeUp(Exception):
         pass
@@ -345,7 +345,7 @@ def test_a_wait_for_the_lock_that_is_interrupted(
     def h(delivery: Delivery) -> None:
         if not interrupted:
             interrupted.append(TimeUp())
-            for _ in range(2):  # nothing passes from then on
+            for _ in range(2):  # no data passes from then on
                 with pytest.raises(TimeUp):
                     connection.cursor()
         effect(delivery)
@@ -368,7 +368,7 @@ def test_a_wait_for_the_lock_that_is_interrupted(
 def test_a_row_that_stays_locked_is_not_asked_for_without_rest(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee 16: with nothing else to do it rests before the next try."""
+    """Guarantee 16: with no other work it rests before the next try."""
     rests: list[bool] = []
     monkeypatch.setattr(bench.slices._outage, "wait_quietly", lambda: rests.append(True))
 
@@ -380,7 +380,7 @@ def test_a_row_that_stays_locked_is_not_asked_for_without_rest(
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage where id = %s for update", [first.pk])
         remainder = bench.run(tasks)
-        assert rests == []  # it had something else to do
+        assert rests == []  # it had other work
         assert waiting() == {first.pk}
         bench.run(remainder.locked)
         assert rests == [True]

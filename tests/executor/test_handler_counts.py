@@ -99,7 +99,7 @@ def test_messages_that_did_not_run_here_took_no_time() -> None:
 
 @pytest.mark.usefixtures("_known")
 def test_handlers_are_counted_apart_and_the_last_is_remembered() -> None:
-    """NSQ-34: when the last message came."""
+    """NSQ-34: the time of the last message."""
     these = handler_counts.Timings()
     later = NOW + timedelta(seconds=9)
     these.add([ended(name="h", at=later), ended(name="i", seconds=0.5), ended(name="h")])
@@ -149,7 +149,7 @@ def test_each_worker_of_a_process_counts_its_own() -> None:
         handler_counts.count([ended(claimed_by="me:1")])
         handler_counts.count([])
         assert (counted(mine)[0], counted(other)[0]) == (1, 2)
-        # Claimed by nobody here: it expired, or its worker died. Once is enough.
+        # No worker claimed it: it expired, or its worker died. Once is enough.
         handler_counts.count([ended(Settled.BURIED, 0.0, claimed_by="")])
         assert counted(mine)[4] + counted(other)[4] == 1
     finally:
@@ -164,7 +164,7 @@ def test_each_worker_of_a_process_counts_its_own() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_can_be_read(start: Start, said: Said) -> None:
-    """CAR-42: name, running or not, options, and what its handlers did."""
+    """CAR-42: name, whether it runs, options, and its handlers' counts."""
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(0)))
     def h(delivery: Delivery) -> None:
@@ -235,7 +235,7 @@ def gate() -> Iterator[threading.Event]:
 def test_the_heartbeat_tells_the_fleet(
     start: Start, said: Said, gate: threading.Event, monkeypatch: Any
 ) -> None:
-    """CAR-42, NSQ-34: while it works, everybody can see what it did."""
+    """CAR-42, NSQ-34: while it works, everybody can see its counts."""
     monkeypatch.setattr(keeping, "BEAT", 0.02)
 
     @handler("#", queue="mail", name="h")
@@ -307,7 +307,7 @@ def test_signals_carry_how_long_it_took(start: Start, said: Said, options: dict[
 
 @pytest.mark.django_db(transaction=True)
 def test_without_listeners_nothing_is_said(start: Start, caplog: Any, monkeypatch: Any) -> None:
-    """KAF-17: what nobody hears costs nothing."""
+    """KAF-17: signals without a receiver cost nothing."""
     caplog.set_level("INFO", "django_mq")
     said: list[Any] = []
     monkeypatch.setattr(signals, "announce", lambda *args, **data: said.append(args))

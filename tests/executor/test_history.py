@@ -1,4 +1,4 @@
-"""Messages that succeeded move to the history, however their handlers run and end."""
+"""Messages that succeeded move to the history, whatever runs and ends them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_only_what_succeeded(bench: Bench) -> None:
 
 
 def test_it_is_off_unless_a_queue_or_a_handler_asks(bench: Bench, settings: Any) -> None:
-    """PMQ-23: the handler wins; messages with and without a history share a slice."""
+    """PMQ-23: the handler's setting wins; messages with and without a history share a slice."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"history": 60, "history_payload": True}}}
     for name, options in (
         ("inherits", {}), ("off", {"history": 0}), ("long", {"history": HOUR}),
@@ -129,7 +129,7 @@ def test_it_is_off_unless_a_queue_or_a_handler_asks(bench: Bench, settings: Any)
 
 @pytest.mark.usefixtures("keeping")
 def test_a_settle_whose_connection_is_lost_is_repeated(bench: Bench) -> None:
-    """The message and its history are one statement: a lost connection undoes both, or none."""
+    """The message and its history are one statement: a lost connection undoes both, or neither."""
     runs: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -154,7 +154,7 @@ def test_a_lost_lease_leaves_no_history(bench: Bench) -> None:
             other.execute("update django_mq_queuedmessage set claimed_by = 'other:1'")
 
     add(handler="h")
-    bench.fresh = True  # else the handler would wait for the lock of its own slice
+    bench.fresh = True  # otherwise the handler would wait for the lock of its own slice
     bench.run(bench.claim())
     assert not kept()
     assert QueuedMessage.objects.get().claimed_by == "other:1"
@@ -162,7 +162,7 @@ def test_a_lost_lease_leaves_no_history(bench: Bench) -> None:
 
 @pytest.mark.usefixtures("keeping")
 def test_the_causes_of_a_message_are_kept(settings: Any) -> None:
-    """`drain()` keeps a history, too; a broadcast by a handler names its cause."""
+    """`drain()` keeps a history, too; a handler's broadcasts name their cause."""
     settings.DJANGO_MQ = {**settings.DJANGO_MQ, "REQUIRE_ATOMIC": False}
 
     @handler("first", queue="mail", name="first")

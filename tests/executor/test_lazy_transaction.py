@@ -1,4 +1,4 @@
-"""A lazy transaction: what the server hears, users of the connection and others, refusals."""
+"""A lazy transaction: messages to the server, users of the connection and others, refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
 
 
 class Sent:
-    """What the connection of a bench sends, as libpq traces it."""
+    """The bytes that a bench's connection sends, as libpq traces them."""
 
     def __init__(self, bench: Bench, path: Path) -> None:
         self._bench = bench
@@ -47,12 +47,12 @@ def sent(bench: Bench, tmp_path: Path) -> Sent:
 
 
 def mixed(delivery: Delivery) -> None:
-    """Write where the payload says so."""
+    """Write if the payload says so."""
     if delivery.payload == "writes":
         effect(delivery)
 
 
-# ---- what the server hears
+# ---- messages to the server
 
 
 def test_a_slice_that_uses_nothing_is_one_round_trip(bench: Bench, sent: Sent) -> None:
@@ -108,7 +108,7 @@ def test_the_transaction_begins_as_the_alias_says(bench: Bench, level: str, word
 
 
 def test_others_do_not_run_again_for_a_user_whose_transaction_is_lost(bench: Bench) -> None:
-    """The connection dies under the second user: who used nothing is settled all the same."""
+    """The connection dies under the second user: messages that used nothing are settled anyway."""
     ran: list[str] = []
     hooks: list[str] = []
 
@@ -155,7 +155,7 @@ def test_a_failure_of_one_that_used_nothing_is_written_after_the_slice(bench: Be
 def test_one_that_used_nothing_and_was_taken_over_is_lost_alone(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its hooks are dropped with it: the worker that has it now runs its own."""
+    """Its hooks are dropped with it: its new worker runs its own."""
     hooks: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -180,7 +180,7 @@ def test_one_that_used_nothing_and_was_taken_over_is_lost_alone(
 
 
 def test_the_answer_to_an_ack_is_lost(make_bench: Callable[..., Bench], proxy: Proxy) -> None:
-    """A row that is gone was ours: nobody else removes leased rows."""
+    """A deleted row was ours: nobody else removes leased rows."""
     bench = make_bench(port=proxy.port)
     ran: list[int] = []
 
@@ -199,7 +199,7 @@ def test_the_answer_to_an_ack_is_lost(make_bench: Callable[..., Bench], proxy: P
 def test_the_answer_to_the_end_of_a_failure_is_lost(
     make_bench: Callable[..., Bench], proxy: Proxy
 ) -> None:
-    """The server says what became of its transaction: it counts once."""
+    """The server reports the outcome of its transaction: it counts once."""
     bench = make_bench(port=proxy.port)
 
     @handler("#", queue="mail", name="h")
@@ -229,7 +229,7 @@ def test_a_user_sees_the_errors_of_django(bench: Bench) -> None:
             raise
 
     add_many(2, handler="h")
-    bench.slices._slice_seconds = 0.02  # how long a slice of two waits for a lock: half of it
+    bench.slices._slice_seconds = 0.02  # a slice of two waits for a lock half as long
     tasks = bench.claim()
     with second_connection() as other, other.transaction():
         other.execute("lock table django_mq_queuedmessage")
@@ -242,7 +242,7 @@ def test_a_user_sees_the_errors_of_django(bench: Bench) -> None:
 def test_an_ack_that_the_server_refuses_is_a_failed_attempt(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its neighbours are acked; the retry policy says what becomes of it."""
+    """Its neighbours are acked; the retry policy decides about it."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...

@@ -1,4 +1,4 @@
-"""A running worker gives lists to batch handlers outside transactions: how long, and for whom."""
+"""A worker passes lists to batch handlers outside transactions: their length and timing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def on(function: Callable[[list[Delivery]], Any], *, is_async: bool, **options: 
 
 @BOTH
 def test_one_thread_gets_whole_lists(start: Start, is_async: bool) -> None:
-    """KAF-3: however slow the handler is, a claim takes a list: as many as a call can have."""
+    """KAF-3: however slow the handler, a claim takes a whole list: the maximum of a call."""
     lists: list[int] = []
 
     def h(deliveries: list[Delivery]) -> None:
@@ -59,7 +59,7 @@ def test_one_thread_gets_whole_lists(start: Start, is_async: bool) -> None:
 
 @BOTH
 def test_answers_and_errors(start: Start, is_async: bool) -> None:
-    """KAF-5: those without an answer fail with the call, and run singly after that."""
+    """KAF-5: messages without an answer fail with the call, and run singly after that."""
     lists: list[list[int]] = []
 
     def h(deliveries: list[Delivery]) -> None:
@@ -93,7 +93,7 @@ def test_a_timeout_charges_those_without_an_answer(start: Start) -> None:
 
 @BOTH
 def test_keys_run_in_order_whatever_fails(start: Start, is_async: bool) -> None:
-    """A message is acked only after those before it in its key, and one key at a time."""
+    """A message is acked only after those before it in its key, one key at a time."""
     acked: list[int] = []
     failed: set[int] = set()
 
@@ -122,7 +122,7 @@ def test_keys_run_in_order_whatever_fails(start: Start, is_async: bool) -> None:
 
 @BOTH
 def test_linger_fills_the_list(start: Start, settings: Any, is_async: bool) -> None:
-    """Messages that come one after another share a call, which begins once its list is full."""
+    """Messages that arrive one by one share a call, which starts once its list is full."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.05, "LEASE": 3600}
     lists: list[int] = []
     called = threading.Event()
@@ -157,7 +157,7 @@ def test_linger_ends(start: Start, is_async: bool) -> None:
 
 @BOTH
 def test_draining_ends_the_wait(start: Start, settings: Any, is_async: bool) -> None:
-    """What waits runs at once or goes back, uncharged."""
+    """Waiting messages run at once or are released, uncharged."""
     settings.DJANGO_MQ = {"LEASE": 3600}
 
     def h(deliveries: list[Delivery]) -> None: ...

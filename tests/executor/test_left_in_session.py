@@ -1,4 +1,4 @@
-"""Session state that a handler leaves behind, besides settings, does not reach the next slice."""
+"""Session state that a handler leaves, other than settings, does not reach the next slice."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_slice_leaves_its_session_clean(bench: Bench, statement: str, fails: b
     for _ in range(3):
         add(handler="h")
         bench.run_all(bench.claim())
-    assert len({each[0] for each in seen}) == 1  # one session
+    assert len({each[0] for each in seen}) == 1  # a single session
     assert [each[1:] for each in seen] == [NOTHING] * 3
 
 
@@ -97,7 +97,7 @@ def test_a_handler_outside_a_transaction_leaves_its_session_clean(
 def test_a_session_lock_is_held_until_the_commit(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may protect what the handler wrote, until others can see that."""
+    """It may protect the handler's writes until others can see them."""
     free: list[Any] = []
 
     def ask() -> None:
@@ -135,5 +135,5 @@ def test_a_slice_that_used_nothing_sends_nothing_more(
     for uses in (False, True):
         add_many(5, handler="h")
         bench.run_all(bench.claim())
-        assert len(sent) == uses  # once for the slice
+        assert len(sent) == uses  # once per slice
     assert waiting() == set()

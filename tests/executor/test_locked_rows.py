@@ -27,14 +27,14 @@ pytestmark = [
 
 @contextlib.contextmanager
 def row_locked(id: int) -> Iterator[psycopg.Connection[Any]]:
-    """Another session has the row of a message while the block lasts."""
+    """Another session has the row of a message within the block."""
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage where id = %s for update", [id])
         yield other
 
 
 def until_it_waits(pid: int) -> None:
-    """Return when the backend waits for a lock."""
+    """Return once the backend waits for a lock."""
     with second_connection() as other:
         is_waiting = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
         for _ in range(int(PATIENCE / 0.01)):
@@ -45,7 +45,7 @@ def until_it_waits(pid: int) -> None:
 
 
 def test_a_user_waits_for_a_renewal_that_has_its_row(bench: Bench) -> None:
-    """Otherwise a long handler would run twice for nothing."""
+    """Otherwise a long handler would run twice in vain."""
     released = threading.Event()
 
     @handler("#", queue="mail", name="h")
@@ -78,7 +78,7 @@ def test_a_user_waits_for_a_renewal_that_has_its_row(bench: Bench) -> None:
         assert held.wait(PATIENCE)
         remainder = bench.run(tasks)
         thread.join()
-    # The wait is bounded by half a second, which a busy machine may need for itself.
+    # The wait is limited to half a second, which a busy machine may need for itself.
     if remainder.locked:
         bench.run_all(remainder.locked)
     assert effects() == {before.pk, message.pk}
@@ -98,7 +98,7 @@ def test_a_user_whose_row_another_session_keeps_runs_again_uncharged(
             effect(delivery)
         if swallows and len(ran) == 1:
             with pytest.raises(Exception, match="another session has the row"):
-                effect(delivery)  # nothing passes, however often it is tried
+                effect(delivery)  # no data passes, however often it is tried
 
     message, after = add_many(2, handler="h")
     tasks = bench.claim()
@@ -114,7 +114,7 @@ def test_a_user_whose_row_another_session_keeps_runs_again_uncharged(
 
 
 def test_a_row_that_cannot_be_locked_joins_a_later_slice(bench: Bench) -> None:
-    """One that has not started when a neighbour uses the connection; that one is done."""
+    """It has not started when a neighbour uses the connection; that neighbour is done."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -133,7 +133,7 @@ def test_a_row_that_cannot_be_locked_joins_a_later_slice(bench: Bench) -> None:
 
 
 def test_a_locked_row_of_one_that_used_nothing_is_waited_for(bench: Bench) -> None:
-    """Its neighbours are settled meanwhile; it does not run again."""
+    """Its neighbours are settled in the meantime; it does not run again."""
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -161,7 +161,7 @@ def test_a_locked_row_of_one_that_used_nothing_is_waited_for(bench: Bench) -> No
 def test_a_row_that_stays_locked_does_not_hold_the_executor_for_ever(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After some waits of half a second its lease is left to lapse; nothing is charged here."""
+    """After several waits of half a second its lease is left to lapse; nothing is charged here."""
     monkeypatch.setattr(settlement, "MOST_CONFLICTS", 1)
 
     @handler("#", queue="mail", name="h")
@@ -181,7 +181,7 @@ def test_a_row_that_stays_locked_does_not_hold_the_executor_for_ever(
 def test_an_ack_waits_for_a_claim_that_parks_what_is_behind(make_bench: Any) -> None:
     """Such a claim briefly locks the head of the line. Otherwise the whole slice runs again."""
     ran: list[int] = []
-    bench = make_bench(slice_seconds=0.02)  # its statements wait for locks for half of that
+    bench = make_bench(slice_seconds=0.02)  # its statements wait for locks half that long
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:

@@ -36,7 +36,7 @@ SECRET = "joe@example.com"
 
 
 class Fails(Exception):
-    """Said by a handler."""
+    """Raised by a handler."""
 
 
 def breaks() -> float:
@@ -44,7 +44,7 @@ def breaks() -> float:
 
 
 def all_of(caplog: pytest.LogCaptureFixture) -> str:
-    """Return every line as a file would have it, with tracebacks, and what is in the records."""
+    """Return every line as in a log file, with tracebacks, and the attributes of the records."""
     formatter = logging.Formatter()
     records = [record for record in caplog.records if record.name == "django_mq"]
     return "\n".join(
@@ -53,7 +53,7 @@ def all_of(caplog: pytest.LogCaptureFixture) -> str:
 
 
 def run_all(start: Start) -> None:
-    """Let handlers fail in every way that is logged."""
+    """Run handlers that fail in every way that is logged."""
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(max_attempts=2, backoff=fixed(0)))
     def h(delivery: Delivery) -> None:
@@ -110,7 +110,7 @@ class Placed:
 def test_the_log_says_which_field_has_wrong_content(
     payload: Any, reason: str, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The package's own text, without what is the payload's or the application's."""
+    """The package's own text, without any of the payload's or the application's."""
     with classes.isolated():
         message("typed")(Placed)
 
@@ -165,13 +165,13 @@ def test_no_text_of_an_exception_is_in_the_log(
     }  # fmt: skip
     assert f"failed ({__name__}.Fails)" in lines
     assert "is dead: rejected (django_mq.exceptions.Reject)" in lines
-    assert f"{__name__}.Fails at {__file__}:" in lines  # where nobody else keeps it
+    assert f"{__name__}.Fails at {__file__}:" in lines  # where no one else keeps it
 
 
 def test_a_refused_claim_is_no_lost_database_and_shows_no_row(
     start: Start, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the server says of a refused row has the row in it."""
+    """The server's message about a refused row contains the row."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...
@@ -200,7 +200,7 @@ def test_a_refused_claim_is_no_lost_database_and_shows_no_row(
 def test_the_log_has_the_stack_of_a_failure(
     start: Start, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For log handlers and error trackers; what a handler raises on purpose has none."""
+    """For log handlers and error trackers; exceptions raised on purpose have none."""
     run_all(start)
     ended = [each for each in caplog.records if each.__dict__.get("event", "")[:8] == "message_"]
     by_type = {each.__dict__["type"]: each.exc_info for each in ended}
@@ -238,7 +238,7 @@ def test_a_setting_puts_the_texts_into_the_log(
 def test_what_the_database_refuses_is_named_without_the_row(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """PostgreSQL's detail of a broken CHECK is the whole row, with the payload."""
+    """PostgreSQL's detail of a violated CHECK is the whole row, with the payload."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...

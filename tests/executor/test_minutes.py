@@ -71,7 +71,7 @@ def test_rows_hold_absolute_counts_of_a_minute(these: Timings, clock: Clock) -> 
 
 
 def test_what_could_not_be_stored_is_taken_again(these: Timings, clock: Clock) -> None:
-    """With what was counted meanwhile, and also when its minute is over."""
+    """Together with the counts since then, even after the end of its minute."""
     these.add([ended()])
     assert len(these.minutes.take_unwritten()[0]) == 1
     clock.seconds += 60
@@ -104,7 +104,7 @@ def test_a_clock_that_steps_back_overwrites_nothing(these: Timings, clock: Clock
 
 
 def test_messages_arrive_when_they_were_created(these: Timings, clock: Clock) -> None:
-    """Absolute counts again: a message of an earlier minute adds to what that minute had."""
+    """Absolute counts again: a message from an earlier minute adds to that minute's count."""
     these.add([ended(age=20), ended(age=70), ended(age=70)])
     _, arrived = take(these)
     assert {each.minute: each.messages for each in arrived} == {FIRST - 60: 1, FIRST - 120: 2}
@@ -134,7 +134,7 @@ def test_messages_arrive_when_they_were_created(these: Timings, clock: Clock) ->
     ],
 )
 def test_a_message_arrives_once(these: Timings, given: dict[str, Any], count: int) -> None:
-    """With the end of its first attempt; a snoozed one begins it again."""
+    """At the end of its first attempt; a snoozed message starts that attempt again."""
     these.add([ended(**given)])
     _, arrived = take(these)
     assert sum(each.messages for each in arrived) == count

@@ -1,4 +1,4 @@
-"""Replies to requests: when a slice ends, and what is settled with the reply."""
+"""Replies to requests: the end of a slice, and the statements that settle with the reply."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_slice_ends_after_an_answer_that_is_waited_for(bench: Bench) -> None:
-    """The others of the batch do not keep the asker waiting; their slice comes after it."""
+    """The rest of the batch does not delay the asker; its slice comes after it."""
 
     ran: list[int] = []
 
@@ -41,7 +41,7 @@ def test_a_slice_ends_after_an_answer_that_is_waited_for(bench: Bench) -> None:
 
 
 def test_an_answer_and_its_writes_are_one(bench: Bench) -> None:
-    """Guarantee 1: a lease that is lost takes the answer along with the writes."""
+    """Guarantee 1: a lost lease undoes the answer together with the writes."""
 
     @handler("#", name="h")
     def h(delivery: Any) -> int:
@@ -60,7 +60,7 @@ def test_an_answer_and_its_writes_are_one(bench: Bench) -> None:
 
 
 def test_an_attempt_that_died_with_its_process_answers_when_it_was_the_last(bench: Bench) -> None:
-    """The keeper settles it, and the asker gets the failure of the process."""
+    """The keeper settles it, and the asker gets the process's failure."""
 
     @handler("#", name="h")
     def h(delivery: Any) -> None: ...

@@ -1,4 +1,4 @@
-"""RETRY_FLOOR: from the second retry on, no message is tried again without a wait."""
+"""RETRY_FLOOR: from the second retry on, every message waits before it is tried again."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -47,7 +47,7 @@ def pauses(said: Said) -> list[float]:
 def test_from_the_second_retry_on_there_is_a_wait(
     start: Start, said: Said, settings: Any, policy: Any, error: Exception, atomic: bool
 ) -> None:
-    """PMQ-68: whatever asks for no wait, and however the handler runs."""
+    """PMQ-68: for any source of a zero wait, and any kind of handler."""
     settings.DJANGO_MQ = {"RETRY_FLOOR": FLOOR, "LEASE": 300, "POLL_INTERVAL": 600}
 
     @handler("#", queue="mail", name="h", atomic=atomic, retry=RetryPolicy(backoff=policy))
@@ -77,7 +77,7 @@ def test_the_floor_can_be_taken_away(start: Start, said: Said, settings: Any) ->
 
 
 def test_a_drain_of_a_test_has_no_floor(settings: Any) -> None:
-    """One drain reaches the last attempt of a policy without a wait."""
+    """One drain reaches the last attempt of a policy without waits."""
     settings.DJANGO_MQ = {"RETRY_FLOOR": 3600}
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(0)))

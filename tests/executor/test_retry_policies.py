@@ -1,4 +1,4 @@
-"""Retry policies at work: carried by a message, put on a handler, and those that crash."""
+"""Retry policies at work: on a message, on a handler, and crashing ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from django_mq.testing import drain, due
 
 pytestmark = pytest.mark.django_db
 
-#: Seconds that a wait may be off: what the statements and Python took in between.
+#: Seconds of tolerance for a wait: the time of the statements and of Python in between.
 MARGIN = 5.0
 
 
@@ -47,7 +47,7 @@ def send(retry: RetryPolicy | None = None, **options: Any) -> None:
 
 
 def wait() -> float:
-    """Return how long, in seconds, after its last failure the only message waits."""
+    """Return the seconds that the only message waits after its last failure."""
     last = FailedAttempt.objects.order_by("-attempt")[0]
     return (QueuedMessage.objects.get().processable_after - last.ended_at).total_seconds()
 
@@ -63,7 +63,7 @@ def waits() -> list[float]:
         due()
 
 
-#: Where no handler is known the message is routed by the worker, and its policy stays its own.
+#: Without a known handler the worker routes the message, which keeps its own policy.
 ROUTED = pytest.mark.parametrize("routed", [True, False], ids=["routed", "unrouted"])
 
 
@@ -88,7 +88,7 @@ def test_a_message_that_is_not_repeated(routed: bool) -> None:
 
 @ROUTED
 def test_a_message_with_a_limit(routed: bool) -> None:
-    """RMQ-16: repeated so often, by its own count."""
+    """RMQ-16: repeated up to the limit, by its own count."""
     assert carried(RetryPolicy(5, fixed(7)), routed) == ([1, 2, 3, 4, 5], [7, 7, 7, 7])
 
 
@@ -131,7 +131,7 @@ def test_message_before_handler_before_queue_before_default(settings: Any) -> No
 
 
 def test_a_callable_on_a_handler() -> None:
-    """PMQ-45, PMQ-68: from the attempt that failed, the first is 1, to seconds."""
+    """PMQ-45, PMQ-68: from the failed attempt, starting at 1, to seconds."""
     attempts = subscribe(retry=RetryPolicy(4, lambda attempt: 5 * 2 ** (attempt - 1)))
     send()
     assert (waits(), attempts) == ([5, 10, 20], [1, 2, 3, 4])

@@ -1,7 +1,7 @@
 """Guarantee 1: a server that crashed may give the id of a lost transaction to another one.
 
-It does not write ids to disk before something of their transactions is there. Whoever asks later
-what became of such an id hears of somebody else's transaction, or of one that is still to come.
+It does not write ids to disk before their transactions have written something. A later question
+about such an id gets the status of somebody else's transaction, or of a future one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def of_another() -> str:
 
 
 def of_nobody() -> str:
-    """Return an id that the server has yet to give."""
+    """Return an id that the server has not given out yet."""
     return str(int(of_another()) + 1_000_000)
 
 
 @pytest.fixture(params=[of_another, of_nobody], ids=lambda given: given.__name__)
 def asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server answers for another id, as if the one asked for had been given out again."""
+    """The server answers for another id, as if it had reused the one asked about."""
     status = open_transaction.transaction_status
     monkeypatch.setattr(
         open_transaction,

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def statements(bench: Bench) -> list[str]:
-    """What goes to the server through the savepoint's own cursor."""
+    """The statements that reach the server through the savepoint's own cursor."""
     seen: list[str] = []
     original = psycopg.ClientCursor.execute
 
@@ -45,7 +45,7 @@ def statements(bench: Bench) -> list[str]:
         yield seen
 
 
-KEPT: list[Any] = []  # a cursor of an earlier delivery, as a module may keep one
+KEPT: list[Any] = []  # a cursor of an earlier delivery, which a module may keep
 TOUCHES: dict[str, Callable[[], Any]] = {
     "kept_cursor": lambda: KEPT.pop().execute("select 1"),
     "cursor": lambda: connection.cursor(),
@@ -97,7 +97,7 @@ def test_a_handler_that_touches_nothing_opens_none(bench: Bench, statements: lis
 def test_the_session_is_taken_back_after_hooks_that_used_it(
     bench: Bench, statements: list[str], touch: str | None
 ) -> None:
-    """Only then: it would cost each slice a tenth of its time."""
+    """Only then: otherwise it would cost each slice a tenth of its time."""
     do = TOUCHES.get(touch or "", lambda: None)
     hooks: list[str] = []
 
@@ -117,7 +117,7 @@ def test_the_session_is_taken_back_after_hooks_that_used_it(
 def test_a_handler_after_a_writer_finds_its_savepoint_open(
     bench: Bench, statements: list[str]
 ) -> None:
-    """A round trip less for each; and what is undone is its own alone, as ever."""
+    """It saves a round trip each; and only its own writes are undone, as usual."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -133,14 +133,14 @@ def test_a_handler_after_a_writer_finds_its_savepoint_open(
     assert waiting() == {messages[3].pk}
     ends = [text for text in statements if "django_mq_delivery" in text]
     opened = [text.endswith("; savepoint django_mq_delivery") for text in ends]
-    assert opened == [True, True, False, False]  # the failure's end opens none, nor the last one
+    assert opened == [True, True, False, False]  # the failure's end opens none, nor the last
 
 
 @pytest.mark.parametrize("last", ["writes", "reads nothing", "fails"])
 def test_a_settle_is_not_in_a_savepoint(
     bench: Bench, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows locked by a transaction and removed by its subtransaction cost a multixact a slice."""
+    """Rows locked by a transaction and removed by its subtransaction cost a multixact per slice."""
     monkeypatch.setattr(slice_body, "MOST_SAVEPOINTS", 4)
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))

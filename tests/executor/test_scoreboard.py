@@ -30,7 +30,7 @@ def test_an_entry_is_read_as_it_was_written() -> None:
 def test_it_knows_whether_it_was_used_since_it_was_wiped() -> None:
     scoreboard = Scoreboard(2)
     assert not scoreboard.used()
-    scoreboard.add_taken(3)  # taken is not started
+    scoreboard.add_taken(3)  # taken, but not started
     assert not scoreboard.used()
     scoreboard.write(1, Fence(7, 1, "me:3"), 0.0, False)
     scoreboard.clear(1)
@@ -43,7 +43,7 @@ def test_places_are_those_of_one_executor() -> None:
     scoreboard = Scoreboard(6)
     first, second = ExecutorEntries(scoreboard, 0, 3), ExecutorEntries(scoreboard, 3, 3)
     second.start([Fence(n, 1, "me:1") for n in (4, 5)], 1.0, True)
-    first.start([Fence(n, 1, "me:1") for n in (1, 2, 3, 99)], 1.0, True)  # one more than entries
+    first.start([Fence(n, 1, "me:1") for n in (1, 2, 3, 99)], 1.0, True)  # one too many
     assert scoreboard.running() == [1, 2, 3, 4, 5]
     first.end(4)
     assert scoreboard.running() == [4, 5]
@@ -52,7 +52,7 @@ def test_places_are_those_of_one_executor() -> None:
 
 
 def test_a_forked_child_writes_where_its_parent_reads() -> None:
-    """Also what it wrote just before it was killed."""
+    """This includes entries from just before it was killed."""
     scoreboard = Scoreboard(1)
     pid = os.fork()
     if pid == 0:

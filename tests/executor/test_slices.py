@@ -42,7 +42,7 @@ def test_writes_broadcasts_and_acks_commit_together(bench: Bench) -> None:
     def h(delivery: Delivery) -> None:
         effect(delivery)
         broadcast("shop.next", {"of": delivery.id}, queue="later")
-        assert (effects(), waiting()) == (set(), ids(messages))  # seen from outside
+        assert (effects(), waiting()) == (set(), ids(messages))  # seen by another session
 
     @handler("shop.next", queue="later", name="later")
     def later(delivery: Delivery) -> None: ...
@@ -59,7 +59,7 @@ def test_writes_broadcasts_and_acks_commit_together(bench: Bench) -> None:
 
 
 def test_a_failure_takes_its_own_writes_and_broadcasts_alone(bench: Bench) -> None:
-    """PMQ-36; PMQ-55, PMQ-58 as changed: its neighbours are acked. PMQ-46: however it fails."""
+    """PMQ-36; PMQ-55, PMQ-58 as changed: its neighbours are acked. PMQ-46: at any failure."""
 
     @handler("shop.orders.*", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(7)))
     def h(delivery: Delivery) -> None:
@@ -95,7 +95,7 @@ def test_a_failure_takes_its_own_writes_and_broadcasts_alone(bench: Bench) -> No
 
 
 def test_the_attempt_that_failed_is_described(bench: Bench) -> None:
-    """Guarantee 11, PMQ-66 as changed: also text that PostgreSQL refuses."""
+    """Guarantee 11, PMQ-66 as changed: including text that PostgreSQL refuses."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -113,7 +113,7 @@ def test_the_attempt_that_failed_is_described(bench: Bench) -> None:
 
 
 def test_a_failed_handlers_write_through_an_old_cursor_is_undone(bench: Bench) -> None:
-    """Guarantee 1: also when the cursor was made by an earlier delivery."""
+    """Guarantee 1: even if an earlier delivery made the cursor."""
     kept: list[Any] = []
 
     @handler("keep", queue="mail", name="keep")
@@ -167,7 +167,7 @@ def test_a_slice_ends_when_its_time_is_over(make_bench: Callable[..., Bench]) ->
 
 
 def test_a_slice_has_fifty_savepoints_at_most(bench: Bench) -> None:
-    """More of them spill over in every other backend's snapshot."""
+    """More savepoints would overflow into every other backend's snapshot."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -209,7 +209,7 @@ def test_one_alone_that_is_not_ours_or_expired_does_not_run(bench: Bench) -> Non
     tasks = {task.delivery.id: task for task in bench.claim()}
     QueuedMessage.objects.filter(pk=gone.pk).update(claimed_by="you:1")
     QueuedMessage.objects.filter(pk=expired.pk).update(expires_at=timezone.now())
-    tasks[expired.pk].delivery._asked_at -= 60 * bench.fresh  # what the claim said counts then
+    tasks[expired.pk].delivery._asked_at -= 60 * bench.fresh  # the claim's own answer then counts
     for message in (gone, expired, fine):
         bench.run([tasks[message.pk]])
     assert effects() == {fine.pk}
@@ -217,11 +217,11 @@ def test_one_alone_that_is_not_ours_or_expired_does_not_run(bench: Bench) -> Non
     assert stored(expired).dead_reason == "expired"
 
 
-# ---- what is said
+# ---- signals
 
 
 def test_signals_are_sent_once_and_robustly(bench: Bench, said: Said) -> None:
-    """NSQ-33: After the commit that made them true, also when a receiver raises."""
+    """NSQ-33: after the commit that made them true, even when a receiver raises."""
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(9)))
     def h(delivery: Delivery) -> None:

@@ -1,4 +1,4 @@
-"""Stopped queues: which messages may not start any more, and which may."""
+"""Stopped queues: the messages that may no longer start, and those that may."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_all_of_a_queue_or_what_was_claimed_before() -> None:
 
 
 def test_waiting_tasks_are_given_back_and_new_ones_are_not_taken(local_queue: LocalQueue) -> None:
-    """Waiting for a turn, for its line, or as a suspect; new, or back from a slice."""
+    """Those waiting for a turn, their line, or as a suspect; new ones, or back from a slice."""
     line = ("mail", "h", "k")
     local_queue.put([task(1, line=line)])
     assert local_queue.take() is not None
@@ -85,7 +85,7 @@ def test_waiting_tasks_are_given_back_and_new_ones_are_not_taken(local_queue: Lo
 
 
 def test_messages_claimed_after_the_change_may_start(local_queue: LocalQueue) -> None:
-    """A probe; and everything at full rate."""
+    """A probe; and, at full rate, every message."""
     local_queue.stop_queue("mail")
     local_queue.stop_queue("mail", LATER)
     local_queue.put([task(1), task(2, at=LATER)])
@@ -101,5 +101,5 @@ def test_a_queue_is_dropped_but_for_some_claims(local_queue: LocalQueue) -> None
     assert given_back(local_queue) == []
     local_queue.drop({"mail"}, keeping=())
     assert given_back(local_queue) == [1]
-    local_queue.put([task(3)])  # later ones are not concerned
+    local_queue.put([task(3)])  # later ones are not affected
     assert local_queue.waiting() == 2

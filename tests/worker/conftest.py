@@ -221,7 +221,7 @@ def make_bench(
 ) -> Iterator[Callable[..., Bench]]:
     """Make benches; the connection of the default alias is theirs until the test ends.
 
-    Tests must hold whether messages are locked at a handler's first use of the connection or before.
+    Tests must hold for messages locked at a handler's first use of the connection, or before.
     """
     before = connections[DEFAULT_DB_ALIAS]
     benches: list[Bench] = []

@@ -85,7 +85,7 @@ def ids(tasks: list[Task]) -> list[int]:
 
 
 def lined(*names: str, handler: str = "h") -> list[Task]:
-    """Return tasks with the ids 1, 2, 3... of the lines `names`; "-" is none."""
+    """Return tasks with the ids 1, 2, 3... in the lines `names`; "-" means no line."""
     return [
         task(id, handler, line=None if name == "-" else name) for id, name in enumerate(names, 1)
     ]

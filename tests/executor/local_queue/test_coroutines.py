@@ -33,7 +33,7 @@ def test_coroutines_of_a_line_run_one_after_another(local_queue: LocalQueue, tol
 def test_a_line_of_coroutines_and_others_keeps_its_order(
     local_queue: LocalQueue, told: Told
 ) -> None:
-    """In an ordered queue each message may have another kind of handler."""
+    """In an ordered queue messages may have different kinds of handlers."""
     local_queue.put([task(1, line="a")])
     assert not local_queue.admit(task(2, "coroutine", line="a"))
     local_queue.put([task(3, line="a"), task(4, "unbound", line="a")])
@@ -99,7 +99,7 @@ def test_a_broken_line_gives_its_coroutines_back(local_queue: LocalQueue) -> Non
 def test_a_coroutine_whose_turn_it_is_waits_for_a_suspect_to_end(
     local_queue: LocalQueue, told: Told
 ) -> None:
-    """Otherwise it would be charged if the suspect kills the process."""
+    """Otherwise it would be charged if the suspect killed the process."""
     local_queue.put([task(1, line="a")])
     first = start(local_queue)
     local_queue.put([task(2, suspect=True)])

@@ -1,4 +1,4 @@
-"""Lines in the local queue: of each line one slice is out at a time."""
+"""Lines in the local queue: one slice of each line is out at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.executor.local_queue.conftest import Told, ids, lined, start, take, t
 
 
 def test_of_a_line_one_slice_is_out_at_a_time(local_queue: LocalQueue) -> None:
-    """KAF-2: what follows waits, and others go on."""
+    """KAF-2: followers wait, and other lines continue."""
     local_queue.put(lined("a", "a", "b", "a", "-"))
     first = start(local_queue)
     second, third = start(local_queue), start(local_queue)
@@ -65,7 +65,7 @@ def test_unstarted_tasks_go_before_those_that_wait_for_their_line(local_queue: L
 
 
 def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> None:
-    """PMQ-43: what is behind one that failed does not start, wherever it waits."""
+    """PMQ-43: messages behind a failed one do not start, wherever they wait."""
     local_queue.pace(task(1).handler).limit = 2
     tasks = lined("a", "a", "a", "b", "a")
     local_queue.put(tasks)
@@ -88,7 +88,7 @@ def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> Non
 
 
 def test_a_line_of_which_nothing_is_out_is_not_broken_for_good(local_queue: LocalQueue) -> None:
-    """A lease that was lost long ago says nothing about the next claim."""
+    """A lease lost long ago says nothing about the next claim."""
     local_queue.put(lined("a"))
     local_queue.break_line(("a",))
     assert ids(local_queue.take_given_back()) == [1]
@@ -97,7 +97,7 @@ def test_a_line_of_which_nothing_is_out_is_not_broken_for_good(local_queue: Loca
 
 
 def test_a_suspect_waits_for_its_turn_in_its_line(local_queue: LocalQueue) -> None:
-    """Alone, after what is before it, before what is behind it."""
+    """It runs alone, after the messages before it and before those behind it."""
     local_queue.put(
         [task(1, line="a"), task(2, line="a", suspect=True), task(3, line="a"), task(4)]
     )
@@ -127,7 +127,7 @@ def test_a_suspect_that_could_not_start_goes_first_in_its_line_again(
 
 
 def test_everything_is_given_back_and_lines_are_free_again(local_queue: LocalQueue) -> None:
-    """Whatever it waits for: its line, its turn to be alone, a slot."""
+    """Whatever a task waits for: its line, its turn to be alone, a slot."""
     local_queue.enter()
     local_queue.put([*lined("a", "a", "-"), task(4, line="s", suspect=True), task(5, line="s")])
     first, second = start(local_queue), start(local_queue)
@@ -157,7 +157,7 @@ def test_a_queue_that_is_shut_gives_back_what_waits_for_its_line(local_queue: Lo
 
 
 def test_dropping_a_suspect_frees_what_is_behind_it(local_queue: LocalQueue) -> None:
-    """Only what is unwanted goes: the others of the line are not forgotten."""
+    """Only unwanted tasks are dropped: the others of the line are not forgotten."""
     local_queue.enter()
     local_queue.put([task(1, line="a", suspect=True), task(2, line="a", claim=2), task(3)])
     slice_ = start(local_queue)

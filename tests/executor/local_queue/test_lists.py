@@ -1,4 +1,4 @@
-"""Lists for batch handlers outside transactions: their length, and what waits for them to fill."""
+"""Lists for batch handlers outside transactions: their length, and the wait until they are full."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_list_has_the_messages_of_a_line_in_order(local_queue: LocalQueue) -> 
 
 def test_a_list_that_lingers_starts_when_it_is_full(local_queue: LocalQueue) -> None:
     local_queue.put([task(1, "slow"), task(2, "slow"), task(3, "h")])
-    assert take(local_queue) == [3]  # it holds up nobody
+    assert take(local_queue) == [3]  # it delays no other task
     assert local_queue.waiting() == 2
     local_queue.put([task(4, "slow"), task(5, "slow")])
     assert take(local_queue) == [1, 2, 4]
@@ -92,7 +92,7 @@ def test_what_lingers_behind_a_broken_line_is_given_back(local_queue: LocalQueue
 
 
 def test_calls_count_a_full_list_once(local_queue: LocalQueue) -> None:
-    """A list that is not full counts as none: more may come into it."""
+    """A partial list counts as no call: more tasks may join it."""
     local_queue.put([task(id, "short") for id in range(5)])
     local_queue.put([again(5, "short"), task(6, "h"), task(7, "slow")])
     assert local_queue.calls() == 2 + 2

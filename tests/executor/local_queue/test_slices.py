@@ -22,7 +22,7 @@ def put(local_queue: LocalQueue, *names: str) -> None:
 
 
 def test_slow_start(local_queue: LocalQueue) -> None:
-    """The first slice of a handler is one message; slices double while they keep the time."""
+    """A handler's first slice is one message; slices double while they stay within the time."""
     put(local_queue, *["h"] * 20)
     pace = local_queue.pace(task(1).handler)
     sizes = []
@@ -40,7 +40,7 @@ def test_the_pace_of_a_handler() -> None:
     assert pace.limit == 100
     pace.overran()
     assert pace.limit == 50
-    pace.kept_time(49, 100)  # a slice that was not full says nothing
+    pace.kept_time(49, 100)  # a slice that was not full teaches nothing
     assert pace.limit == 50
     pace.conflict()
     assert pace.limit == 1
@@ -55,7 +55,7 @@ def test_the_pace_of_a_handler() -> None:
 
 
 def test_a_slice_has_one_kind(local_queue: LocalQueue) -> None:
-    """In order; handlers that are not atomic alone; batches of one handler."""
+    """In order; non-atomic handlers alone; batches of a single handler."""
     for name in ("h", "i"):
         local_queue.pace(task(1, name).handler).limit = 3
     put(local_queue, "h", "i", "h", "unbound", "unbound", "h", "batch", "batch", "batch2", "h", "h")
@@ -78,7 +78,7 @@ def test_a_handler_at_its_limit_ends_the_slice(local_queue: LocalQueue) -> None:
 
 
 def test_one_that_may_take_long_is_alone_in_its_slice(local_queue: LocalQueue) -> None:
-    """PMQ-48: nobody else waits in the transaction of a handler that was never seen to be fast."""
+    """PMQ-48: nobody else waits in the transaction of a handler not yet known to be fast."""
     local_queue.pace(task(1, "h").handler).limit = 5
     put(local_queue, "h", "i", "h", "h")
     assert [take(local_queue), take(local_queue), take(local_queue)] == [[1], [2], [3, 4]]
@@ -100,7 +100,7 @@ def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
     local_queue.done(slice_)
     before = told.count
     ended = Thread(target=local_queue.take)
-    ended.start()  # it finds nothing, and says that it is free
+    ended.start()  # it finds nothing, and is noted as free
     deadline = time.monotonic() + 10
     while told.count == before and time.monotonic() < deadline:
         ended.join(0.01)
@@ -111,7 +111,7 @@ def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
 
 
 def test_a_slice_has_no_more_than_a_batch(told: Told) -> None:
-    """KAF-3: what waits comes together, up to the limit."""
+    """KAF-3: waiting messages share a slice, up to the limit."""
     local_queue = LocalQueue(batch=3, most=3, on_room=told)
     put(local_queue, *["batch"] * 5)
     assert take(local_queue) == [1, 2, 3]
@@ -159,11 +159,11 @@ def test_fences_are_held_until_settled(local_queue: LocalQueue, told: Told) -> N
 
 
 def test_tells_when_few_are_left(local_queue: LocalQueue, told: Told) -> None:
-    """NSQ-24: before the local queue is empty, and not for each message."""
+    """NSQ-24: before the local queue is empty, and not once per message."""
     put(local_queue, *["unbound"] * 4)
     local_queue.tell_below(2)
     counts = []
     for _ in range(4):
         take(local_queue)
         counts.append(told.count)
-    assert counts == [0, 0, 1, 1]  # once, when it fell below
+    assert counts == [0, 0, 1, 1]  # once, when it fell below the mark

@@ -60,7 +60,7 @@ def test_a_suspect_that_waited_long_stops_the_others(
 
 
 def test_a_suspect_that_could_not_start_is_a_suspect_still(local_queue: LocalQueue) -> None:
-    """The database was lost before its slice was: it must not go among the others."""
+    """The database was lost before its slice: it must not run among the others."""
     local_queue.put([task(1, suspect=True), task(2)])
     slice_ = local_queue.take()
     assert slice_ is not None
@@ -75,7 +75,7 @@ def test_a_suspect_that_could_not_start_is_a_suspect_still(local_queue: LocalQue
 def test_async_handlers_may_start_again_after_a_suspect(
     local_queue: LocalQueue, told: Told
 ) -> None:
-    """The fetcher was told that there is no room."""
+    """The fetcher had been told that there was no room."""
     local_queue.hold([task(5).delivery])
     local_queue.put([task(1, suspect=True)])
     assert take(local_queue) == [1]

@@ -42,7 +42,7 @@ class NonAtomicBench(Bench):
         )
 
     def go(self) -> list[bool]:
-        """Claim what is due and run it; return whether each was started."""
+        """Claim the due messages and run them; return whether each was started."""
         return [self.nonatomic.run([task]) for task in self.claim()]
 
 

@@ -45,12 +45,12 @@ def test_finish_commits_its_writes_and_the_ack_together(
 def test_a_zombies_writes_are_fenced(
     nonatomic: NonAtomicBench, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guarantee 5: refused before the block runs; not only its ack, its writes too."""
+    """Guarantee 5: refused before the block runs; its writes are fenced like its ack."""
     seen: list[BaseException] = []
 
     @on()
     def h(delivery: Any) -> None:
-        take_over(delivery.id)  # as if frozen meanwhile, for longer than its lease
+        take_over(delivery.id)  # as if frozen for longer than its lease
         try:
             with delivery.finish():
                 effect(delivery)
@@ -116,7 +116,7 @@ def test_an_error_inside_finish_that_is_caught_is_an_ack_without_it(
 
 
 def test_an_error_after_finish_changes_nothing(nonatomic: NonAtomicBench, said: Said) -> None:
-    """The row is gone: there is nothing to retry."""
+    """The row is deleted: there is nothing to retry."""
 
     @on()
     def h(delivery: Any) -> None:
@@ -150,7 +150,7 @@ def test_finish_twice_is_refused(nonatomic: NonAtomicBench) -> None:
 
 
 def test_finish_inside_a_block_is_refused(nonatomic: NonAtomicBench) -> None:
-    """It commits: within somebody's transaction it could not."""
+    """It commits, which it could not inside somebody's transaction."""
 
     @on()
     def h(delivery: Any) -> None:
@@ -164,7 +164,7 @@ def test_finish_inside_a_block_is_refused(nonatomic: NonAtomicBench) -> None:
 
 
 def test_finish_with_a_swallowed_error_commits_nothing(nonatomic: NonAtomicBench) -> None:
-    """What Django rolls back quietly must not look like an ack."""
+    """A rollback that Django does quietly must not look like an ack."""
 
     @on()
     def h(delivery: Any) -> None:
@@ -184,7 +184,7 @@ def test_finish_with_a_swallowed_error_commits_nothing(nonatomic: NonAtomicBench
 def test_ending_the_transaction_of_finish_is_no_silent_ack(
     nonatomic: NonAtomicBench, how: str
 ) -> None:
-    """Guarantee 2, for the block that acks first: nothing committed must not count as done."""
+    """Guarantee 2, for a block that acks first: without a commit it must not count as done."""
 
     @on()
     def h(delivery: Any) -> None:
@@ -214,7 +214,7 @@ def test_ending_the_transaction_of_finish_is_no_silent_ack(
 
 
 def test_extend_moves_lease_and_deadline(nonatomic: NonAtomicBench) -> None:
-    """NSQ-21: a handler may run longer than its timeout, if it says so in time."""
+    """NSQ-21: a handler may exceed its timeout if it asks in time."""
     seen: list[float] = []
 
     @on(timeout=1000)

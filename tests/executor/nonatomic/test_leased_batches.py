@@ -112,7 +112,7 @@ def test_an_error_ends_those_without_an_answer(
 
 
 def test_one_that_is_not_acked_releases_its_followers(nonatomic: NonAtomicBench) -> None:
-    """They have run, but come after it: they run again, and use no attempt for that."""
+    """They have run, but must follow it: they run again, without using an attempt."""
 
     @batch()
     def h(deliveries: list[Delivery]) -> None:
@@ -185,7 +185,9 @@ def test_extend_moves_all(nonatomic: NonAtomicBench) -> None:
 
 
 def test_the_scoreboard_charges_those_without_an_answer(nonatomic: NonAtomicBench) -> None:
-    """One stays: else a call that kills its process after its last answer would never end."""
+    """One message stays: otherwise a call that kills its process after its last answer would
+    repeat for ever.
+    """
     seen: list[list[Entry]] = []
 
     @batch()

@@ -1,4 +1,4 @@
-"""Handlers outside a transaction, in an executor's thread: errors, and what they leave behind."""
+"""Handlers outside a transaction, in an executor's thread: errors and leftovers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_runs_outside_any_transaction_and_is_acked(nonatomic: NonAtomicBench, sa
 
 
 def test_a_failure_keeps_what_was_written(nonatomic: NonAtomicBench) -> None:
-    """It may run more than once, as documented; the test tells the retry apart."""
+    """It may run more than once, as documented; the test distinguishes the retry."""
 
     @on(retry=RetryPolicy(backoff=fixed(60)))
     def h(delivery: Any) -> None:
@@ -127,7 +127,7 @@ def test_a_transaction_left_open_is_rolled_back_and_a_failure(
 
 @pytest.mark.parametrize("how", ["close", "driver close", "terminate"])
 def test_a_connection_that_is_gone_is_made_anew(nonatomic: NonAtomicBench, how: str) -> None:
-    """Nothing of ours was open on it, so it is nobody's failure."""
+    """It held no work of ours, so it is nobody's failure."""
 
     @on()
     def h(delivery: Any) -> None:
