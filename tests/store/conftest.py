@@ -1,4 +1,4 @@
-"""Two connections: a worker's and one of another session."""
+"""Two connections: a worker's and another session's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.database import second_connection
 
 @pytest.fixture
 def cursor(transactional_db: None) -> Iterator[psycopg.Cursor[Any]]:
-    """A cursor as the worker's own: of the driver, each statement a transaction."""
+    """A cursor like the worker's own: of the driver, with each statement a transaction."""
     with second_connection() as own, own.cursor() as cursor:
         yield cursor
 
@@ -29,7 +29,7 @@ def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
 
 
 def lock(other: psycopg.Connection[Any], *ids: int) -> None:
-    """Lock rows in the transaction of `other`, as a claim or a slice does."""
+    """Lock rows in the transaction of `other`, like a claim or a slice."""
     other.execute(
         "select from django_mq_queuedmessage where id = any(%s) for no key update", [list(ids)]
     )

@@ -57,7 +57,7 @@ def take_open(
     skip_dead: bool = False,
     further: Sequence[str] = (),
 ) -> Claim:
-    """Claim in the transaction that is open."""
+    """Claim in the open transaction."""
     return with_keys.claim(
         cursor,
         lanes=lanes or [Lane("mail", 0)],
@@ -83,7 +83,7 @@ def fences(claimed: Claim) -> list[Fence]:
 
 
 def ack(cursor: Cursor, claimed: Claim, *, after: Callable[[], None] = lambda: None) -> None:
-    """Settle all of a claim as a worker does: what follows is in the same transaction."""
+    """Settle a whole claim like a worker: the followers in the same transaction."""
     with cursor.connection.transaction():
         settle.ack(cursor, fences(claimed))
         keys.free_next(cursor, [line_of(row) for row in claimed.rows if row.key is not None])

@@ -1,4 +1,4 @@
-"""Vacuum options of the short-lived tables: set with the tables, and left to the DBA afterwards."""
+"""Vacuum options of the short-lived tables: set with the tables, then left to the DBA."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_a_dba_decides_stays() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_an_emptied_queue_keeps_its_pages_unless_asked(cursor: Cursor) -> None:
-    """Giving them back takes an ACCESS EXCLUSIVE lock: by hand only."""
+    """Returning them takes an ACCESS EXCLUSIVE lock: only by hand."""
 
     def size() -> int:
         cursor.execute("select pg_relation_size('django_mq_queuedmessage')")

@@ -1,7 +1,7 @@
 """A chore reads a bounded number of rows, however many it changes or the tables hold.
 
 Pages are counted, which are the same on a busy machine. Among 200,000 rows of each kind a piece
-touches hardly more than among a few thousand.
+touches hardly more of them than among a few thousand.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from tests.database import second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: Rows that one piece looks at, and how many pages it may touch for each of them.
+#: The rows that one piece looks at, and the pages that it may touch per row.
 PIECE, PAGES = 100, 60
 FEW, MANY = 2_000, 200_000
 
-#: Lines that wait, each for a row that is there; ids that are taken, with something put aside; what
+#: Waiting lines, each behind an existing row; taken ids, with a message put aside; delayed ones,
+#: expired ones in flight, followers in a line; and rows that are too new to be removed.
 #: is delayed, or expired in flight, or waits in a line; and what is not old enough to be removed.
 FILL = """
 insert into django_mq_queuedmessage
@@ -125,7 +126,7 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def pages(statement: str, params: dict[str, Any]) -> int:
-    """Return how many pages the statement touches; what it changes is undone."""
+    """Return the number of pages that the statement touches; its changes are undone."""
     statements = Statements(DEFAULT_DB_ALIAS)
     try:
         cursor = statements.cursor()

@@ -31,7 +31,7 @@ def test_turns_are_taken_once_in_a_while(cursor: Cursor, other: psycopg.Connecti
     assert chores.take_turn(other.cursor(), every=60.0) is None
     other.rollback()
     chores.resume_at(cursor, {"stranded": 7, "aside": ["mail", "h", "t", "a"]})
-    for at in (-61, 61):  # a time that is far ahead is not of this clock, and stops nothing
+    for at in (-61, 61):  # a time far ahead is not from this clock, and stops nothing
         QueueState.objects.update(chores_ran_at=columns({"created": at})["created_at"])
         resume = chores.take_turn(other.cursor(), every=60.0)
         assert resume == {"stranded": 7, "aside": ["mail", "h", "t", "a"]}
@@ -40,7 +40,7 @@ def test_turns_are_taken_once_in_a_while(cursor: Cursor, other: psycopg.Connecti
 
 
 def test_a_position_that_others_wrote_is_none(cursor: Cursor) -> None:
-    """Guarantee 24: the walks begin again."""
+    """Guarantee 24: the walks start from the beginning."""
     QueueState.objects.create(queue=":", chores_resume=[1])
     assert chores.take_turn(cursor, every=60.0) == {}
 
@@ -108,7 +108,7 @@ def test_operations_that_ended_long_ago_are_forgotten(cursor: Cursor) -> None:
 def test_dead_letters_are_forgotten_queue_by_queue(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """Guarantee 14: only what is dead, and only when a retention says so."""
+    """Guarantee 14: only dead letters, and only when a retention says so."""
     old = [add("mail", dead=-100 - n) for n in range(3)]
     spared = [add("mail", dead=-5), add("post", dead=-500), add("mail"), add("mail", leased=-500)]
     assert chores.dead_queues(cursor) == ["mail", "post"]
@@ -131,7 +131,7 @@ def test_no_queue_has_dead_letters(cursor: Cursor) -> None:
 
 
 def test_waiting_messages_are_counted_up_to_a_limit(cursor: Cursor) -> None:
-    """CAR-38: what no worker holds and is not dead, over all priorities."""
+    """CAR-38: unclaimed and not dead, over all priorities."""
     add(priority=-5)
     add(after=60)
     add(held=-1)
@@ -150,7 +150,7 @@ def test_waiting_messages_are_counted_up_to_a_limit(cursor: Cursor) -> None:
 
 
 def test_counting_walks_its_indexes_and_stops(cursor: Cursor) -> None:
-    """CAR-38: it is done every 10 s, with millions of rows."""
+    """CAR-38: it runs every 10 s, with millions of rows."""
     cursor.execute(
         "insert into django_mq_queuedmessage (queue, type, payload)"
         " select 'mail', 't', '{}' from generate_series(1, 3000)"

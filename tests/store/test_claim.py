@@ -1,4 +1,4 @@
-"""Claim: what is due, in order, never more than asked for."""
+"""Claims take due messages, in order, never more than requested."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_claim_is_a_lease_for_one_attempt(cursor: Cursor) -> None:
 def test_a_claim_tells_how_long_a_message_waited(
     cursor: Cursor, after: float, created: float
 ) -> None:
-    """CAR-42: since it was due, so without its delay; or since it was made, if that is later."""
+    """CAR-42: since it was due, so without its delay; or since its creation, if that is later."""
     add(after=after, created=created)
     (row,) = take(cursor).rows
     assert 10 <= row.waited < 70
@@ -96,7 +96,7 @@ def test_order(cursor: Cursor) -> None:
 
 
 def test_lanes_are_strictly_preferred(cursor: Cursor) -> None:
-    """The second lane gets what the first leaves of the limit; unnamed lanes nothing."""
+    """The second lane gets the rest of the first lane's limit; unnamed lanes get nothing."""
     for _ in range(3):
         add("post", priority=50)
         add("mail")
@@ -110,7 +110,7 @@ def test_lanes_are_strictly_preferred(cursor: Cursor) -> None:
 
 
 def test_several_claims_at_once_share_what_is_taken(cursor: Cursor) -> None:
-    """Guarantee 15: each of them has no more than its share of the limit."""
+    """Guarantee 15: none gets more than its share of the limit."""
     messages = [add(after=-60 + n) for n in range(9)]
     lane = Lane("mail", 0)
     taken = take(cursor, lane, limit=7, further=["me:8", "me:9"])
@@ -127,7 +127,7 @@ def test_several_claims_at_once_share_what_is_taken(cursor: Cursor) -> None:
     "at", ["2026-11-21 23:31:03.000001+00", "1999-12-31 23:59:59.999999+00", "1970-01-01 00:00+00"]
 )
 def test_a_mark_is_exact_to_the_microsecond(cursor: Cursor, at: str) -> None:
-    """It goes through a float: one that was too low would take a row twice, or walk over it."""
+    """It passes through a float: if too low, a row would be taken twice; if too high, skipped."""
     first, second = add(), add()
     moment = datetime.fromisoformat(at)
     QueuedMessage.objects.update(processable_after=moment)
@@ -162,7 +162,7 @@ def test_a_mark_is_where_the_scan_begins(cursor: Cursor) -> None:
 def test_bytes_are_limited_but_one_message_is_always_taken(
     cursor: Cursor, sizes: list[int], expected: int
 ) -> None:
-    """KAF-15, guarantee 15: of `octet_length(payload::text)`; so also of what is compressed."""
+    """KAF-15, guarantee 15: of `octet_length(payload::text)`, even if the value is compressed."""
     for n, size in enumerate(sizes):
         add(payload="x" * (size - 2), after=-60 + n)
     assert len(take(cursor, max_bytes=200).rows) == expected
@@ -176,7 +176,7 @@ def test_what_was_over_the_limit_is_free_for_others(cursor: Cursor) -> None:
 
 
 def test_locked_rows_are_skipped(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
-    """PMQ-22: and not waited for; two claimers never get the same row."""
+    """PMQ-22: skipped without a wait; two claimers never get the same row."""
     first, second = add(after=-60), add(after=-50)
     lock(other, first.pk)
     cursor.execute("set statement_timeout = '60s'")

@@ -1,4 +1,4 @@
-"""Claims from queues with order keys: what is taken, in which order, and what is parked."""
+"""Claims from queues with order keys: the rows they take, in order, and those they park."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_key_is_taken_in_order_of_ids(cursor: Cursor) -> None:
-    """Guarantee 8, KAF-2: whatever was due first."""
+    """Guarantee 8, KAF-2: regardless of the due times."""
     messages = [keyed(after=-n) for n in range(1, 6)]
     claimed = take(cursor)
     assert ids(claimed) == pks(*messages)
@@ -40,7 +40,7 @@ def test_heads_come_first_and_each_key_gets_its_share(cursor: Cursor) -> None:
 
 
 def test_several_claims_in_one_statement_share_the_rows(cursor: Cursor) -> None:
-    """Guarantee 15: each of them has no more than its share of the limit."""
+    """Guarantee 15: none gets more than its share of the limit."""
     a, b = [[keyed(key) for _ in range(4)] for key in "ab"]
     taken = take(cursor, limit=7, further=["me:8"])
     assert ids(taken) == pks(a[0], b[0], a[1], b[1], a[2], b[2], a[3])
@@ -62,7 +62,7 @@ def test_messages_without_a_key_come_along(cursor: Cursor) -> None:
     ids=["key", "handler", "queue"],
 )
 def test_a_line_is_queue_handler_and_key(cursor: Cursor, other: dict[str, Any]) -> None:
-    """What differs in one of them does not wait: each handler has its own order."""
+    """Rows that differ in one of them do not wait: each handler has its own order."""
     keyed("k", leased=30)
     waits, goes = keyed("k"), keyed(**{"key": "k", **other})
     lanes = Lane("mail", 0), Lane("post", 0)
@@ -71,7 +71,7 @@ def test_a_line_is_queue_handler_and_key(cursor: Cursor, other: dict[str, Any]) 
 
 
 def test_texts_that_read_alike_together_are_two_lines(cursor: Cursor) -> None:
-    """`a` + `b c` is not `a b` + `c`: names have no spaces, so the lock's text is one line's."""
+    """`a` + `b c` is not `a b` + `c`: names have no spaces, so each lock's text means one line."""
     messages = [keyed("b/c", handler="a"), keyed("c", handler="a/b")]
     assert ids(take(cursor)) == pks(*messages)
 
@@ -86,7 +86,7 @@ BLOCKING: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("state", BLOCKING)
 def test_what_is_behind_a_head_that_waits_is_parked(cursor: Cursor, state: str) -> None:
-    """PMQ-44 of a key: nothing of it is taken, all of it is out of the way of claims."""
+    """PMQ-44 for a key: none of it is taken, and all of it is out of the way of claims."""
     given, name = BLOCKING[state]
     head = keyed(**given)
     behind = [keyed(), keyed(priority=0), keyed()]
@@ -102,7 +102,7 @@ def test_what_is_behind_a_head_that_waits_is_parked(cursor: Cursor, state: str) 
 
 
 def test_what_is_behind_a_head_in_flight_is_left_alone(cursor: Cursor) -> None:
-    """It will go on soon: no row is written for that."""
+    """It will resume soon: no row is written for that."""
     keyed(leased=30)
     behind = keyed()
     assert take(cursor).rows == []
@@ -110,7 +110,7 @@ def test_what_is_behind_a_head_in_flight_is_left_alone(cursor: Cursor) -> None:
 
 
 def test_no_row_of_a_line_is_taken_while_another_has_a_claim(cursor: Cursor) -> None:
-    """A lower id that was committed late does not overlap a higher one that runs."""
+    """A lower id committed late does not overlap a higher one that runs."""
     late = keyed()
     keyed(leased=30)
     assert take(cursor).rows == []
@@ -122,7 +122,7 @@ def test_no_row_of_a_line_is_taken_while_another_has_a_claim(cursor: Cursor) -> 
 def test_a_lower_id_that_is_committed_late_goes_first_next_time(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """As above, with the insert held open: it is seen when it is there, and never overlaps."""
+    """As above, with the insert held open: its row is seen once committed, and never overlaps."""
     [low] = other.execute(INSERT).fetchone()  # type: ignore[misc]
     high, next_ = keyed(), keyed()
     first = take(cursor, limit=1)
@@ -166,7 +166,7 @@ def test_a_limit_cuts_from_the_end(cursor: Cursor, limit: int) -> None:
 
 @pytest.mark.parametrize(("most", "expected"), [(25, 2), (5, 1), (1000, 4)])
 def test_bytes_cut_from_the_end(cursor: Cursor, most: int, expected: int) -> None:
-    """Guarantee 15: one is always taken, and never one without those before it."""
+    """Guarantee 15: at least one is taken, and never one without those before it."""
     messages = [keyed(payload="x" * 10) for _ in range(4)]
     assert ids(take(cursor, max_bytes=most)) == pks(*messages[:expected])
 
@@ -180,7 +180,7 @@ def test_a_line_with_several_priorities_keeps_its_order(cursor: Cursor) -> None:
 
 
 def test_room_is_used_up(cursor: Cursor) -> None:
-    """However it divides among the lines."""
+    """However the room is divided among the lines."""
     for _ in range(4):
         keyed("a")
         keyed("b")

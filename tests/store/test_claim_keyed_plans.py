@@ -30,7 +30,7 @@ def small_window(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_long_line_is_parked_out_of_the_way(cursor: Cursor, small_window: int) -> None:
-    """A million messages on one key do not slow the others: a claim looks at `WINDOW` rows."""
+    """A million messages of one key do not slow the others: a claim looks at `WINDOW` rows."""
     long = [keyed("long", after=-60) for _ in range(30)]
     other = keyed("other", after=-1)
     order: list[int] = []
@@ -40,7 +40,7 @@ def test_a_long_line_is_parked_out_of_the_way(cursor: Cursor, small_window: int)
             break
         claims += 1
         if other.pk in ids(claimed):
-            assert claims <= 4  # three windows are before it
+            assert claims <= 4  # three windows come before it
         order += [id for id in ids(claimed) if id != other.pk]
         ack(cursor, claimed)
     assert order == pks(*long)
@@ -48,7 +48,7 @@ def test_a_long_line_is_parked_out_of_the_way(cursor: Cursor, small_window: int)
 
 
 def test_another_is_reached_while_a_long_line_runs(cursor: Cursor, small_window: int) -> None:
-    """The first of it is in flight for long: what follows is parked, window by window."""
+    """Its first message is in flight for long: the followers are parked, window by window."""
     [head, *_] = [keyed("long", after=-60) for _ in range(30)]
     other = keyed("other", after=-1)
     assert ids(take(cursor, limit=1)) == [head.pk]
@@ -102,7 +102,7 @@ def test_the_plans_of_a_claim_name_their_indexes(
 ) -> None:
     if setting:
         crowd.execute(setting)
-    params = given_for(window=100)  # a whole window may well be looked up by a scan of this table
+    params = given_for(window=100)  # a scan of this table may well find a whole window
     if statement == CLAIM_LINES:
         params |= {
             "line_queues": ["mail"] * 3,
@@ -124,7 +124,7 @@ def test_the_plans_of_a_claim_name_their_indexes(
 
 
 def touched(cursor: Cursor) -> int:
-    """Return how many buffers a claim touches; nothing is taken."""
+    """Return the number of buffers that a claim touches, without taking rows."""
     total = 0
     with cursor.connection.transaction(force_rollback=True):
         for statement in (LOCK_LINES, CLAIM_LINES):
@@ -140,7 +140,7 @@ def touched(cursor: Cursor) -> int:
 
 
 def vacuum(cursor: Cursor) -> None:
-    """Remove all dead rows, when no session has a snapshot that would keep them."""
+    """Remove all dead rows, once no session has a snapshot that would keep them."""
     cursor.execute(
         """
         select pg_terminate_backend(pid, 10000)
@@ -153,7 +153,7 @@ def vacuum(cursor: Cursor) -> None:
 
 
 def test_followers_of_a_dead_head_cost_a_claim_nothing_once_parked(crowd: Cursor) -> None:
-    """By the buffers that a claim touches, since that is the same on a busy machine."""
+    """Counted in buffers that a claim touches, which are the same on a busy machine."""
     crowd.execute("delete from django_mq_queuedmessage where key <> 'long'")
     vacuum(crowd)
     for _ in range(20_000 // with_keys.WINDOW + 1):

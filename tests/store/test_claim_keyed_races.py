@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_claims_at_one_moment_never_share_a_line(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """Guarantee 8: while one claim is not committed, another passes its lines by."""
+    """Guarantee 8: while one claim is not committed, another passes over its lines."""
     a = [keyed("a") for _ in range(4)]
     assert ids(take_open(other.cursor(), limit=2)) == pks(*a[:2])
     b = keyed("b")
@@ -43,7 +43,7 @@ def test_a_claim_that_came_to_nothing_leaves_its_lines_free(
 def test_a_line_that_is_locked_is_seen_as_it_is_then(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """The snapshot follows the lock: what was claimed and committed in between has a claim."""
+    """The snapshot follows the lock: a line claimed and committed in between counts as claimed."""
     keyed()
     theirs = other.cursor()
     theirs.execute("set transaction isolation level read committed")
@@ -61,7 +61,7 @@ def test_a_line_that_is_locked_is_seen_as_it_is_then(
     assert theirs.fetchall() == []  # the lock is held
     cursor.execute("rollback")
     theirs.execute(LOCK_LINES, given)
-    [line] = theirs.fetchall()  # seen as free, and then taken by a claim without locks
+    [line] = theirs.fetchall()  # seen as free, then taken by a claim without locks
     cursor.execute(
         "update django_mq_queuedmessage"
         " set leased_until = now() + interval '30 s', claimed_by = 'x:1'"
@@ -85,7 +85,7 @@ def test_a_line_that_is_locked_is_seen_as_it_is_then(
 
 
 def claimed_by(statement: str) -> list[int]:
-    """Claim the line (mail, h, k) by `statement`, on a connection of its own; return the ids."""
+    """Claim the line (mail, h, k) by `statement`, on a separate connection; return the ids."""
     given = {
         **claim.lane_columns([Lane("mail", 0)]),
         "limit": 100,
@@ -110,9 +110,9 @@ def claimed_by(statement: str) -> list[int]:
 def test_a_head_that_changes_between_snapshot_and_lock_is_taken_all_the_same(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """Trap 1: joined by ctid, the claim took what is behind a head that was updated meanwhile.
+    """Trap 1: joined by ctid, the claim took the followers of a head updated in between.
 
-    The statement is stopped between its snapshot and its locks by a row of another table.
+    A row of another table stops the statement between its snapshot and its locks.
     """
     messages = [keyed(), keyed(), keyed()]
     slow = CLAIM_LINES.replace(

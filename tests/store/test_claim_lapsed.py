@@ -22,7 +22,7 @@ Cursor = psycopg.Cursor[Any]
 
 
 def test_a_lapsed_row_is_taken_over_and_its_attempt_written_down(cursor: Cursor) -> None:
-    """CAR-16, guarantee 3: attempt + 1; the row becomes suspect, and is run alone next time."""
+    """CAR-16, guarantee 3: attempt + 1; the row becomes suspect, and runs alone next time."""
     message = add(handler="h", leased=-1, claimed_by="gone:3", attempts=2)
     (row,) = take_lapsed(cursor).taken
     assert (row.id, row.attempts, row.claimed_by, row.suspect) == (message.pk, 3, "me:8", False)
@@ -41,7 +41,7 @@ def test_a_lapsed_row_is_taken_over_and_its_attempt_written_down(cursor: Cursor)
 
 
 def test_a_row_whose_last_attempt_vanished_is_dead(cursor: Cursor) -> None:
-    """Guarantee 3: dead after max_attempts, also when each attempt kills its process.
+    """Guarantee 3: dead after max_attempts, even when each attempt kills its process.
 
     KAF-6: so a message with one attempt is handled at most once.
     """
@@ -68,7 +68,7 @@ def test_lapsed_rows_come_longest_lapsed_first_and_never_too_many(cursor: Cursor
 
 
 def test_a_scan_resumes_behind_its_mark(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
-    """What it took, released or dead-lettered lies before the mark; so does what was locked."""
+    """Rows that it took, released or dead-lettered lie before the mark; so do locked ones."""
     locked = add(leased=-9, attempts=1)
     lock(other, locked.pk)
     head = add(leased=-8, attempts=1, handler="h", key="k")
@@ -86,7 +86,7 @@ def test_a_scan_resumes_behind_its_mark(cursor: Cursor, other: psycopg.Connectio
 
 
 def test_a_mark_does_not_pass_what_was_too_large(cursor: Cursor) -> None:
-    """The messages behind it, too: released ones of a key among them."""
+    """It does not pass the messages behind it either, including released ones of a key."""
     big = {"attempts": 1, "payload": {"text": "x" * 600}}
     head = add(leased=-9, handler="h", key="k", **big)
     second = add(leased=-8, **big)
@@ -101,7 +101,7 @@ def test_a_mark_does_not_pass_what_was_too_large(cursor: Cursor) -> None:
 def test_a_lapsed_row_that_is_locked_still_runs(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """Its slice has it locked, however old the lease."""
+    """Its slice has locked it, however old the lease."""
     message = add(leased=-1, attempts=1)
     lock(other, message.pk)
     cursor.execute("set statement_timeout = '60s'")
@@ -112,7 +112,7 @@ def test_a_lapsed_row_that_is_locked_still_runs(
 
 
 def test_the_first_of_a_line_is_not_looked_for_along_the_primary_key(cursor: Cursor) -> None:
-    """As it would be by statistics of when all was leased: past everything that is older."""
+    """Statistics from when all was leased suggest that: it would pass all older rows."""
     cursor.execute(
         """
         insert into django_mq_queuedmessage

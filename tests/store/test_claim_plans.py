@@ -1,4 +1,4 @@
-"""Claim: never more than asked for, whatever the plan; claims of one moment keep apart."""
+"""Claims take no more than requested, under any plan; simultaneous claims keep apart."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_batch_is_never_exceeded_whatever_the_plan(
 def test_claims_of_one_moment_keep_apart(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
     """So they meet no locks; rows that they leave out stay free for the next claim."""
     rows = [add(after=n - 60).pk for n in range(12)]
-    assert ids(take(other.cursor(), limit=2, apart=True)) == rows[:2]  # and does not commit
+    assert ids(take(other.cursor(), limit=2, apart=True)) == rows[:2]  # not committed
     assert ids(take(cursor, limit=4, apart=True)) == rows[4:8]
     assert ids(take(cursor, limit=5, apart=True)) == [*rows[2:4], *rows[8:11]]  # 5 and 5 are none
     other.commit()
@@ -82,7 +82,7 @@ def test_claims_of_one_moment_keep_apart(cursor: Cursor, other: psycopg.Connecti
 def test_claims_keep_apart_in_each_lane_and_behind_its_mark(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """Priority first: if the lane cannot fill it from there, a claim takes what comes first."""
+    """Priority first: if the lane cannot fill it from there, a claim takes the first rows."""
     low, high = ([add(after=n - 60, priority=priority).pk for n in range(6)] for priority in (0, 5))
     elsewhere = [add("elsewhere", after=n - 60).pk for n in range(4)]
     lanes = Lane("mail", 5), Lane("mail", 0)

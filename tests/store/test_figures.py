@@ -66,7 +66,7 @@ def test_hours_are_added_up_once_their_minutes_are_final(cursor: Cursor) -> None
     arrived = [Arrived(int(last.timestamp()), "mail", "h", 9)]
     figures.write_arrived(cursor, worker="v", rows=arrived)
     figures.write(cursor, worker="v", rows=[row(hour + 3 * HOUR, acked=1)])
-    # Of this one, workers may still write minutes.
+    # Workers may still write minutes of this hour.
     figures.write(cursor, worker="v", rows=[row(this_hour() - HOUR, acked=8)])
     assert [figures.roll_up(cursor) for _ in range(4)] == [True, True, False, False]
     mail, post, later = HourFigures.objects.order_by("hour", "queue")
@@ -78,7 +78,7 @@ def test_hours_are_added_up_once_their_minutes_are_final(cursor: Cursor) -> None
 
 
 def test_an_hour_that_is_added_up_stays_as_it_is(cursor: Cursor) -> None:
-    """Its minutes may be gone in part, and odd rows of others lie in the future."""
+    """Some of its minutes may be deleted, and odd rows of others lie in the future."""
     hour = this_hour() - 5 * HOUR
     HourFigures.objects.create(hour=this_hour() + 1000 * HOUR, queue="odd")
     figures.write(cursor, worker="w", rows=[row(hour, acked=2)])

@@ -1,4 +1,4 @@
-"""Only the sessions of an owner that froze are ended."""
+"""Only the sessions of a frozen owner are ended."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def alive(session: Session) -> bool:
 def test_only_the_transaction_of_the_frozen_owner_is_ended(
     cursor: Cursor, sessions: list[Session]
 ) -> None:
-    """Guarantee 9: others that have something of the queue locked, or it something else, live."""
+    """Guarantee 9: others with locks in the queue live, and so do its sessions with other locks."""
     messages = [
         row(),
         row(leased=30, claimed_by="gone:4"),  # still renewed: it runs
@@ -77,7 +77,7 @@ def test_only_the_transaction_of_the_frozen_owner_is_ended(
 
 
 def test_a_stranger_that_has_the_row_locked_lives(cursor: Cursor) -> None:
-    """An operator, or anybody whose transaction id equals the id of a group of lockers."""
+    """An operator, or any session whose transaction id equals the id of a group of lockers."""
     message = row()
     beat("gone")
     with second_connection() as stranger:
@@ -89,7 +89,7 @@ def test_a_stranger_that_has_the_row_locked_lives(cursor: Cursor) -> None:
 
 
 def test_a_session_with_the_process_id_of_one_that_ended_lives(cursor: Cursor) -> None:
-    """A process id is used again."""
+    """Process ids are reused."""
     message = row()
     with second_connection() as stranger:
         beat("gone", sessions=[f"{stranger.info.backend_pid} 1600000000.123456"])

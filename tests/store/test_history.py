@@ -1,4 +1,4 @@
-"""The history's table: the ack that fills it, its days, and what is deleted when."""
+"""The history's table: the ack that fills it, its days, and their deletion."""
 
 from __future__ import annotations
 

@@ -44,13 +44,13 @@ def one_by_one(cursor: Any, rows: list[NewRow]) -> list[int]:
 
 
 def insert_few(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
-    """What `insert()` does of up to FEW rows, also of one."""
+    """The path of `insert()` for up to FEW rows, including a single one."""
     cursor.execute(INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",))
     return sorted(id for (id,) in cursor.fetchall())
 
 
 def copy_kinds(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
-    """As rows of many messages come."""
+    """Rows come in the same form as for many messages."""
     return copy_many(cursor, Rows(rows))
 
 
@@ -121,7 +121,7 @@ def test_seconds_count_from_the_databases_clock(way: Insert) -> None:
 
 
 def test_the_clock_moves_within_a_transaction(way: Insert) -> None:
-    """`now()` does not change there: a late broadcast would be due too early."""
+    """`now()` stands still there: a late broadcast would be due too early."""
     with connection.cursor() as cursor:
         cursor.execute("select now()")
         (begun,) = cursor.fetchone()
@@ -193,7 +193,7 @@ def test_the_store_names_columns_that_the_model_has() -> None:
 
 
 def test_statements_take_values_as_parameters_alone() -> None:
-    """S05: what looks like SQL in a value stays a value."""
+    """S05: a value that looks like SQL stays a value."""
     evil = PLAIN._replace(payload='"\'; drop table django_mq_queuedmessage; --"')
     with connection.cursor() as cursor:
         ids = [*one_by_one(cursor, [evil]), *insert_few(cursor, [evil]), *copy_many(cursor, [evil])]
@@ -213,7 +213,7 @@ def test_statements_take_values_as_parameters_alone() -> None:
     ],
 )
 def test_the_table_itself_refuses_bad_names(column: str, name: str) -> None:
-    """S04: rows are also written by others than this library."""
+    """S04: other programs also write rows."""
     statement = sql.SQL("insert into django_mq_queuedmessage ({}) values ({})")
     columns = {"queue": "q", "type": "t", "payload": "{}", column: name}
     with second_connection() as other, pytest.raises(Exception, match=f"mq_{column}_name"):

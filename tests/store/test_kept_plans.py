@@ -1,8 +1,8 @@
-"""A worker's statements keep the plan of their first runs, often made while the table is empty.
+"""A worker's statements keep the plan of their first runs, often made on an empty table.
 
-PostgreSQL expects nothing in a table that was vacuumed while it was empty. A plan made then may
-read the whole table for each row it is given: giving back a hundred messages among 3,000 took 105
-seconds. Rows are counted here, since that is the same on a busy machine.
+PostgreSQL expects no rows in a table that was vacuumed while empty. A plan made then may read the
+whole table for each row it is given: releasing a hundred messages among 3,000 took 105 seconds.
+Rows are counted here, since their number is the same on a busy machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from django_mq.store.unique_ids import Unique, UniqueId
 from tests.database import lock, second_connection
 from tests.store.plans import Cursor
 
-#: Rows that a statement is about, and other rows.
+#: The rows that a statement is about, and other rows.
 MINE, OTHERS = 100, 3000
 
 Call = Callable[[Cursor, list[int]], Any]
@@ -69,7 +69,7 @@ def fill(queue: str, count: int, **given: Any) -> list[int]:
 
 
 class Cost(NamedTuple):
-    """What a statement reads of the tables."""
+    """The rows and pages that a statement reads."""
 
     rows: int
     buffers: int
@@ -174,7 +174,7 @@ ASIDE = {
 
 
 def fill_all() -> list[int]:
-    """Fill the table; return the ids of what is in hand."""
+    """Fill the table; return the ids of the claimed messages."""
     mine = fill("mine", MINE, attempts=1, claimer="me:1")
     fill("slow", MINE, attempts=1, claimer="gone:1", lease=-1)
     fill("mail", OTHERS)
@@ -207,7 +207,7 @@ select sum(heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read)::bigin
   from pg_statio_user_tables
  where relname in ('django_mq_queuedmessage', 'django_mq_uniquekey')
 """
-#: What was counted is told to others when the transaction ends.
+#: A session reports its counters at the end of a transaction.
 FLUSH = "select pg_stat_force_next_flush()"
 
 
@@ -218,7 +218,7 @@ def ask(cursor: Any, question: str) -> int:
 
 
 def cost_of(block: AbstractContextManager[Any], cursor: Any, run: Callable[[], object]) -> Cost:
-    """Return what `run` costs inside the transaction `block`."""
+    """Return the cost of `run` inside the transaction `block`."""
     cursor.execute(FLUSH)
     with second_connection() as other, other.cursor() as watching:
         touched = ask(watching, TOUCHED)
@@ -257,9 +257,9 @@ def test_a_plan_kept_from_an_empty_table_serves_a_full_one(
 
 @pytest.mark.parametrize("name", ["lock", "ack", "release"])
 def test_the_statistics_of_an_empty_table_serve_a_full_one(name: str) -> None:
-    """Handlers' connections plan each time, with statistics that may be as old.
+    """Handlers' connections plan each time, with statistics that may be just as old.
 
-    PostgreSQL 15 compares each row of an ack with each fence, in the pages it has read anyway.
+    PostgreSQL 15 compares each row of an ack with each fence, in pages that it reads anyway.
     """
     mine = fill_all()
     with connection.cursor() as cursor:
@@ -270,7 +270,7 @@ def test_the_statistics_of_an_empty_table_serve_a_full_one(name: str) -> None:
 
 
 def test_a_limit_holds_whatever_the_plan(statements: Statements) -> None:
-    """A plan that looks for the rows to remove again and again finds others each time."""
+    """A plan that looks repeatedly for the rows to remove finds others each time."""
     cursor = statements.cursor()
     for _ in range(5):
         aside.forget_quiet(cursor, limit=MINE)

@@ -1,4 +1,4 @@
-"""Results of tasks: what is kept with them, how they are found, when they are forgotten."""
+"""Results of tasks: their content, the lookup, and the retention."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def found(cursor: Cursor, message: QueuedMessage) -> kept_results.StoredTask:
 
 
 def test_the_row_counts_while_it_is_there(cursor: Cursor) -> None:
-    """A task that was requeued has the result of its death still."""
+    """A requeued task still has the result of its death."""
     message = task(priority=7, attempts=1, leased=30)
     keep(cursor, message)
     here = found(cursor, message)
@@ -102,7 +102,7 @@ def test_removed_tasks_are_answered(cursor: Cursor, how: str) -> None:
 
 
 def test_only_what_is_removed_is_answered(cursor: Cursor) -> None:
-    """Not a task of another type, one in flight, or one that waits when the dead are asked for."""
+    """No task of another type, in flight, or waiting when only the dead are asked for."""
     spared = [task(), task(leased=30, attempts=1)]
     for each in spared:
         assert cancel.cancel(cursor, id=each.pk, type="tasks.other", unique_id=None) == ([], 0)
@@ -117,7 +117,7 @@ def test_only_what_is_removed_is_answered(cursor: Cursor) -> None:
     [(60, True), (1e300, True), (-5, True), ("long", False), (None, False)],
 )
 def test_a_retention_of_its_own(cursor: Cursor, retention: object, is_kept: bool) -> None:
-    """Whatever the metadata say: other clients may have written them."""
+    """Whatever the metadata say: other programs may have written them."""
     message = task(metadata={"mq.task": {"retention": retention}})
     keep(cursor, message)
     [result] = Result.objects.all()
@@ -137,7 +137,7 @@ def test_what_is_over_is_forgotten_in_pieces(cursor: Cursor) -> None:
 
 
 def test_everything_is_found_by_a_key(cursor: Cursor) -> None:
-    """However large the tables are, and also by a plan that is kept."""
+    """However large the tables are, and even with a cached plan."""
     cursor.execute("set enable_seqscan = off")
     for text in (
         plan(cursor, kept_results.LOOK, id=1),

@@ -1,4 +1,4 @@
-"""Keyed claims resume behind a mark, so that a held snapshot costs them no more.
+"""Keyed claims resume behind a mark, so a held snapshot does not make them slower.
 
 Pages are counted, which are the same on a busy machine.
 """
@@ -35,7 +35,7 @@ def lane(marks: dict[tuple[str, int], tuple[float, int]]) -> Lane:
 
 
 def touched(lane: Lane) -> int:
-    """How many pages the first statement of a claim touches: both scan the lane in the same way."""
+    """The number of pages that a claim's first statement touches: both scan the lane alike."""
     return pages(
         LOCK_LINES,
         {
@@ -52,7 +52,7 @@ def touched(lane: Lane) -> int:
 
 
 def test_a_held_snapshot_costs_keyed_claims_no_more(cursor: Cursor) -> None:
-    """Where each message has a key of its own; what one key had is walked over all the same."""
+    """If each message has its own key; dead versions of a single key are walked over anyway."""
     cursor.execute(FILL)
     cursor.execute("vacuum analyze django_mq_queuedmessage")
     mark = Lane("mail", 0)
@@ -71,7 +71,7 @@ def test_a_held_snapshot_costs_keyed_claims_no_more(cursor: Cursor) -> None:
             cursor.execute("vacuum analyze django_mq_queuedmessage")
             after, full = touched(mark), touched(Lane("mail", 0))
     assert after <= 1.5 * before
-    assert full > 1.5 * after  # there was something to pass
+    assert full > 1.5 * after  # there were rows to pass
 
 
 def test_a_mark_passes_what_was_taken_or_parked_and_nothing_else(
@@ -91,7 +91,7 @@ def test_a_mark_passes_what_was_taken_or_parked_and_nothing_else(
 
 
 def test_a_mark_does_not_pass_a_line_in_flight(cursor: Cursor) -> None:
-    """Its next message is due as soon as the one before it ends."""
+    """The next message of the line is due as soon as the one before it ends."""
     head, behind = keyed("a", after=-90), keyed("a", after=-80)
     in_flight = take(cursor, limit=1)
     assert ids(in_flight) == [head.pk]

@@ -1,4 +1,4 @@
-"""Keys: what is first of its line, one at a time; what waits behind is parked, and freed."""
+"""Keys: the first of a line, one at a time; followers are parked, and freed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def park(cursor: Cursor, **given: Any) -> tuple[QueuedMessage, list[QueuedMessage]]:
-    """Return a head that waits, and three that are parked behind it."""
+    """Return a waiting head, and three messages parked behind it."""
     head = keyed(**(given or {"after": 60}))
     behind = [keyed(), keyed(), keyed()]
     assert take(cursor).rows == []
@@ -44,7 +44,7 @@ def park(cursor: Cursor, **given: Any) -> tuple[QueuedMessage, list[QueuedMessag
 
 
 def test_a_head_that_becomes_due_takes_those_behind_it_along(cursor: Cursor) -> None:
-    """Parked or not: a claim of the head goes on from row to row."""
+    """Parked or not: a claim of the head continues from row to row."""
     head, behind = park(cursor)
     QueuedMessage.objects.filter(pk=head.pk).update(
         processable_after=datetime(2000, 1, 1, tzinfo=UTC)
@@ -157,7 +157,7 @@ def test_a_released_head_keeps_its_line_waiting(cursor: Cursor) -> None:
 
 
 def test_one_that_is_parked_is_parked_behind_the_first(cursor: Cursor) -> None:
-    """Whatever is cancelled in the midst of a line, the others wait on."""
+    """Whichever message is cancelled in the middle of a line, the others keep waiting."""
     head, behind = park(cursor)
     assert acting.cancel(behind[0].pk)
     assert blocked_by(*behind[1:]) == [head.pk] * 2
@@ -171,12 +171,12 @@ def test_an_expired_head_blocks_as_a_dead_one_does(cursor: Cursor) -> None:
         keys.free_next(cursor, [KeyLine("mail", "h", "k")])
     assert take(cursor).rows == []
     assert blocked_by(*behind) == [head.pk] * 3
-    assert ids(take(cursor, skip_dead=True)) == []  # they were parked again: it is a chore's now
+    assert ids(take(cursor, skip_dead=True)) == []  # they were parked again: now a chore frees them
     assert keys.free_stranded(cursor, skipping=["mail"], limit=10).rows == 1
     assert ids(take(cursor, skip_dead=True)) == pks(*behind)
 
 
-# ---- a dead head may be passed
+# ---- a dead head may be skipped
 
 
 def test_a_dead_head_is_passed_where_the_queue_says_so(cursor: Cursor) -> None:
@@ -207,11 +207,11 @@ def test_a_requeued_one_does_not_overlap_those_that_passed_it(cursor: Cursor) ->
     assert ids(take(cursor, skip_dead=True)) == pks(dead, late)
 
 
-# ---- what a race left
+# ---- leftovers of a race
 
 
 def test_what_waits_for_one_that_is_gone_is_freed(cursor: Cursor) -> None:
-    """Once for each line; what is parked behind one that is there stays."""
+    """Once per line; messages parked behind an existing one stay."""
     lost = [keyed("a", blocked_by=2**40), keyed("a", blocked_by=2**40)]
     lost += [keyed("b", blocked_by=2**41)]
     _, behind = park(cursor)
@@ -225,7 +225,7 @@ def test_what_waits_for_one_that_is_gone_is_freed(cursor: Cursor) -> None:
 
 
 def test_what_waits_for_itself_or_for_another_line_is_freed(cursor: Cursor) -> None:
-    """Others wrote that: nothing would ever free it, nor what is behind it."""
+    """Other programs wrote these: nothing would ever free them, or the messages behind them."""
     itself = keyed("a")
     stays = keyed("b", after=60)
     elsewhere = [keyed("c", blocked_by=stays.pk), keyed("d", queue="post", blocked_by=itself.pk)]
@@ -246,7 +246,7 @@ def test_many_that_wait_for_several_are_freed_in_pieces(cursor: Cursor) -> None:
 
 
 def test_what_waits_for_one_that_went_to_another_line_is_freed(cursor: Cursor) -> None:
-    """An unrouted head got its handler: its line is that handler's now."""
+    """An unrouted head got its handler: its line is now that handler's."""
     head = keyed(handler="", after=60)
     behind = keyed(handler="")
     assert take(cursor).rows == []
@@ -259,7 +259,7 @@ def test_what_waits_for_one_that_went_to_another_line_is_freed(cursor: Cursor) -
 def test_parking_waits_for_nobody_and_is_seen_by_the_ack(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """A claim parks behind a head while that is being acked: it is skipped, and not lost."""
+    """A claim parks behind a head while that is being acked: the head is skipped, and not lost."""
     head = keyed(after=60)
     behind = keyed()
     other.execute("delete from django_mq_queuedmessage where id = %s", [head.pk])
@@ -277,7 +277,7 @@ def test_parking_waits_for_nobody_and_is_seen_by_the_ack(
 def test_of_a_line_that_lapsed_the_first_is_charged_and_the_others_go_back(
     cursor: Cursor, line: dict[str, Any]
 ) -> None:
-    """Guarantee 3: only the first can have run; whatever lapsed first, or has locks."""
+    """Guarantee 3: only the first can have run, whichever lapsed first, or is locked."""
     messages = [keyed(leased=-n, attempts=1, **line) for n in (1, 3, 2)]
     found = lapsed.claim_lapsed(
         cursor, queues=["mail"], claimer="me:8", lease=30.0, limit=10, max_bytes=1000
@@ -293,7 +293,7 @@ def test_of_a_line_that_lapsed_the_first_is_charged_and_the_others_go_back(
 
 
 def test_a_later_one_that_lapsed_goes_back_while_the_first_is_in_flight(cursor: Cursor) -> None:
-    """Or locked: who has it runs it still."""
+    """Or locked: the session that has it still runs it."""
     first, second = keyed(leased=30, attempts=1), keyed(leased=-1, attempts=1)
     found = lapsed.claim_lapsed(
         cursor, queues=["mail"], claimer="me:8", lease=30.0, limit=10, max_bytes=1000

@@ -66,7 +66,7 @@ def test_a_larger_backlog_costs_no_more(cursor: Cursor) -> None:
 
 
 def test_a_held_snapshot_costs_no_more(cursor: Cursor) -> None:
-    """What was taken stays in the index, behind the mark."""
+    """Rows already taken stay in the index, behind the mark."""
     fill(cursor, 1, ENOUGH)
     before = {queue: touched(queue, {}) for queue in QUEUES}
     with second_connection() as holder:
@@ -94,4 +94,4 @@ def test_a_held_snapshot_costs_no_more(cursor: Cursor) -> None:
             after = {queue: touched(queue, marks) for queue in QUEUES}
             full = touched("plain", {})
     assert {queue: n for queue, n in after.items() if n > before[queue] + LIMIT} == {}
-    assert full > after["plain"] + LIMIT  # there was something to pass
+    assert full > after["plain"] + LIMIT  # there were rows to pass

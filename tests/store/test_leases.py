@@ -1,4 +1,4 @@
-"""Leases are renewed for their owner alone, and never shortened."""
+"""Leases are renewed only for their owner, and never shortened."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_nobody_elses_lease_is_renewed(cursor: Cursor, fence: tuple[int, str]) -
 
 
 def test_a_renewal_waits_for_nobody(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
-    """A row that its own slice has locked needs no lease while it is locked."""
+    """A row locked by its own slice needs no lease during the lock."""
     busy, free = (add(leased=5, attempts=1) for _ in range(2))
     lock(other, busy.pk)
     cursor.execute("set statement_timeout = '60s'")

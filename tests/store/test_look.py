@@ -1,4 +1,4 @@
-"""A look finds lanes and what is due in them."""
+"""A look finds lanes and their due messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cursor = psycopg.Cursor[Any]
 
 
 def test_look_sees_lanes_and_the_next_due_time(cursor: Cursor) -> None:
-    """PMQ-26: the due and the future of one lane are not mixed up."""
+    """PMQ-26: the due and the future messages of a lane are not mixed up."""
     add("b", after=-5)
     add("b", after=60)
     add("b", after=600, priority=9)

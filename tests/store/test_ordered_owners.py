@@ -1,4 +1,4 @@
-"""Ordered queues: who owns one, and an owner that froze."""
+"""Ordered queues: their owner, and a frozen owner."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.store.ordered import Cursor, own
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-# ---- who owns it
+# ---- the owner
 
 
 def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor: Cursor) -> None:
-    """As the chore that warns of a deep queue: a worker `--until-empty` would end at once."""
+    """The chore that warns of a deep queue does: a worker `--until-empty` would end at once."""
     owned: list[Owned | None] = []
     pid = cursor.connection.info.backend_pid
     waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
@@ -41,7 +41,7 @@ def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor:
 
 
 def test_one_owns_a_queue(cursor: Cursor) -> None:
-    """KAF-12: the second gets it when the first gave it up, and not before."""
+    """KAF-12: the second gets it once the first gives it up, and not before."""
     assert own(cursor, "a") == Owned(None)
     assert own(cursor, "b") is None
     assert own(cursor, "a") == Owned("a")
@@ -53,7 +53,7 @@ def test_one_owns_a_queue(cursor: Cursor) -> None:
 
 
 def test_who_does_not_renew_loses_it(cursor: Cursor) -> None:
-    """KAF-9: the next owner learns whose it was."""
+    """KAF-9: the next owner learns the name of the last."""
     own(cursor, "a", lease=-1.0)
     assert own(cursor, "b") == Owned("a")
     state = QueueState.objects.get()
@@ -80,4 +80,4 @@ def test_single_queues_are_given_up(cursor: Cursor) -> None:
     assert QueueState.objects.filter(owner="me").count() == 0
 
 
-# ---- an owner that froze
+# ---- a frozen owner

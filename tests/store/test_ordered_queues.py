@@ -1,4 +1,4 @@
-"""Ordered queues: a claim takes the line from its head; what stands beside it is put into it."""
+"""Ordered queues: a claim takes the line from its head; rows outside the line are adopted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def owner(cursor: Cursor) -> Cursor:
 
 
 def test_the_line_is_taken_in_order_of_ids(owner: Cursor) -> None:
-    """PMQ-41: whatever was due first, whatever its priority, key or handler."""
+    """PMQ-41: regardless of due time, priority, key and handler."""
     messages = [
         row(after=-1, handler="a"),
         row(after=-9, priority=50, handler="b"),
@@ -81,13 +81,13 @@ def test_only_the_owner_claims(cursor: Cursor) -> None:
     assert take(cursor) == []
     ordered_queues.disown(cursor, worker="other")
     own(cursor, lease=-1.0)
-    assert take(cursor) == []  # its lease lapsed, whether or not anybody came
+    assert take(cursor) == []  # its lease lapsed, whether or not a worker came
     own(cursor)
     assert len(take(cursor)) == 1
 
 
 def test_nothing_is_taken_while_something_is_in_flight(owner: Cursor) -> None:
-    """Lapsed or not, in line or not: what a queue held before it was ordered counts."""
+    """Lapsed or not, in line or not: rows that the queue held before it was ordered count."""
     waiting = row()
     flying = add("line", leased=30)
     assert take(owner) == []
@@ -107,7 +107,7 @@ BLOCKING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("state", BLOCKING)
 def test_a_head_that_waits_blocks_the_line(owner: Cursor, state: str) -> None:
-    """PMQ-44: nothing overtakes it; nor is anything written to the rows behind it."""
+    """PMQ-44: nothing overtakes it, and the rows behind it are not written."""
     head = row(**BLOCKING[state])
     behind = row()
     assert take(owner) == []
@@ -151,7 +151,7 @@ def test_a_dead_head_that_is_removed_blocks_no_more(owner: Cursor, remove: Any) 
 
 @pytest.mark.parametrize(("limit", "most", "expected"), [(2, 1000, 2), (4, 25, 2), (4, 5, 1)])
 def test_limits_cut_from_the_end(owner: Cursor, limit: int, most: int, expected: int) -> None:
-    """PMQ-37, PMQ-57, guarantee 15: what is over the limit stays unlocked and unclaimed."""
+    """PMQ-37, PMQ-57, guarantee 15: rows over the limit stay unlocked and unclaimed."""
     messages = [row(payload="x" * 10) for _ in range(4)]
     assert take(owner, limit=limit, max_bytes=most) == pks(*messages[:expected])
     left = QueuedMessage.objects.filter(leased_until__isnull=True, attempts=0)
@@ -204,7 +204,7 @@ def test_other_queues_do_not_matter(owner: Cursor) -> None:
 
 
 def test_a_claim_keeps_the_queue_from_moving_until_it_is_committed(cursor: Cursor) -> None:
-    """The second owner comes when the first one's claim is there for it to see; nobody waits."""
+    """The second owner comes when it can see the first one's claim; nobody waits."""
     own(cursor, "a", lease=0.3)
     message = row()
     with second_connection() as other, other.cursor() as theirs:
@@ -253,11 +253,11 @@ def test_the_plan_of_a_claim_names_its_index(owner: Cursor) -> None:
     assert "Seq Scan on django_mq_queuedmessage" not in text
 
 
-# ---- what is beside the line
+# ---- rows outside the line
 
 
 def adopt_all(cursor: Cursor, *, limit: int) -> int:
-    """Walk over the queue `line`, a step of rows at a time; return how many were adopted."""
+    """Walk over the queue `line`, `limit` rows at a time; return the number of adopted rows."""
     adopted = ordered_queues.adopt(cursor, queue="line", limit=limit)
     rows = adopted.rows
     while adopted.resume is not None:
@@ -267,7 +267,7 @@ def adopt_all(cursor: Cursor, *, limit: int) -> int:
 
 
 def test_each_that_waits_beside_the_line_is_met(cursor: Cursor) -> None:
-    """Whatever its priority, due time and key: a walk passes over none, and ends."""
+    """Regardless of priority, due time and key: a walk skips none, and ends."""
     for n in range(60):
         add(
             "line",
@@ -283,7 +283,7 @@ def test_each_that_waits_beside_the_line_is_met(cursor: Cursor) -> None:
 
 
 def test_what_waits_beside_the_line_is_put_into_it(cursor: Cursor) -> None:
-    """From SQL, from those who do not know, from before: by its id among the others."""
+    """From SQL, from unaware workers, from before: by its id among the others."""
     first = row()
     strange = [add("line"), add("line", after=60), add("line", key="k")]
     last = row()
@@ -298,7 +298,7 @@ def test_what_waits_beside_the_line_is_put_into_it(cursor: Cursor) -> None:
 
 
 def test_what_was_parked_by_its_key_is_put_into_the_line(cursor: Cursor) -> None:
-    """The queue had keys before it was ordered: there is one line now."""
+    """The queue had keys before it was ordered: now it has a single line."""
     head = add("line", key="k", handler="h", after=60)
     parked = add("line", key="k", handler="h", blocked_by=head.pk)
     late = row()

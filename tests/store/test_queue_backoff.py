@@ -22,7 +22,7 @@ WAITS = [2.0, 4.0, 8.0, 10.0]
 
 
 def now(cursor: Cursor) -> datetime:
-    """Return when a claim would be, that is made now."""
+    """Return the time of a claim made now."""
     cursor.execute("select statement_timestamp()")
     row = cursor.fetchone()
     assert row is not None
@@ -112,7 +112,7 @@ class TestRaising:
         decide()
         assert fail(other.cursor(), claimed_at) is not None  # not committed yet
         cursor.execute("set statement_timeout = '60s'")
-        assert fail(cursor, claimed_at) is None  # skipped, not waited for
+        assert fail(cursor, claimed_at) is None  # skipped without a wait
         other.commit()
         assert fail(cursor, claimed_at) is None
         assert QueueState.objects.get().backoff_level == 1
@@ -146,7 +146,7 @@ class TestProbes:
         assert start(cursor) is may
 
     def test_a_probe_that_lapsed_is_replaced_and_does_not_count(self, cursor: Cursor) -> None:
-        """A worker that is lost without a word keeps it for its lease only."""
+        """A worker that is lost without a report keeps it only for its lease."""
         probing(2, probe_until=now(cursor) - timedelta(seconds=1))
         assert start(cursor, "other:1")
         assert end(cursor, 1) is None
@@ -170,7 +170,7 @@ class TestProbes:
     def test_its_end_moves_the_level_and_it_waits_anew(
         self, cursor: Cursor, level: int, step: int, then: int
     ) -> None:
-        """NSQ-5, NSQ-8: whatever the step; longer after a failure, shorter after a success."""
+        """NSQ-5, NSQ-8: at any step; longer after a failure, shorter after a success."""
         before = probing(level)
         moved = end(cursor, step)
         state = QueueState.objects.get()
@@ -189,7 +189,7 @@ class TestProbes:
         assert not start(cursor)
 
     def test_a_level_beyond_the_top_comes_down_to_it(self, cursor: Cursor) -> None:
-        """Somebody lowered the maximum."""
+        """An operator lowered the maximum."""
         probing(9)
         moved = end(cursor, 0)
         assert moved is not None
@@ -211,7 +211,7 @@ class TestProbes:
         assert QueueState.objects.get().backoff_level == 2
 
     def test_it_is_renewed_while_its_message_is_claimed(self, cursor: Cursor) -> None:
-        """And never shortened; a probe that is not ended lapses."""
+        """It is never shortened; a probe that is not ended lapses."""
         state = probing(2, probe_until=now(cursor) + timedelta(seconds=5))
 
         def renew(lease: float, claimer: str = "worker:1") -> float:
@@ -229,7 +229,7 @@ class TestProbes:
         assert renew(90.0) < 60
 
     def test_a_dead_worker_does_not_keep_its_probes(self, cursor: Cursor) -> None:
-        """Found by its id, whole and alone."""
+        """Found by the worker's whole id, and only by that."""
         claimers = ("dead:1", "dead:22", "deadly:1", "dead_:1", "dead", "x:dead:1")
         for queue, claimer in zip("abcdef", claimers, strict=True):
             decide(queue, backoff_level=1, backoff=-1, probe_by=claimer)
@@ -256,7 +256,7 @@ class TestProbes:
 def test_a_row_that_somebody_has_locked_is_not_waited_for(
     cursor: Cursor, other: psycopg.Connection[Any], change: Callable[[Cursor], Any], level: int
 ) -> None:
-    """A worker's loop does not wait for locks; it asks again later."""
+    """A worker's loop does not wait for locks; it tries again later."""
     state = probing(level)
     add(leased=5)
     lock(other)

@@ -59,7 +59,7 @@ def test_without_a_limit_there_is_any_room(cursor: Cursor) -> None:
 
 @pytest.mark.parametrize(("limit", "room"), [(0, 0), (1, 0), (3, 0), (4, 1), (100, 97)])
 def test_what_is_in_flight_takes_room(cursor: Cursor, limit: int, room: int) -> None:
-    """NSQ-23: so do lapsed messages, until taken over; waiting ones and other queues do not."""
+    """NSQ-23: lapsed messages too, until taken over; waiting ones and other queues do not."""
     for seconds in (30, 30, -1):
         add(leased=seconds)
     add()
@@ -85,7 +85,7 @@ def test_the_level_is_told(cursor: Cursor) -> None:
 
 
 def test_one_at_a_time_and_nobody_waits(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
-    """Each queue has a gate of its own; it opens with the end of the transaction."""
+    """Each queue has a separate gate, which opens at the end of the transaction."""
     assert queue_limits.enter(other.cursor(), queue="mail", limit=5) is not None
     assert enter(cursor, 5) is None
     assert enter(cursor, 5, "other") is not None
@@ -96,7 +96,7 @@ def test_one_at_a_time_and_nobody_waits(cursor: Cursor, other: psycopg.Connectio
 def test_what_is_counted_is_true_when_the_claim_commits(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """The gate is counted by a statement that began after the lock was had."""
+    """The gate's count comes from a statement that began after the lock was taken."""
     add()
     theirs = other.cursor()
     assert queue_limits.enter(theirs, queue="mail", limit=1) == Gate(0, 1, 0)
@@ -120,7 +120,7 @@ def test_what_is_counted_is_true_when_the_claim_commits(
 def test_who_is_admitted(
     cursor: Cursor, decided: dict[str, Any], open_to_all: bool, open_to_admitted: bool
 ) -> None:
-    """A worker that has not looked yet claims past no gate; a pause is for all."""
+    """A worker that has not looked yet claims past no gate; a pause applies to all."""
     decide(**decided)
     waiting = [add().pk]
     flying = [add(leased=-1).pk]

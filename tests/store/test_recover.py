@@ -19,7 +19,7 @@ Cursor = psycopg.Cursor[Any]
 
 
 def test_everything_but_what_ran_is_given_back(cursor: Cursor) -> None:
-    """Guarantee 3: refunded, in its place; also from several of its claims and queues."""
+    """Guarantee 3: refunded, in its place; including several claims and queues."""
     ran = add(leased=600, attempts=1, claimed_by="dead:1")
     waited = [
         add("mail", leased=600, attempts=3, claimed_by="dead:1", after=-70),

@@ -1,4 +1,4 @@
-"""Answers: stored once more when there is another, looked for in one snapshot."""
+"""Answers: stored again when a new one comes, and looked up in one snapshot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_last_word_counts(cursor: psycopg.Cursor[Any]) -> None:
     results.store(cursor, [Reply(7, "other", "null")], ring=False)
     after = Result.objects.get(pk=7)
     assert (after.handler, after.error_class, after.error_text) == ("other", "", "")
-    assert after.created_at > before  # kept for as long as a new one
+    assert after.created_at > before  # kept as long as a new one
     assert sorted(results.look(cursor, [7, 8])) == [
         Found(7, True, False, "null", "", ""),
         Found(8, True, False, '{"a": 1}', "", ""),
@@ -32,14 +32,14 @@ def test_the_last_word_counts(cursor: psycopg.Cursor[Any]) -> None:
 
 
 def test_it_rings_at_the_commit_if_it_is_to(cursor: psycopg.Cursor[Any]) -> None:
-    """S06: one channel of its own, and nothing in it; one ring for many answers."""
+    """S06: one separate channel without payloads; one ring for many answers."""
     with second_connection() as other:
         other.execute(results.LISTEN)
         other.execute("listen mark")
         for ring in (False, True):
             answers = [Reply(number, "h", "1") for number in range(3)]
             results.store(cursor, answers, ring=ring)
-        other.execute("notify mark")  # they come in the order of their commits
+        other.execute("notify mark")  # rings come in the order of their commits
         rings = islice(other.notifies(timeout=60), 2)
         heard = [(each.channel, each.payload) for each in rings]
     assert heard == [("django_mq_replies", ""), ("mark", "")]

@@ -1,4 +1,4 @@
-"""A row that others write badly is refused, or stops nothing but itself."""
+"""A bad row of another program is refused, or stops only itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.mark.parametrize("when", ["infinity", "-infinity", "0044-03-15 BC", "20000-01-01"])
 def test_a_time_that_python_cannot_read_is_refused(when: str) -> None:
-    """Guarantee 20, S17: a row that others write cannot stop the workers."""
+    """Guarantee 20, S17: a row of another program cannot stop the workers."""
     with (
         pytest.raises((IntegrityError, DataError)),
         transaction.atomic(),
@@ -32,7 +32,7 @@ def test_attempts_cannot_overflow() -> None:
 @pytest.mark.parametrize("when", ["infinity", "-infinity"])
 @pytest.mark.parametrize("column", ["leased_until", "held_since", "dead_at"])
 def test_another_time_that_python_cannot_read_is_refused(column: str, when: str) -> None:
-    """S17: the claims, or the look for what lapsed, would fail for ever."""
+    """S17: otherwise claims, or the look for lapsed messages, would fail for ever."""
     message = add()
     claimer = ", claimed_by = 'x:1'" if column == "leased_until" else ""
     with pytest.raises(IntegrityError), transaction.atomic(), connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Ten thousand schedules cost their index and nothing else, counted in pages."""
+"""Ten thousand schedules cost only their index, counted in pages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOW = {
 
 
 def pages(cursor: psycopg.Cursor[Any], statement: str, params: Any = None) -> int:
-    """Return how many pages a statement touches."""
+    """Return the number of pages that a statement touches."""
     cursor.execute("explain (analyze, buffers, format json) " + statement, params)
     row = cursor.fetchone()
     assert row is not None

@@ -43,7 +43,7 @@ def failed(fence: Fence, **given: Any) -> FailedDelivery:
     return FailedDelivery(fence, **{**values, **given})
 
 
-#: Every change by fence, and how to see in what it returns that it changed the row.
+#: Every change by fence, and the part of its result that shows that it changed the row.
 CHANGES: dict[str, tuple[Change, Callable[[Any], bool]]] = {
     "lock": (lambda c, f: lock_all(c, [f]), lambda locked: not locked.missing),
     "still_ours": (lambda c, f: settle.still_ours(c, [f]), bool),
@@ -156,7 +156,7 @@ def test_several_at_once_and_only_ours(cursor: Cursor) -> None:
 
 
 def test_fences_are_told_apart_however_claims_and_attempts_are_mixed(cursor: Cursor) -> None:
-    """Guarantee 4: they are given in runs, which are as short as one message at worst."""
+    """Guarantee 4: they are given in runs, of a single message in the worst case."""
     random = Random(4)
     for _ in range(20):
         QueuedMessage.objects.all().delete()
@@ -192,7 +192,7 @@ def test_ack_removes_the_row(cursor: Cursor) -> None:
 
 @pytest.mark.parametrize("at", [None, AT])
 def test_fail_retries_at_a_time_or_after_a_delay(cursor: Cursor, at: datetime | None) -> None:
-    """RMQ-14, PMQ-50: the same row, the same id; the attempt is kept."""
+    """RMQ-14, PMQ-50: the row and its id stay; the attempt is kept."""
     message = add(leased=30, attempts=2, handler="h", held=-5, suspect=True)
     settle.fail(cursor, [failed(fence_of(message), at=at, delay=90.0)])
     stored(message)
@@ -339,7 +339,7 @@ def test_split_gives_each_handler_its_copy(cursor: Cursor) -> None:
 def test_what_waited_for_a_takeover_changes_nothing_of_it(
     cursor: Cursor, other: psycopg.Connection[Any], change: str
 ) -> None:
-    """Guarantee 4: the fence is looked at again on the row as it is after the wait."""
+    """Guarantee 4: the fence is checked again on the row as it is after the wait."""
     lapsed_rows = [add(leased=-n, attempts=1) for n in (3, 2)]
     mine = add(leased=60, attempts=1)
     taken = lapsed.claim_lapsed(

@@ -1,4 +1,4 @@
-"""Statements about unique ids: what they lock, what they skip, which index they use."""
+"""Statements about unique ids: the rows they lock or skip, and the index they use."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def end(cursor: Cursor, message: QueuedMessage, *, success: bool = True) -> list
 
 
 def test_an_id_is_taken_only_if_it_is_as_it_was_seen(cursor: Cursor) -> None:
-    """A session that looked before another one took and freed the id has to look again."""
+    """A session that looked before another one took and freed the id must look again."""
     old = look(cursor)
     assert unique.add(cursor, [new(101, old)]) == {101}
     assert unique.add(cursor, [new(102, old)]) == set()
@@ -86,7 +86,7 @@ def test_what_was_seen_is_given_back_as_it_was(cursor: Cursor, zone: str) -> Non
 def test_an_update_of_what_is_locked_changes_nothing(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    """It waits for no worker, and no worker can wait for it in turn."""
+    """It does not wait for a worker, so no deadlock with one is possible."""
     message = take()
     lock(other, message.pk)
     cursor.execute("set statement_timeout = '60s'")
@@ -144,7 +144,7 @@ def test_coming_forward_rings(cursor: Cursor, other: psycopg.Connection[Any]) ->
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_at_other_isolation_levels(level: str) -> None:
-    """Guarantee 17: what the snapshot cannot see is an error that asks for another try."""
+    """Guarantee 17: rows invisible to the snapshot cause an error that asks for another try."""
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute(f"set transaction isolation level {level}")
@@ -177,7 +177,7 @@ STATEMENTS: dict[str, Callable[[Cursor], object]] = {
 
 
 class Explainer:
-    """A cursor that explains what it should execute."""
+    """A cursor that explains statements instead of executing them."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -207,7 +207,7 @@ def test_no_statement_reads_a_whole_table(
 
 
 def test_the_columns_of_a_row_are_those_of_every_insert() -> None:
-    """A column that is new in one is not forgotten in the others."""
+    """A new column in one of them is not forgotten in the others."""
     from django_mq.store import insert
 
     def columns(statement: str) -> set[str]:

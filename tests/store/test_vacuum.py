@@ -1,4 +1,4 @@
-"""Which logins may vacuum the tables: the others do not try, for each try is a warning."""
+"""Only logins that may vacuum the tables try to: each refused try is a warning."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ BOTH = set(store.VACUUM)
 
 
 def tables() -> set[str]:
-    """Return the tables that this login may vacuum, as it thinks."""
+    """Return the tables that this login may vacuum, by its own answer."""
     with connection.cursor() as cursor:
         return set(store.versions(cursor))
 
 
 def server_says() -> set[str]:
-    """Return them as the server does: what it may not vacuum, it warns of and skips."""
+    """Return them by the server's answer: it warns of tables it may not vacuum, and skips them."""
     refused: list[str] = []
 
     def note(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -28,7 +28,7 @@ def server_says() -> set[str]:
     driver = connection.connection
     driver.add_notice_handler(note)
     try:
-        # ANALYZE needs the same right, and runs in a transaction.
+        # ANALYZE needs the same right, and may run in a transaction.
         for table in BOTH:
             driver.execute(f"analyze {table}")
     finally:
