@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 
-#: Points between two signs of life.
+#: Points between two progress reports.
 EVERY = 100
 
 

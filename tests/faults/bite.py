@@ -1,4 +1,4 @@
-"""Does it bite? Breaks the package in every way of patches.py and sees what notices."""
+"""Does it bite? Breaks the package in every way of patches.py and lists the points that notice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults.sweep import Runner, plan, play_all
 
 @dataclass(frozen=True, slots=True)
 class Bite:
-    """What was found with the package broken by `patch`; `first` of it, or None."""
+    """The points that noticed `patch`; `first` is one of them, or None."""
 
     patch: str
     played: int
@@ -34,7 +34,7 @@ class Bite:
 
 
 def points_of(runner: Runner, patch: str, *, seed: int) -> list[Point]:
-    """Return the points that should notice `patch`; a few times each where there is one only."""
+    """Return the points that should notice `patch`; a single one is repeated a few times."""
     given = PATCHES[patch]
     points = plan(runner, given.scenarios, given.kinds, count=given.points, seed=seed, patch=patch)
     return points * max(1, given.points // max(1, len(points)))
@@ -50,7 +50,7 @@ def bite(
 ) -> list[Bite]:
     """Break the package in each way; stop a patch after `enough` points that noticed it.
 
-    Raises RuntimeError where a patch cannot be applied.
+    Raises RuntimeError if a patch cannot be applied.
     """
     bites = []
     for patch in patches or PATCHES:

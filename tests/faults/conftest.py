@@ -17,7 +17,7 @@ from tests.samples import SEED
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the test database made for these tests; none of them uses it in this process."""
+    """Have the test database created for these tests; none of them uses it in this process."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.django_db)
@@ -33,7 +33,7 @@ def runner(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) -> I
 
 
 class Requests:
-    """What the worker of each scenario sends where nothing breaks, in files of this run of pytest.
+    """The requests of each scenario's worker without faults, in files of this run of pytest.
 
     Each scenario is recorded once, by the process that needs it first.
     """

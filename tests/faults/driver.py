@@ -1,7 +1,7 @@
 """Worker trees: `manage.py mq_worker`, forked from a process that has imported Django already.
 
-A tree is a supervisor and its children in a session and process group of their own. The nursery
-that forks them has one thread and no connection, so that nothing is inherited by accident.
+A tree is a supervisor and its children in their own session and process group. The nursery that
+forks them has one thread and no connection, so nothing is inherited by accident.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: Seconds for what must happen at all, on a loaded machine.
+#: Seconds for anything that must happen at all, on a loaded machine.
 AT_ALL = 60.0
-#: The exit code of a tree in which the command could not be run at all.
+#: The exit code of a tree in which the command could not run at all.
 NO_WORKER = 70
 # Numbers of prctl(2), which only Linux has.
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 
 
 def until(look: Callable[[], Any], what: str, seconds: float = AT_ALL) -> Any:
-    """Return what `look` sees, once it sees something; TimeoutError when it does not."""
+    """Return the result of `look` once it is true; TimeoutError if it never is."""
     deadline = time.monotonic() + seconds
     while not (seen := look()):
         if time.monotonic() > deadline:
@@ -40,10 +40,10 @@ def until(look: Callable[[], Any], what: str, seconds: float = AT_ALL) -> Any:
 
 
 class Nursery:
-    """Forks worker trees on request. Make it before the first thread and the first connection."""
+    """Forks worker trees on request. Create it before the first thread and the first connection."""
 
     def __init__(self, run: Callable[[dict[str, Any]], int]) -> None:
-        """`run` is called in the new tree, with what `start()` was given; returns its exit code."""
+        """In the new tree, `run` gets the arguments of `start()`; it returns the exit code."""
         gc.collect()
         gc.freeze()
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -55,7 +55,7 @@ class Nursery:
         theirs.close()
 
     def start(self, options: dict[str, Any]) -> Tree:
-        """Start a tree; `options["log"]` is the file for what it says."""
+        """Start a tree; `options["log"]` is the file for its output."""
         return Tree(self._ask("start", options), self, Path(options["log"]))
 
     def code(self, pid: int) -> int | None:
@@ -75,10 +75,8 @@ class Nursery:
 
     def _serve(self, link: socket.socket) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans of a killed supervisor are ours to bury
-        codes: dict[
-            int, int | None
-        ] = {}  # of each tree, None while its supervisor is not waited for
+        _prctl(_SET_CHILD_SUBREAPER, 1)  # adopt the orphans of a killed supervisor
+        codes: dict[int, int | None] = {}  # by tree: None until its supervisor is waited for
         while question := link.recv(65536):
             what, argument = json.loads(question)
             answer = None
@@ -91,7 +89,7 @@ class Nursery:
                         codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
             link.send(json.dumps(codes.get(argument) if what == "code" else answer).encode())
         for pid, code in codes.items():
-            if code is None:  # nobody else is left to end it
+            if code is None:  # no other process would end it
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
         os._exit(0)
@@ -103,7 +101,7 @@ class Nursery:
         try:
             link.close()
             os.setsid()
-            _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # nobody else would end it
+            _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # no other process would end it
             signal.signal(signal.SIGINT, signal.default_int_handler)
             log = os.open(options["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
             for number in (1, 2):
@@ -124,7 +122,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class Tree:
-    """A worker that runs: the supervisor, whose pid is the group's, and its children."""
+    """A running worker: the supervisor, whose pid is the group's, and its children."""
 
     def __init__(self, pid: int, nursery: Nursery, log: Path) -> None:
         self.pid = pid
@@ -139,7 +137,7 @@ class Tree:
         return self._nursery.code(self.pid)
 
     def signal_all(self, number: int) -> None:
-        """Send a signal to every process of the tree, as the end of its host would."""
+        """Send a signal to every process of the tree, like the end of its host."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
@@ -152,13 +150,13 @@ class Tree:
         self.signal_all(signal.SIGKILL)
 
     def kill_child(self) -> None:
-        """Kill the children and leave the supervisor; kill it too while it has none."""
+        """Kill the children and spare the supervisor; kill it too while it has none."""
         for pid in children_of(self.pid) or [self.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def is_gone(self) -> bool:
-        """Say whether no process of it is left."""
+        """Say whether all its processes have ended."""
         if self.code() is None:
             return False
         try:
@@ -168,7 +166,7 @@ class Tree:
         return False
 
     def destroy(self) -> None:
-        """End it, frozen or not, and wait until nothing of it is left."""
+        """End it, frozen or not, and wait until all its processes have ended."""
         if not self.is_gone():
             self.kill()
         until(self.is_gone, "the end of a killed worker")

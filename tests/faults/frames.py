@@ -1,8 +1,9 @@
 """PostgreSQL's wire protocol, as far as a proxy needs it: bytes in, whole messages out.
 
-A client speaks in *requests*: what it sends before it waits for an answer. A simple query is one
-frame; a prepared one is Parse, Bind, Describe, Execute and Sync. Sync, Query and the frames of the
-handshake end a request.
+A client speaks in *requests*: everything it sends before it waits for an answer. A simple query is
+one frame; a prepared one is Parse, Bind, Describe, Execute and Sync. Sync, Query and the frames of
+the handshake end a request.
+
 Source: PostgreSQL documentation, "Frontend/Backend Protocol".
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 SSL_REQUEST, GSS_REQUEST, CANCEL_REQUEST = 80877103, 80877104, 80877102
-#: Client frames after which the server is to answer: Query, Sync, password, copy done or failed,
+#: Client frames that the server must answer: Query, Sync, password, copy done or failed,
 #: function call, terminate.
 ENDS_REQUEST = frozenset(b"QSpcfFX")
 #: Server frames after which it is the client's turn: ReadyForQuery, authentication, copy in.
@@ -30,7 +31,7 @@ class Frame:
 
 @dataclass(slots=True)
 class Frames:
-    """Cuts a stream of bytes into frames. A client's stream begins with a frame without a type."""
+    """Splits a stream of bytes into frames. A client's first frame has no type."""
 
     starts_untyped: bool = False
     _buffer: bytearray = field(default_factory=bytearray)
@@ -60,7 +61,7 @@ class Frames:
 
 @dataclass(slots=True)
 class Requests:
-    """Gathers a client's frames into requests, and says in SQL what each one asks."""
+    """Gathers a client's frames into requests, and gives each one's text in SQL."""
 
     _frames: list[Frame] = field(default_factory=list)
     _prepared: dict[bytes, str] = field(default_factory=dict)
@@ -89,7 +90,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client sent before it waited: the bytes, the last frame's type, the SQL."""
+    """A client's frames up to its wait: the bytes, the last frame's type, the SQL."""
 
     data: bytes
     kind: int

@@ -1,6 +1,6 @@
 """The invariants, in SQL: each statement returns a line for every message that breaks it.
 
-`ALWAYS` holds at any moment at which no transaction is open; `AT_REST` when no worker is there;
+`ALWAYS` holds at any moment without an open transaction; `AT_REST` when no worker is running;
 `FINALLY` once all is done. The tolerances are those of docs/guarantees.md.
 """
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-# Which messages exist, what became of each, and how often it ran.
+# The existing messages, the outcome of each, and the number of its runs.
 FACTS = """
 with queued as (
     select payload ->> 'name' as name, id, attempts, dead_at, dead_reason, last_error,
@@ -86,8 +86,8 @@ ALWAYS = {
           from facts a join facts b on a.line = b.line and a.id < b.id
          where b.effect_id < coalesce(a.effect_id, b.effect_id + 1)
     """,
-    # Where a whole host is lost, the first message of a line is charged for those behind it: what
-    # ran of them in the same slice is not known.
+    # If a whole host is lost, the first message of a line is charged for those behind it: nobody
+    # knows which of them ran in the same slice.
     "an attempt is charged before it starts: none runs again for free after a crash": """
         select format('%s: attempt %s started again after its process died', c.name, c.attempt)
           from faults_trace c
@@ -109,7 +109,7 @@ ALWAYS = {
     """,
 }
 
-#: Where a worker has left and nobody else is there.
+#: Holds once a worker has left and no other is running.
 AT_REST = {
     "released: nothing is held by a worker that has left": """
         select format('%s is held', name) from queued where leased_until is not null
@@ -129,7 +129,7 @@ FINALLY = {
         select format('%s is dead: %s, %s', name, dead_reason, last_error)
           from facts where dead_at is not null
     """,
-    # A process may be killed between the mark of what it runs and the handler's first line.
+    # A process may be killed between its mark for a message and the handler's first line.
     "attempts equal starts: none charged that did not start": """
         select format('%s: attempt %s, of which %s started', name, attempt, started)
           from (select *, count(*) over () as charged
@@ -144,8 +144,8 @@ FINALLY = {
     """,
 }
 
-#: A process that stood still for longer than its lease may begin what is somebody else's by now;
-#: then the fence alone counts.
+#: A process that stood still for longer than its lease may start a message that is another's by
+#: now; then only the fence counts.
 WITHOUT_FREEZE = {
     "attempts never go back": """
         select format('%s: attempt %s after %s', name, attempt, before)
@@ -178,7 +178,7 @@ LOAD = "copy faults_trace (id, event, name, attempt, pid) from stdin"
 
 
 def load(cursor: Any, events: Iterable[tuple[str, str, int, int]]) -> None:
-    """Put the trace into its table, in place of what was there."""
+    """Load the trace into its table, replacing the content."""
     cursor.execute("truncate faults_trace")
     with cursor.copy(LOAD) as copy:
         for number, event in enumerate(events):
@@ -186,11 +186,11 @@ def load(cursor: Any, events: Iterable[tuple[str, str, int, int]]) -> None:
 
 
 def broken(cursor: Any, checks: dict[str, str], *, spare: int = 0, begun: int = 0) -> list[str]:
-    """Return what is broken, a line for each message.
+    """Return the violations, a line per message.
 
-    `spare` is how many attempts a message may be charged that it did not start: one for the loss
-    of a whole host, of which no supervisor reports. `begun` is how many processes were killed
-    at a moment of no handler's choosing: each may have marked one message and not begun it.
+    `spare` is how many attempts a message may be charged that it did not start: one for the loss of
+    a whole host, which no supervisor reports. `begun` is how many processes were killed at a moment
+    that no handler chose: each may have marked one message without starting it.
     """
     parts = [
         f"select {_quoted(name)} || ': ' || found::text from ({_escaped(sql)}) x (found)"
@@ -205,5 +205,5 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(sql: str) -> str:
-    """Double the % of format(), and leave the parameters."""
+    """Double the % of format(), and leave the parameters alone."""
     return re.sub(r"%(?!\()", "%%", sql)

@@ -1,4 +1,4 @@
-"""The kinds of faults: what happens at request N, and what the rest of the point is then."""
+"""The kinds of faults: the event at request N, and the rest of the point after it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.faults.wire import ANY, COMMIT, Fault, Link, When
 if TYPE_CHECKING:
     from tests.faults.stage import Stage
 
-#: Seconds in which a worker must have done everything, less than any lease. The machine may be
-#: loaded; the bounds of the guarantees are other tests' matter.
+#: Seconds in which a worker must be done, less than any lease. The machine may be loaded; other
+#: tests check the time limits of the guarantees.
 SOON = 30.0
-#: A lease that a point waits out, in seconds.
+#: The lease that a point waits for, in seconds.
 SHORT = 1.0
-#: What handlers ask of the server themselves.
+#: Queries that handlers themselves send to the server.
 INSIDE = re.compile("faults_(effect|sent)")
-#: What begins a slice, in one query with its lock: the handler runs already, or waits for it.
+#: The query that begins a slice and locks: the handler is running already, or waits for it.
 BEGINS = re.compile(r"^begin\b.*;", re.IGNORECASE)
-#: After this many seconds a worker has done all it can and sleeps. If it has not, a point tests
-#: less than it could.
+#: After this many seconds a worker is done and sleeps. If it is not, a point tests less than it
+#: could.
 ASLEEP = 0.5
 
 
@@ -36,11 +36,11 @@ class Kind:
     """`play(stage, at)` runs workers until all is done; the fault is at request `at`.
 
     `spare` is how many attempts a message may be charged without having started, and `begun` how
-    many messages may be charged one for a process that was about to start them. `swept`: there
-    is a point for each request `among` those that are counted; others have one point. `strict`:
-    there is no fault, so nothing may run twice; `freezes`: a worker stands still beyond its lease.
-    It `sends` the messages itself, or they are there when it begins. `only` are the scenarios that
-    it is for.
+    many messages may be charged one for a process that was about to start them. If `swept`, there
+    is a point for each counted request `among` the given ones; other kinds have one point.
+    `strict`: there is no fault, so no message may run twice; `freezes`: a worker stands still
+    beyond its lease. It `sends` the messages itself, or they exist when it begins. `only` limits it
+    to these scenarios.
     """
 
     play: Callable[[Stage, int], None]
@@ -54,12 +54,12 @@ class Kind:
     only: tuple[str, ...] = ()
 
     def points(self, requests: Sequence[str]) -> int:
-        """Return how many points there are, where a worker without faults sends `requests`."""
+        """Return the number of points where a worker without faults sends `requests`."""
         return sum(bool(self.among.search(text)) for text in requests) if self.swept else 1
 
 
 def _end(stage: Stage, worker: Tree) -> None:
-    """Wait until all is done; a new worker ends it, should this one have left."""
+    """Wait until all is done; if this worker has left, a new one finishes."""
     stage.wait(lambda: stage.is_done() or worker.code() is not None, SOON)
     if worker.code() is not None:
         worker.destroy()
@@ -74,7 +74,7 @@ def _first(workers: list[Tree]) -> Tree:
 
 
 def nothing(stage: Stage, at: int) -> None:
-    """No fault: what is recorded, and what the faults are compared with."""
+    """No fault: this is recorded, and compared with the faults."""
     stage.proxy.begin()
     worker = stage.start()
     stage.wait_done(SOON)
@@ -114,7 +114,7 @@ def child(when: When, among: re.Pattern[str] = ANY) -> Callable[[Stage, int], No
 
 
 def cut(when: When) -> Callable[[Stage, int], None]:
-    """One session is cut; the worker lives. `after`: the server has done what it was asked."""
+    """One session is cut; the worker lives. `after`: the server has carried out the request."""
 
     def play(stage: Stage, at: int) -> None:
         stage.proxy.begin(Fault(at, lambda link: None, when))
@@ -130,7 +130,7 @@ def lose_commit(stage: Stage, at: int) -> None:
 
 
 def refuse(stage: Stage, at: int) -> None:
-    """The server is gone, and back after it was asked for in vain three times."""
+    """The server is gone, and returns after three failed attempts to connect."""
     stage.proxy.begin(Fault(at, lambda link: stage.proxy.refuse()))
     worker = stage.start()
     stage.wait(
@@ -153,7 +153,7 @@ def stall(stage: Stage, at: int) -> None:
 def freeze(among: re.Pattern[str] = ANY) -> Callable[[Stage, int], None]:
     """A worker stops for longer than its leases; another one takes over; the first wakes up.
 
-    It wakes up while a handler of the other one waits at the gate.
+    It wakes up while a handler of the second worker waits at the gate.
     """
 
     def play(stage: Stage, at: int) -> None:
@@ -175,9 +175,9 @@ def freeze(among: re.Pattern[str] = ANY) -> Callable[[Stage, int], None]:
 
 
 def term(*, late: bool = False) -> Callable[[Stage, int], None]:
-    """The worker is told to stop, and another one does what it left; no time passes for a lease.
+    """The worker is told to stop, and another one finishes the rest before any lease lapses.
 
-    `late`: the answer to the request comes when the worker drains already.
+    `late`: the answer to the request comes when the worker is already draining.
     """
 
     def play(stage: Stage, at: int) -> None:
@@ -191,7 +191,7 @@ def term(*, late: bool = False) -> Callable[[Stage, int], None]:
         stage.proxy.begin(Fault(at, tell, "passing"))
         workers.append(stage.start())
         stage.wait(lambda: stage.proxy.struck.is_set() or stage.is_done(), SOON)
-        if late:  # which a worker that has not started never says
+        if late:  # a worker that has not started never says that
             stage.wait(lambda: "draining" in workers[0].said(), ASLEEP)
             stage.proxy.let_in()
         stage.leave(workers[0], told=True, codes=(0, 5))
@@ -203,7 +203,7 @@ def term(*, late: bool = False) -> Callable[[Stage, int], None]:
 
 
 def held(stage: Stage, at: int) -> None:
-    """Somebody has locked a message, say in psql: that one waits, and nothing else does."""
+    """Another session, such as psql, has locked a message: only that message waits."""
     stage.proxy.begin()
     with stage.somebody_locks_first():
         worker = stage.start()
@@ -215,7 +215,7 @@ def held(stage: Stage, at: int) -> None:
 
 
 def deaf(stage: Stage, at: int) -> None:
-    """No notification arrives; the messages come when the worker sleeps."""
+    """No notification arrives; the messages come while the worker sleeps."""
     stage.proxy.begin(deaf=True)
     stage.start()
     stage.wait(lambda: stage.execute("select 1 from django_mq_workerheartbeat").fetchone(), SOON)

@@ -1,8 +1,8 @@
 """A model of the system in a few lines of Python: no SQL, no time, no concurrency.
 
-A message carries a script: what each of its attempts does. `Model.drain` runs whatever may run and
-knows what is left. The state machine of
-`test_model.py` compares it with the tables after every step.
+A message carries a script with an action for each attempt. `Model.drain` runs every message that
+may run and knows which are left. The state machine of `test_model.py` compares it with the tables
+after every step.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-#: Attempts of each message.
+#: Attempts per message.
 ATTEMPTS = 3
-#: The queues, and what runs one at a time in them.
+#: The queues, and the unit in each that runs one at a time.
 PLAIN, KEYED, LINE = "model.plain", "model.keyed", "model.line"
 QUEUES = (PLAIN, KEYED, LINE)
 
 WAITING, DELAYED, LEASED, DEAD = "waiting", "delayed", "leased", "dead"
-#: What an attempt does: the last of a script repeats.
+#: The actions of an attempt; the last one of a script repeats.
 ACTS = ("ack", "fail", "retry", "snooze", "reject", "broadcast")
 
 
@@ -26,7 +26,7 @@ ACTS = ("ack", "fail", "retry", "snooze", "reject", "broadcast")
 class Modelled:
     """One message; `state` is waiting, delayed, leased by a dead worker, or dead.
 
-    What a handler broadcasts has the negated id of the handler's message.
+    A handler's broadcast has the negated id of the handler's message.
     """
 
     id: int
@@ -41,18 +41,18 @@ class Modelled:
 
     @property
     def act(self) -> str:
-        """What the present attempt does."""
+        """The action of the present attempt."""
         return self.script[min(self.attempts, len(self.script)) - 1]
 
     @property
     def row(self) -> tuple[str, str, int, int]:
-        """What the table should say."""
+        """The expected row in the table."""
         return (self.queue, self.state, self.attempts, self.max_attempts)
 
 
 @dataclass
 class Model:
-    """The messages by id, what took effect, and how many attempts failed."""
+    """The messages by id, their effects, and the number of failed attempts."""
 
     messages: dict[int, Modelled] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
@@ -70,7 +70,7 @@ class Model:
         return next((each for each in alike if each.state != DEAD), None)
 
     def drain(self) -> None:
-        """Run until nothing may run."""
+        """Run until no message may run."""
         while message := next(filter(self.may_start, self.messages.values()), None):
             self.start(message)
             if message.state == LEASED:

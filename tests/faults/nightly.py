@@ -1,4 +1,4 @@
-"""Everything that is too slow for each change: one step after another, whatever fails."""
+"""Everything too slow to run on each change: one step after another, despite failures."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-#: How many orders the model plays, and how many messages must leave nothing behind.
+#: The number of orders that the model plays, and of messages that must leave nothing behind.
 EXAMPLES, MESSAGES = 2000, 20_000
-#: Tests that look at a third of what they could take three seeds in a row to see it all.
+#: Tests that check a random third need three consecutive seeds to check everything.
 THIRDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command and what is set in its environment."""
+    """A command and its environment variables."""
 
     name: str
     command: Sequence[str]
@@ -25,7 +25,7 @@ class Step:
 
 
 def steps(*, jobs: int, seed: int) -> list[Step]:
-    """Return the steps of a night; `seed` chooses what is left to chance."""
+    """Return the steps of a night; `seed` determines the random choices."""
     chance = ["--jobs", str(jobs), "--seed", str(seed)]
     return [
         Step("every request, every scenario, every kind", _faults("sweep", *chance)),
@@ -56,12 +56,12 @@ def _faults(*arguments: str) -> list[str]:
 
 
 def _pytest(path: str) -> list[str]:
-    # One test may take longer than any does for a change.
+    # A single test may take longer than any test does on a change.
     return [sys.executable, "-m", "pytest", "-q", "-o", "faulthandler_timeout=0", path]
 
 
 def run(night: Sequence[Step], say: Callable[[str], object]) -> int:
-    """Run all steps, also after one has failed; return how many did."""
+    """Run all steps, even after one has failed; return the number of failures."""
     failed = 0
     for step in night:
         say(f"=== {step.name}")

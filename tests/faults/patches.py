@@ -1,7 +1,7 @@
 """Ways to break the package on purpose: each must be caught, or the suite does not bite.
 
-A patch is data: in which module, in what, which text is replaced by which. A patch that does not
-find its text fails, with a message that says so: whoever moved the code updates its line here.
+A patch is data: a module, a place in it, a text and its replacement. A patch that does not find its
+text fails with a message that says so: update its line here after moving the code.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 
 class PatchLost(Exception):
-    """The text that a patch replaces is not where it was."""
+    """The text that a patch replaces has moved or changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Replaces a fragment of every text constant of `module` that has it: SQL, mostly."""
+    """Replaces a fragment of each text constant of `module` that contains it, mostly SQL."""
 
     module: str
     old: str
@@ -116,7 +116,7 @@ PATCHES = {
         ),
         ("writes",),
         ("tree-commit",),
-        points=100,  # all: which of the commits is one of the two depends on how fast things are
+        points=100,  # all points: which of the commits is one of the two depends on timing
     ),
     "delete-first": Patch(
         "the message is removed before its handler runs",
@@ -240,9 +240,9 @@ PATCHES = {
 
 
 def apply(name: str) -> None:
-    """Break this process in the way called `name`; an empty name leaves it whole.
+    """Break this process by the patch `name`; an empty name leaves it intact.
 
-    Raises PatchLost, which names what is to be updated here.
+    Raises PatchLost, which names the line to update here.
     """
     if name:
         for change in PATCHES[name].changes:

@@ -1,4 +1,4 @@
-"""Points: which scenario meets which kind of fault, at which request; all of them, or a sample."""
+"""Points: a scenario, a kind of fault and a request at which it happens; all, or a sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tests.faults.kinds import KINDS
 from tests.faults.scenarios import SCENARIOS
 
-#: How a finding begins that says nothing of the package.
+#: The start of a finding that says nothing about the package.
 NOT_STARTED = "a worker cannot be run"
 
 
@@ -35,7 +35,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a point showed: what it broke, and what the worker sent and said meanwhile."""
+    """The findings of a point, and the worker's requests and output."""
 
     point: Point
     broken: Sequence[str]
@@ -69,8 +69,8 @@ def pairs(scenarios: Iterable[str] = (), kinds: Iterable[str] = ()) -> Iterator[
 def third(kinds: Sequence[str], *, seed: int) -> list[tuple[str, str]]:
     """Return a third of the pairs of these kinds, chosen by `seed`.
 
-    Each kind meets a third of its scenarios, and each scenario a third of the kinds; the seeds 0, 1
-    and 2 have all pairs between them.
+    Each kind meets a third of its scenarios, and each scenario a third of the kinds; together the
+    seeds 0, 1 and 2 cover all pairs.
     """
     places = {name: place for names in (SCENARIOS, kinds) for place, name in enumerate(names)}
     return [
@@ -89,13 +89,13 @@ def choose(
 ) -> list[Point]:
     """Return `count` points of one scenario and kind, spread by `seed`; all for None.
 
-    `recorded` are the requests of each scenario's worker without faults. None at all where no
+    `recorded` are the requests of each scenario's worker without faults. The list is empty if no
     request is of the kind's.
     """
     total = KINDS[kind].points(recorded[scenario])
     if count is None or count >= total:
         return [Point(scenario, kind, at, **more) for at in range(1, total + 1)]
     shuffled = random.Random(f"{seed}/{scenario}/{kind}")
-    # A share of the whole: another run may send a few requests more or less.
+    # A share of the whole: another run may send a few requests more or fewer.
     shares = [(n + shuffled.random()) / count for n in range(count)]
     return [Point(scenario, kind, 1 + int(share * total), **more) for share in shares]

@@ -12,7 +12,7 @@ import django
 
 
 def play(stage: Any, scenario: str, kind: str, at: int, patch: str) -> dict[str, Any]:
-    """Play one point and return what was found; `requests` is what the worker sent."""
+    """Play one point and return its findings; `requests` are those that the worker sent."""
     from tests.faults.invariants import ALWAYS, FINALLY, IN_ORDER, WITHOUT_FAULT, WITHOUT_FREEZE
     from tests.faults.kinds import KINDS
     from tests.faults.scenarios import SCENARIOS

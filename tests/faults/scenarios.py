@@ -1,4 +1,4 @@
-"""The messages sent at each point: a few of one way through the worker, or of several."""
+"""The messages sent at each point: a few, on one way through the worker or several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_mq import Message, broadcast, broadcast_many, request
 from tests.faults.app import ledger
 from tests.faults.app.ledger import Promise
 
-#: Seconds until what is not due falls due: far beyond a point.
+#: Seconds until delayed messages fall due: far beyond a point.
 LATER = 3600
 
 
@@ -20,10 +20,11 @@ LATER = 3600
 class Scenario:
     """`send` broadcasts the messages, inside one transaction.
 
-    What holds without a fault: `fifo`, they start in the order in which they were sent;
-    `once`, none runs again but for a failure of its own. With `kinds` it is for these alone.
-    Where messages run `beside` each other, a fault at the request of one may end the process just
-    before the first line of another, which the scoreboard has as running: that is charged.
+    Without a fault these hold: `fifo`, they start in the order in which they were sent; `once`,
+    none runs again except after its own failure. `kinds` limits the scenario to these kinds of
+    faults. Where messages run `beside` each other, a fault at one's request may end the process
+    just before the first line of another, which the scoreboard lists as running: that one is
+    charged.
     """
 
     send: Callable[[], None]
@@ -47,13 +48,13 @@ def _message(
     line: str | None = None,
     **options: Any,
 ) -> Message:
-    """Write a message down as sent, and return it."""
+    """Record a message as sent, and return it."""
     ledger.sent(name, promise, line=line, fails=fails, waits="after" in options)
     return Message(f"faults.{kind}", {"name": name, "fails": fails}, **options)
 
 
 def writes() -> None:
-    """In one statement, so that all are due at the same moment."""
+    """Sent by one statement, so that all are due at the same moment."""
     messages = [_message("write", f"w{number}", fails=int(number == 2)) for number in range(4)]
     broadcast_many([*messages, _message("write", "later", after=LATER)])
 
@@ -160,7 +161,7 @@ def chains() -> None:
 
 
 def neighbours() -> None:
-    """Handlers that use nothing, in the slice of one that ends its transaction."""
+    """Handlers that use nothing share a slice with one that ends its transaction."""
     broadcast_many(
         [_message("choosy", f"n{number}", "run", fails=int(number == 8)) for number in range(12)]
     )

@@ -18,8 +18,8 @@ INSTALLED_APPS: list[str] = [*_yours.INSTALLED_APPS, "tests.faults.app"]
 
 _mq: dict[str, Any] = getattr(_yours, "DJANGO_MQ", {})
 DJANGO_MQ = {
-    # Short where a point would wait for it. A lease that nothing waits for, unless its worker's
-    # whole tree died: with a shorter one, a message that nobody settles would be found too soon.
+    # A short poll, since points wait for it. No point waits for the lease, unless a whole tree
+    # died: a shorter one would hide a message that no process settles.
     "POLL_INTERVAL": 0.1,
     "LEASE": 120,
     "RETRY_FLOOR": 0.02,
@@ -33,7 +33,7 @@ DJANGO_MQ = {
 
 _alias = _mq.get("DATABASE") or "default"
 _database = {**_yours.DATABASES[_alias], **json.loads(os.environ.get("FAULTS_DATABASE", "{}"))}
-if _database.get("HOST"):  # then the private server runs, and is not asked for again
+if _database.get("HOST"):  # then the private server runs already, and is not started again
     _plain = "django.db.backends.postgresql"
     _database["ENGINE"] = _database["ENGINE"].replace("testproject.embedded", _plain)
 DATABASES = {**_yours.DATABASES, _alias: _database}

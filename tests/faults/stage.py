@@ -24,12 +24,12 @@ from tests.faults.driver import NO_WORKER, Nursery, Tree, until
 from tests.faults.points import NOT_STARTED
 from tests.faults.wire import Proxy
 
-#: The mark of a worker's connections in pg_stat_activity.
+#: Identifies a worker's connections in pg_stat_activity.
 WORKER = "faults-worker"
 ARGUMENTS = ("--batch-size", "3", "--processes", "1", "--threads", "1")
-#: A factor for the time that anything may take.
+#: A factor for all time limits.
 PATIENCE = float(os.environ.get("FAULTS_PATIENCE", "1"))
-#: Tables that a worker may write to, besides what belongs to the ledger.
+#: Tables that a worker may write to, besides the ledger's.
 TABLES = (
     "queuedmessage",
     "failedattempt",
@@ -43,7 +43,7 @@ TABLES = (
     "uniquekey",
 )
 
-# In one statement, so that all of it is seen at one moment.
+# In one statement, so that all counts are of the same moment.
 DONE = """
 select not exists (
     select from django_mq_queuedmessage q
@@ -64,7 +64,7 @@ select jsonb_build_object(
            'trace', string_agg(concat_ws(' ', event, name, attempt), ', ' order by id))
   from faults_trace
 """
-# Move the leases of dead workers an hour back, and nothing else.
+# Move the leases of dead workers an hour back, and change nothing else.
 PASS_TIME = """
 update django_mq_queuedmessage set leased_until = leased_until - interval '1 hour'
  where leased_until is not null;
@@ -76,8 +76,8 @@ LOCK_FIRST = """
 select from django_mq_queuedmessage
  where processable_after <= statement_timestamp() order by id limit 1 for update
 """
-# The one that is locked is left; counted, since a message that backs off for a moment is neither
-# due nor done.
+# The locked one is left; counted, since a message that backs off for a moment is neither due nor
+# done.
 OTHERS_DONE = """
 select count(*) = 1
   from django_mq_queuedmessage q
@@ -91,12 +91,12 @@ select exists (
 """
 
 
-#: What a worker imports when it starts: imported once, in the process that forks them.
+#: A worker's imports at its start: done once, in the process that forks them.
 IMPORTED_BY_A_WORKER = ("django_mq.management.commands.mq_worker", "django.db.migrations.executor")
 
 
 def run_worker(options: dict[str, Any]) -> int:
-    """Be a worker: in a process that the nursery has just forked."""
+    """Run a worker in a process that the nursery has just forked."""
     os.environ[trace.DIRECTORY] = options["directory"]
     os.environ[trace.GATED] = "yes" if options["gated"] else ""
     database = connections[ledger.ALIAS].settings_dict
@@ -113,14 +113,14 @@ def run_worker(options: dict[str, Any]) -> int:
             call_command("mq_worker", *options["arguments"])
     except SystemExit as end:
         return int(end.code or 0)
-    except CommandError as error:  # as manage.py says it
+    except CommandError as error:  # in the same form as manage.py
         print(error)  # noqa: T201
         return int(error.returncode)
     return 0
 
 
 class Stage:
-    """One for all points of a process; `play()` begins each of them afresh."""
+    """One for all points of a process; `play()` starts each of them from empty tables."""
 
     def __init__(self) -> None:
         for module in IMPORTED_BY_A_WORKER:
@@ -180,7 +180,7 @@ class Stage:
     # ---- workers
 
     def start(self, *, direct: bool = False, gated: bool = False, **mq: Any) -> Tree:
-        """Start a worker that goes through the proxy, or `direct`; `mq` is put over DJANGO_MQ.
+        """Start a worker that goes through the proxy, or `direct`; `mq` overrides DJANGO_MQ.
 
         A `gated` one stops at the gate while that is shut.
         """
@@ -200,17 +200,17 @@ class Stage:
         return tree
 
     def said(self) -> str:
-        """What all workers of this point said."""
+        """The output of all workers of this point."""
         return "\n".join(f"--- worker {n}\n{tree.said()}" for n, tree in enumerate(self._trees))
 
     def leave(self, *trees: Tree, told: bool = False, codes: tuple[int, ...] = (0,)) -> None:
-        """Have these workers drain, unless they are `told` already; wait until they are gone."""
+        """Make these workers drain, unless they are `told` already; wait until they have ended."""
         for tree in trees:
             if tree.code() is None and not told:
                 tree.tell(signal.SIGTERM)
         for tree in trees:
             until(tree.is_gone, "the end of a drain")
-            # Before it has started, a worker leaves a signal to the system.
+            # Before it has started, a worker leaves signals to the system.
             fine = codes if "started" in tree.said() else (*codes, -signal.SIGTERM)
             if tree.code() not in fine:
                 self.find(f"exit code: a worker drained with code {tree.code()}")
@@ -218,7 +218,7 @@ class Stage:
     # ---- the database
 
     def connect(self) -> psycopg.Connection[Any]:
-        """Open a connection of the suite's own, in autocommit mode."""
+        """Open a connection of the suite, in autocommit mode."""
         return psycopg.connect(**self._params, autocommit=True)
 
     def execute(self, sql: str, *params: Any) -> Any:
@@ -229,7 +229,7 @@ class Stage:
         return bool(self.execute(DONE).fetchone()[0])
 
     def wait(self, look: Callable[[], Any], seconds: float) -> None:
-        """Wait for what `look` sees; that it never comes will be a finding of the invariants."""
+        """Wait until `look` is true; if it never is, the invariants will find that."""
         with contextlib.suppress(TimeoutError):
             until(lambda: look() or self._not_started(), "", seconds * PATIENCE)
 
@@ -238,31 +238,31 @@ class Stage:
         self.wait(self.is_done, seconds)
 
     def is_quiet(self) -> bool:
-        """Say whether no worker is connected: what dead ones did is committed or undone."""
+        """Say whether no worker is connected: dead workers' work is committed or undone."""
         return not self.execute(CONNECTED, WORKER).fetchone()[0]
 
     def wait_lapsed(self, lease: float) -> None:
-        """Wait until no lease of that many seconds can be valid any more."""
+        """Wait until no lease of that many seconds can still be valid."""
         lapsed = time.monotonic() + lease
         until(lambda: time.monotonic() > lapsed, "a lease")
 
     def wait_taken(self, seconds: float) -> None:
-        """Wait until somebody has taken over every lapsed message that is not locked."""
+        """Wait until every lapsed message that is not locked has been taken over."""
         self.wait(lambda: not self.execute(UNTAKEN).fetchone()[0], seconds)
 
     @contextlib.contextmanager
     def somebody_locks_first(self) -> Iterator[None]:
-        """Have another session lock the first message that is due."""
+        """Make another session lock the first due message."""
         with self.connect() as other, other.transaction():
             other.execute(LOCK_FIRST)
             yield
 
     def are_others_done(self) -> bool:
-        """Say whether every message is handled that nobody else has locked."""
+        """Say whether every message that no other session has locked is handled."""
         return bool(self.execute(OTHERS_DONE).fetchone()[0])
 
     def pass_time(self) -> None:
-        """Have the leases lapse, where all workers are dead."""
+        """Make the leases lapse, once all workers are dead."""
         self._run_all(PASS_TIME)
 
     def _run_all(self, statements: str) -> None:
@@ -270,21 +270,21 @@ class Stage:
             self.execute(statement)
 
     def left(self) -> str:
-        """The messages and attempts that are in the tables, to be read by people."""
+        """The messages and attempts in the tables, for people to read."""
         rows = self.execute(LEFT).fetchall()
         return "".join(f"left: {' '.join(map(str, row))}\n" for row in rows)
 
-    # ---- what must hold
+    # ---- invariants
 
     def find(self, what: str) -> None:
-        """Note that something is broken."""
+        """Record a violation."""
         self._checks.append(what)
 
     def _not_started(self) -> list[Tree]:
         return [tree for tree in self._trees if tree.code() == NO_WORKER]
 
     def check(self, *checks: dict[str, str], spare: int = 0, begun: int = 0) -> list[str]:
-        """Return what is broken now; broken at any check of a point is broken."""
+        """Return the violations now, and those of earlier checks of the point."""
         with self._connection.cursor() as cursor:
             for tree in self._not_started():
                 self.find(f"{NOT_STARTED}: {tree.said().strip().rpartition(chr(10))[2]}")

@@ -1,4 +1,4 @@
-"""Plays points, several at once: each job is a process with a database of its own."""
+"""Plays points, several at once: each job is a process with its own database."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Runner:
         )
 
     def play(self, point: Point) -> Played:
-        """Play one point; raises RuntimeError when the process is gone."""
+        """Play one point; raises RuntimeError if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asdict(point)) + "\n")
@@ -52,9 +52,9 @@ class Runner:
         return Played(point=point, **json.loads(answer))
 
     def record(self, scenario: str) -> Sequence[str]:
-        """Return what a worker sends, request by request, where nothing breaks.
+        """Return the requests of a worker without faults.
 
-        What it breaks by itself is the finding of another point, of the kind `none`.
+        Errors without a fault are the finding of another point, of the kind `none`.
         """
         played = self.play(Point(scenario, "none", 0))
         return [text for _, text in played.requests]
@@ -74,7 +74,7 @@ def runners(jobs: int) -> Iterator[list[Runner]]:
 
     connection = connections[ALIAS]
     given = connection.settings_dict["NAME"]
-    # One of its own, since several sweeps may run at a time.
+    # A separate one, since several sweeps may run at a time.
     connection.settings_dict["TEST"]["NAME"] = f"test_faults_{os.getpid()}"
     connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
     own = dict(connection.get_connection_params())
@@ -98,7 +98,7 @@ def runners(jobs: int) -> Iterator[list[Runner]]:
 def play_all(
     runners: Sequence[Runner], points: Iterable[Point], tell: Callable[[Played], None]
 ) -> None:
-    """Play `points` on all `runners` at once; `tell` hears of each, in one thread at a time."""
+    """Play `points` on all `runners` at once; calls `tell` for each, in one thread at a time."""
     waiting: queue.SimpleQueue[Point] = queue.SimpleQueue()
     for point in points:
         waiting.put(point)
@@ -134,7 +134,7 @@ def plan(
     at: int | None = None,
     patch: str = "",
 ) -> list[Point]:
-    """Return the points to play: `count` of each pair, all for None; with `at`, those alone."""
+    """Return the points to play: `count` per pair, all for None; with `at`, only those."""
     chosen = list(pairs(scenarios, kinds))
     if at is not None:
         return [Point(scenario, kind, at, patch) for scenario, kind in chosen]

@@ -1,4 +1,4 @@
-"""The suite notices what is broken on purpose; `python -m tests.faults bite` tries all of it."""
+"""The suite notices deliberate breakage; `python -m tests.faults bite` tries every patch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.faults.patches import PATCHES, Code, PatchLost, Text
 from tests.faults.sweep import Runner
 from tests.samples import SEED
 
-#: Noticed by what happens, and not by what never does. `.ci/run` applies every patch.
+#: Noticed because something happens, not because it never does. `.ci/run` applies every patch.
 QUICK = ("no-fence", "delete-first")
 
 
@@ -42,7 +42,7 @@ def test_every_patch_finds_its_target(patch: str) -> None:
 def test_a_package_that_cannot_be_broken_is_not_taken_for_a_catch(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runner does not know this patch: no worker starts there."""
+    """The runner does not know this patch, so no worker starts there."""
     monkeypatch.setitem(PATCHES, "unknown", PATCHES["application-clock"])
     with pytest.raises(RuntimeError, match="cannot be run"):
         bite([runner], ["unknown"], seed=SEED, enough=1)

@@ -1,4 +1,4 @@
-"""Bytes of the wire protocol become frames and requests, however they are cut."""
+"""Bytes of the wire protocol become frames and requests, however they are split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STREAM = START + frame("Q", b"begin;\n  select 2\0") + PREPARED + AGAIN + frame(
 
 
 def requests(stream: bytes, size: int) -> list[Request]:
-    """Feed `stream` in pieces of `size` bytes, as a client's."""
+    """Feed `stream` in pieces of `size` bytes, like a client's bytes."""
     frames, requests = Frames(starts_untyped=True), Requests()
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
     found = [requests.add(frame) for piece in pieces for frame in frames.feed(piece)]

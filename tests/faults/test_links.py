@@ -28,7 +28,7 @@ def test_a_link_breaks_no_promise(
     play(scenario, kind)
 
 
-#: Requests of the command itself, before it forks: the check of the tables, and of a pooler.
+#: Requests of the command before it forks: the checks of the tables, and for a pooler.
 BEFORE_THE_FORK = range(1, 8)
 
 

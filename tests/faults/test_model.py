@@ -1,7 +1,7 @@
-"""In whatever order things happen to messages, the tables agree with a model.
+"""In every order of events, the tables agree with a model.
 
-Everything happens in one transaction per example, through the public functions and the worker's
-own code. `FAULTS_EXAMPLES=1000` plays more examples than the suite does.
+Each example happens in one transaction, through the public functions and the worker's own code.
+`FAULTS_EXAMPLES=1000` plays more examples than the suite does.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ EXAMPLES = int(os.environ.get("FAULTS_EXAMPLES", "15"))
 HOUR = 3600.0
 
 SCRIPTS = st.lists(st.sampled_from(m.ACTS), min_size=1, max_size=3).map(tuple)
-#: A queue, a script, and what is the order key or the unique id.
+#: A queue, a script, and the order key or the unique id.
 MESSAGES = st.tuples(st.sampled_from(m.QUEUES), SCRIPTS, st.sampled_from(["a", "b", None]))
 
 
 def run(delivery: Any) -> None:
-    """Do what the script of the message says, after a write that a failure undoes."""
+    """Follow the message's script, after a write that a failure undoes."""
     Product.objects.create(name=str(delivery.payload.get("id", delivery.id)), price=1)
     script = delivery.payload["script"]
     act = script[min(delivery.attempt, len(script)) - 1]
@@ -54,7 +54,7 @@ def run(delivery: Any) -> None:
 
 
 class Workers(Drain):
-    """All workers at once: one message at a time, those whose lease lapsed first."""
+    """All workers in one: one message at a time, lapsed ones first."""
 
     def _claim(self) -> list[ClaimedRow]:
         self._own(m.LINE)
@@ -81,15 +81,15 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.model = m.Model()
-        # One for each example: dead rows of one that never ends could not be pruned.
+        # One per example: dead rows of one that never ends could not be pruned.
         self.block: Any = transaction.atomic()
-        self.block._from_testcase = True  # as Django's TestCase marks its own
+        self.block._from_testcase = True  # the way Django's TestCase marks its own
         self.block.__enter__()
         self.isolated = handlers.isolated()
         self.isolated.__enter__()
         for queue in m.QUEUES:
             policy = RetryPolicy(max_attempts=m.ATTEMPTS, backoff=fixed(HOUR))
-            # A function is the handler of one subscription.
+            # A function is the handler of only one subscription.
             handlers.handler(queue, queue=queue, name=queue, retry=policy)(lambda each: run(each))
 
     def teardown(self) -> None:
@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
         return data.draw(st.lists(st.sampled_from(known), max_size=4, unique=True)) if known else []
 
     def _requeued(self, ids: list[int]) -> set[int]:
-        """Dead letters whose unique id is free; of several with the same, the last."""
+        """Dead letters whose unique id is free; of several with the same id, the last."""
         found: dict[Any, int] = {}
         for id in sorted(ids):
             message = self.model.messages[id]
@@ -217,7 +217,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def _states() -> dict[int, tuple[str, str, int, int]]:
-    """What the table says, in the model's words."""
+    """The table's states, in the model's words."""
     with connection.cursor() as cursor:
         cursor.execute(
             """

@@ -1,7 +1,7 @@
 """A proxy between a worker and PostgreSQL that breaks the link at a chosen request.
 
-Requests are counted from 1 over all links, in the order in which they arrive. One thread does it
-all, so a fault happens between two requests and never beside one.
+Requests are counted from 1 over all links, in the order in which they arrive. A single thread does
+all the work, so a fault happens between two requests and never beside one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.faults.frames import (
     Requests,
 )
 
-#: Seconds in which the server must take what it is sent.
+#: Seconds in which the server must take the bytes sent to it.
 PATIENCE = 30.0
 When = Literal["before", "after", "passing"]
 ANY = re.compile("")
@@ -35,7 +35,7 @@ COMMIT = re.compile(r"\bcommit\b", re.IGNORECASE)
 
 @dataclass(eq=False, slots=True)
 class Link:
-    """One connection of the worker, and the one behind it to the server."""
+    """A connection of the worker, and the matching one to the server."""
 
     number: int
     client: socket.socket
@@ -45,15 +45,15 @@ class Link:
     requests: Requests = field(default_factory=Requests)
     #: The number of its latest request.
     latest: int = 0
-    #: What happens once the server has answered; the answer is kept from the client.
+    #: Called once the server has answered; the answer is withheld from the client.
     doomed: Fault | None = None
-    #: Nothing passes in either direction.
+    #: No data passes in either direction.
     held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at request number `at` of those `among`: `act` gets the link, in the proxy.
+    """The event at request number `at` of those `among`: `act` gets the link, in the proxy.
 
     `before`: the request is lost, and the link is cut. `after`: the server has answered it, the
     answer is lost, and the link is cut. `passing`: the request passes once `act` is done.
@@ -83,12 +83,12 @@ class Proxy:
         threading.Thread(target=self._run, name="proxy", daemon=True).start()
 
     def _reset(self) -> None:
-        #: What arrived: the link's number and the SQL of each request, in order.
+        #: The requests that arrived: the link's number and the SQL of each, in order.
         self.log: list[tuple[int, str]] = []
         self.fault: Fault | None = None
         #: Set once the fault has happened.
         self.struck = threading.Event()
-        #: The number of the request, of all, at which the fault happened.
+        #: The number of the request, among all, at which the fault happened.
         self.struck_at = 0
         self._counted = 0
         self.refusing = False
@@ -104,7 +104,7 @@ class Proxy:
     def begin(self, fault: Fault | None = None, *, deaf: bool = False) -> None:
         """Cut every link, count from 1 again, and wait for `fault`.
 
-        With `deaf` no notification of the server passes.
+        If `deaf`, no notification of the server passes.
         """
 
         def begin() -> None:
@@ -115,7 +115,7 @@ class Proxy:
         self._call(begin)
 
     def let_in(self) -> None:
-        """Accept connections again, and let held links go on."""
+        """Accept connections again, and let held links continue."""
 
         def let_in() -> None:
             self.refusing = False
@@ -156,7 +156,7 @@ class Proxy:
         self.cut_all()
 
     def hold(self, link: Link) -> None:
-        """Let nothing pass on `link`, in either direction, until `let_in()`."""
+        """Let no data pass on `link`, in either direction, until `let_in()`."""
         link.held = True
         for end in (link.client, link.server):
             self._selector.unregister(end)
@@ -239,7 +239,7 @@ class Proxy:
             link.server.sendall(request.data)
 
     def _due(self, request: Request) -> Fault | None:
-        """Return the fault, once, at the request at which it is due."""
+        """Return the fault, once, at its request."""
         fault = self.fault
         if fault is None or not fault.among.search(request.text):
             return None
@@ -250,7 +250,7 @@ class Proxy:
         return fault
 
     def _before_start(self, link: Link, request: Request) -> None:
-        """Refuse encryption, which would hide the frames; pass a request to cancel on."""
+        """Refuse encryption, which would hide the frames; pass on a request to cancel."""
         if int.from_bytes(request.data[4:8]) == CANCEL_REQUEST:
             link.server.sendall(request.data)
         else:

@@ -27,7 +27,6 @@ FEW, MANY = 2_000, 200_000
 
 #: Waiting lines, each behind an existing row; taken ids, with a message put aside; delayed ones,
 #: expired ones in flight, followers in a line; and rows that are too new to be removed.
-#: is delayed, or expired in flight, or waits in a line; and what is not old enough to be removed.
 FILL = """
 insert into django_mq_queuedmessage
        (id, queue, handler, type, key, payload, processable_after, blocked_by)

@@ -27,7 +27,7 @@ def may_fail(delivery: Any) -> None:
 
 
 def look() -> None:
-    """Ask the server something."""
+    """Send the server a query."""
     with connections[ALIAS].cursor() as cursor:
         cursor.execute("select count(*) from faults_sent")
 
@@ -54,7 +54,7 @@ def nothing(delivery: Any) -> None:
 
 @handler("faults.choosy", queue=QUEUE, retry=OFTEN)
 def choosy(delivery: Any) -> None:
-    """Nothing, or it ends the transaction of its slice."""
+    """Do nothing, or end the transaction of the slice."""
     with traced(delivery):
         if delivery.attempt <= delivery.payload["fails"]:
             connections[ALIAS].close()
@@ -103,7 +103,7 @@ def batch(deliveries: list[Any]) -> None:
 
 @handler("faults.list", queue=CALLS, batch=True, atomic=False, retry=OFTEN)
 def answered_one_by_one(deliveries: list[Any]) -> None:
-    """Not atomic: each has its effect by itself, or is answered as failed."""
+    """Not atomic: each has its own effect, or is answered as failed."""
     with traced(*deliveries) as ended:
         for delivery in deliveries:
             try:
@@ -138,7 +138,7 @@ def easing(delivery: Any) -> None:
 
 @handler("faults.chain", queue=QUEUE, retry=OFTEN)
 def chain(delivery: Any) -> None:
-    """The effect, and another message, which must appear together."""
+    """Write the effect and broadcast a message, which must appear together."""
     with traced(delivery):
         effect(delivery)
         name = f"{delivery.payload['name']}.next"
@@ -158,7 +158,7 @@ def answer(delivery: Any) -> str:
 
 @handler("faults.unique", queue=QUEUE, retry=OFTEN)
 def unique(delivery: Any) -> None:
-    """The effect; with `again`, another run after this one, under the same unique id."""
+    """Write the effect; with `again`, broadcast a later run under the same unique id."""
     with traced(delivery):
         effect(delivery)
         payload = delivery.payload

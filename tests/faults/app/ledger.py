@@ -1,13 +1,12 @@
 """Sent messages and their effects: two tables, written by senders and by handlers.
 
-A message is known by the `name` in its payload, which outlives its row. `promise` is what is
-promised of it:
+A message is known by the `name` in its payload, which outlives its row. `promise` is one of:
 
 - `once`: one effect, which appears with the removal of the message;
 - `repeat`: at least one effect, since each run commits by itself;
 - `run`: it has no effect, and at least one run of its handler returned.
 
-Messages with the same `line` are to be handled one after another, in the order of `id`.
+Messages with the same `line` must be handled one after another, in the order of `id`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Promise = Literal["once", "repeat", "run"]
 
 ALIAS: str = getattr(settings, "DJANGO_MQ", {}).get("DATABASE") or "default"
 
-# No unique constraint on effects: one that comes twice is to be seen, not refused.
+# No unique constraint on effects: a repeated one must show, and not be refused.
 CREATE = """
 create table if not exists faults_sent (
     id bigint generated always as identity primary key,
@@ -65,16 +64,16 @@ def sent(
     waits: bool = False,
     request: int | None = None,
 ) -> None:
-    """Write down, in the transaction that broadcasts it, that a message is sent.
+    """Record, in the transaction that broadcasts it, that a message is sent.
 
-    Its first `fails` attempts raise. One that `waits` is not due while the point runs; `request`
-    is the id under which a reply is awaited.
+    Its first `fails` attempts raise. One that `waits` is not due while the point runs; `request` is
+    the id under which a reply is awaited.
     """
     with connections[ALIAS].cursor() as cursor:
         cursor.execute(SEND, (name, promise, line, fails, waits, request))
 
 
 def effect(delivery: Any) -> None:
-    """Have the effect of a message, in whatever transaction there is."""
+    """Write the effect of a message, in the current transaction."""
     with connections[ALIAS].cursor() as cursor:
         cursor.execute(EFFECT, (delivery.payload["name"], delivery.attempt, os.getpid()))

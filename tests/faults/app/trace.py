@@ -1,4 +1,4 @@
-"""A trace of handlers, written outside all transactions: it stays when everything is undone.
+"""A trace of handlers, written outside all transactions: it survives every rollback.
 
 Each event is one line of a file, appended by one write, so the lines of several processes do not
 mix and their order is that of the events. Events are `start`, `return` and `raise`; a start
@@ -33,7 +33,7 @@ def _write(event: str, delivery: Any) -> None:
 def traced(*deliveries: Any) -> Iterator[Callable[[Any], None]]:
     """Trace the start and the end of the handler inside.
 
-    The block gets a function that traces the end of one that was answered as failed: should the
+    The block gets a function that traces the end of a message answered as failed: should the
     process die after that, the message runs again on the same attempt.
     """
     for delivery in deliveries:
@@ -54,7 +54,7 @@ def traced(*deliveries: Any) -> Iterator[Callable[[Any], None]]:
 
 
 def pass_gate() -> None:
-    """Wait while somebody has the gate shut, in a worker that stops there."""
+    """Wait while the gate is shut, in a worker that stops there."""
     if not os.environ.get(GATED):
         return
     _path("waiting").touch()
@@ -64,14 +64,14 @@ def pass_gate() -> None:
 
 @contextmanager
 def shut_gate(directory: Path) -> Iterator[None]:
-    """Let nobody through the gate of `directory` until the end of the block."""
+    """Shut the gate of `directory` until the end of the block."""
     with (directory / "gate").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def is_anybody_waiting(directory: Path) -> bool:
-    """Say whether a handler has come to the gate."""
+    """Say whether a handler has reached the gate."""
     return (directory / "waiting").exists()
 
 

@@ -32,7 +32,6 @@ def _left() -> list[object]:
 
 # The server computes the array once. It may run a subselect in FROM once per row, and lock another
 # message each time, if the statistics say that the table has one row.
-# another message each time, if the statistics say that the table has one row.
 CLAIM = """
 update django_mq_queuedmessage m
    set attempts = attempts + 1, claimed_by = 'w:1', leased_until = now() + interval '1 minute'
