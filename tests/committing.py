@@ -1,4 +1,4 @@
-"""The tables after tests that commit: emptied quickly, and looked at when a file has ended."""
+"""The tables after tests that commit: emptied quickly, and checked at the end of a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from tests.database import open_second, second_connection
 
-#: What `migrate` filled; nothing of it is a test's.
+#: The tables that `migrate` filled; no test owns their rows.
 KEPT = {model._meta.db_table for model in (ContentType, Permission, MigrationRecorder.Migration)}
 
 TABLES = """
@@ -33,13 +33,13 @@ select string_agg(quote_ident(relname), ', ') from pg_class
 def _delete_all() -> str:
     """Return statements that empty all tables of the installed apps.
 
-    In any order: foreign keys are checked when the transaction ends.
+    Their order does not matter: foreign keys are checked when the transaction ends.
     """
     names = {model._meta.db_table for model in apps.get_models(include_auto_created=True)}
     return "; ".join(f"delete from {name}" for name in names - KEPT)
 
 
-#: By which tests that count sessions leave this one out.
+#: Tests that count sessions recognise this one by it.
 CLEANERS_NAME = "mq-tests-cleaner"
 
 
@@ -50,7 +50,7 @@ class Cleaner:
         self._session: psycopg.Connection[Any] | None = None
 
     def run(self) -> None:
-        """Empty the tables, in a new session if a test ended the one that was there."""
+        """Empty the tables, in a new session if a test ended the previous one."""
         session = self._opened()
         try:
             self._empty(session)
@@ -82,7 +82,7 @@ CLEANER = Cleaner()
 
 
 def empty_the_tables(case: Any = None) -> None:
-    """Delete what tests committed: what Django's TransactionTestCase does, in 5 ms of its 200."""
+    """Delete committed rows, like Django's TransactionTestCase, in 5 ms of its 200."""
     connection.close()  # whatever state the test left it in
     CLEANER.run()
 

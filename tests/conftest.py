@@ -16,14 +16,14 @@ from psycopg import sql
 from tests.committing import CLEANER, empty_the_tables, left
 from tests.database import second_connection
 
-# An example may take long on a busy machine: that is no failure.
+# An example may take long on a busy machine, which is not a failure.
 hypothesis_settings.register_profile(
     "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("suite")
 
-# Two hundred processes are started, and most images of containers set this: each of them would
-# compile the package again, and each pytest process all tests.
+# Two hundred processes are started, and most container images set this: each of them would compile
+# the package again, and each pytest process all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -39,7 +39,7 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is in memory now out of all later collections of garbage."""
+    """Exclude the present objects from all later garbage collections."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -47,7 +47,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_clean_up() -> Iterator[None]:
-    """Tests that commit empty the tables in a quicker way than Django's."""
+    """Empty the tables after tests that commit, faster than Django does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransactionTestCase, "_fixture_teardown", empty_the_tables)
         yield
@@ -55,21 +55,21 @@ def _quick_clean_up() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None) -> Iterator[None]:
-    """Let commits to the test database return before they are on disk: no test loses power."""
+    """Let commits to the test database return before they are on disk: no test needs durability."""
     with second_connection() as other:
         other.execute(
             sql.SQL("alter database {} set synchronous_commit = off").format(
                 sql.Identifier(other.info.dbname)
             )
         )
-    connection.close()  # it began with the setting as it was
+    connection.close()  # it began with the old setting
     yield
     CLEANER.close()  # the database is about to be dropped
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """Fail the file whose tests left rows behind, and not whichever meets them."""
+    """Fail the file whose tests left rows behind, rather than a later one that meets them."""
     yield
     if connection.settings_dict["NAME"].startswith("test_") and (found := left()):
         empty_the_tables()

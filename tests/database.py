@@ -1,4 +1,4 @@
-"""Other connections to the test database: another program's view of it."""
+"""Other connections to the test database, like those of another program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_second(**more: str) -> psycopg.Connection[Any]:
 
 @contextmanager
 def second_connection(**more: str) -> Iterator[psycopg.Connection[Any]]:
-    """Open a connection of the bare driver, in autocommit mode, for as long as it is needed."""
+    """Open a connection of the bare driver, in autocommit mode, for the length of the block."""
     with open_second(**more) as other:
         yield other
 
@@ -38,7 +38,7 @@ class Listener:
     def heard(self) -> list[str]:
         """Return the payloads of all rings committed before this call.
 
-        Notifications come in the order of their commits, so a mark ends the wait: no time does.
+        Notifications arrive in commit order, so a marker, not a timeout, ends the wait.
         """
         self._connection.execute("notify mark")
         rings = []
@@ -56,8 +56,8 @@ def listening() -> Iterator[Listener]:
 
 
 def lock(cursor: Any, fences: Any, settings: Any = MappingProxyType({})) -> row_locks.Locked:
-    """Lock messages as the transaction of a slice does, in the transaction of `cursor`."""
-    cursor.execute("select")  # begins it, where it is not begun
+    """Lock messages like a slice, in the transaction of `cursor`."""
+    cursor.execute("select")  # begins the transaction, if none is open
     rows = simple_query(
         cursor.connection, open_transaction.set_local(settings) + row_locks.lock(fences)
     )

@@ -1,8 +1,8 @@
-"""`manage.py` in processes of their own, forked from one that has imported Django and the package.
+"""`manage.py` in separate processes, forked from one that has imported Django and the package.
 
-A new interpreter imports for 0.8 s of a core before the command begins; a fork for 0.1 s, since the
-nursery holds no settings and no apps: it can load only what needs neither. It has one thread, no
-connection, and a session of its own.
+A new interpreter spends 0.8 s of CPU on imports before the command begins; a fork spends 0.1 s,
+since the nursery holds no settings and no apps: it loads only modules that need neither. It has one
+thread, no connection, and its own session.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 BASE_DIR = Path(__file__).resolve().parents[1]
 
-#: What a worker imports, and whatever else imports that.
+#: The modules that a worker imports, and others that import those.
 MODULES = [
     "cronsim", "environ", "logging.config", "psycopg.types.json", "unittest",
     "django.core.mail", "django.core.management.commands.check", "django.core.paginator",
@@ -36,7 +36,7 @@ MODULES = [
 
 
 class Process:
-    """A process that the nursery forked; it leads a session. Has what tests use of Popen."""
+    """A forked process, which leads a session. Has the parts of Popen that tests use."""
 
     def __init__(self, nursery: Nursery, command: Sequence[str], pid: int) -> None:
         self.args = command
@@ -51,7 +51,7 @@ class Process:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait for its end and return the exit code; subprocess.TimeoutExpired if it runs on."""
+        """Wait for its end and return the exit code; subprocess.TimeoutExpired if it still runs."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -84,7 +84,7 @@ class Nursery:
         output: Path,
         errors: Path | None = None,
     ) -> Process:
-        """Run `manage.py` with `arguments`; it says all in `output`, or apart in `errors`."""
+        """Run `manage.py` with `arguments`; all output goes to `output`, or stderr to `errors`."""
         command = ["manage.py", *arguments]
         paths = [str(output), str(errors or output)]
         pid = self.ask("start", command, dict(environment), paths, os.getcwd())
@@ -99,7 +99,7 @@ class Nursery:
 
 @cache
 def nursery() -> Nursery:
-    """Return the nursery of this process, started when it is first asked for."""
+    """Return the nursery of this process, started on first use."""
     return Nursery()
 
 
@@ -107,7 +107,7 @@ def nursery() -> Nursery:
 
 
 def serve(descriptor: int) -> list[str] | None:
-    """Fork as told until the link ends. Returns in each process forked, with its command line."""
+    """Fork on request until the link ends. Returns in each forked process with its command line."""
     link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
     codes: dict[int, int | None] = {}
@@ -126,7 +126,7 @@ def serve(descriptor: int) -> list[str] | None:
             lines.write(json.dumps(answer) + "\n")
             lines.flush()
     for pid, code in codes.items():
-        if code is None:  # nobody else is left to end it
+        if code is None:  # no other process would end it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
     return None
@@ -142,7 +142,7 @@ def _code(pid: int, known: int | None) -> int | None:
 def _become(
     command: list[str], environment: dict[str, str], paths: list[str], directory: str
 ) -> list[str]:
-    """Make this fork what the new process of an interpreter would be."""
+    """Make this fork equal to the new process of an interpreter."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(directory)

@@ -73,9 +73,9 @@ BY_KIND: dict[type[models.Field[Any, Any]], Sequence[str]] = {
 
 
 def values(field: models.Field[Any, Any]) -> Iterator[str | None]:
-    """Yield, as text for SQL, the odd values of a column: by its kind, so of a new one, too.
+    """Yield the odd values of a column as SQL text: by its type, so new columns are covered.
 
-    A column that the database computes has none: any value is refused.
+    A column computed by the database has none: any value is refused.
     """
     if field.generated:
         return
@@ -86,7 +86,7 @@ def values(field: models.Field[Any, Any]) -> Iterator[str | None]:
 
 
 def insert(model: type[models.Model], columns: dict[str, str | None]) -> Any:
-    """Insert a row as psql would; return its primary key, or None where the table refuses it."""
+    """Insert a row like psql; return its primary key, or None if the table refuses it."""
     meta = model._meta
     assert meta.pk is not None
     names = ", ".join(columns)

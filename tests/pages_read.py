@@ -1,4 +1,4 @@
-"""Counts the database pages that a call reads: unlike times, the same on a busy machine."""
+"""Counts the database pages that a call reads: unlike time, they do not depend on the load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXPLAINED = re.compile(r"\s*(select|with|insert|update|delete)\b", re.IGNORECAS
 
 
 def _visited(plan: dict[str, Any]) -> int:
-    """Return how many rows the nodes of a plan looked at, those in memory included."""
+    """Return the number of rows that the nodes of a plan looked at, including those in memory."""
     rows = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
     return round(rows * plan["Actual Loops"]) + sum(map(_visited, plan.get("Plans", ())))
 
@@ -26,11 +26,11 @@ class PagesRead:
     def __init__(self) -> None:
         self.total = 0
         self.rows = 0
-        #: Of any one statement.
+        #: The maximum over the statements.
         self.most_rows = 0
 
     def add(self, driver: psycopg.Connection[Any], sql: str, params: Any) -> None:
-        """Run the statement once more than its caller does, and undo it."""
+        """Run the statement once more, in addition to the caller's run, and undo it."""
         with driver.transaction(force_rollback=True):
             cursor = driver.execute(
                 "explain (analyze, buffers, timing off, format json) " + sql, params
@@ -45,7 +45,7 @@ class PagesRead:
 
 @contextmanager
 def pages_read() -> Iterator[PagesRead]:
-    """Count the pages that the statements of Django's connection touch meanwhile."""
+    """Count the pages that the statements of Django's connection touch in the block."""
     read = PagesRead()
 
     def explain(

@@ -1,4 +1,4 @@
-"""Database roles for the length of a test: made and granted in its transaction, undone with it."""
+"""Database roles for the length of a test: created in its transaction, and undone with it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from django.db import connection, transaction
 
-#: The page whose SQL people run.
+#: The page with the SQL that users run.
 PAGE = Path(__file__).resolve().parent.parent / "docs/roles.md"
 
 
 def documented() -> list[str]:
-    """Return the SQL of the page, without what this server is too old for."""
+    """Return the page's SQL, without the parts that need a newer server."""
     blocks = re.findall(r"^```sql\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     version = connection.pg_version // 10000
 
@@ -31,7 +31,7 @@ def documented_names() -> list[str]:
 
 
 def skip_unless_able() -> None:
-    """Skip the test where the login of the test database may not create roles."""
+    """Skip the test if the login of the test database may not create roles."""
     with connection.cursor() as cursor:
         cursor.execute("select rolcreaterole or rolsuper from pg_roles where rolname = user")
         if not cursor.fetchone()[0]:
@@ -39,7 +39,7 @@ def skip_unless_able() -> None:
 
 
 def make_role(name: str, *grants: str) -> str:
-    """Make a role with these grants alone; `{role}` in them is its name."""
+    """Make a role with only these grants; `{role}` in them is its name."""
     skip_unless_able()
     with connection.cursor() as cursor:
         cursor.execute(f"create role {name}")
@@ -50,7 +50,7 @@ def make_role(name: str, *grants: str) -> str:
 
 @contextmanager
 def acting_as(role: str) -> Iterator[None]:
-    """Run Django's statements as `role`, behind a savepoint, so that a refusal spoils nothing."""
+    """Run Django's statements as `role`, behind a savepoint, so that a refusal breaks nothing."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"set local role {role}")
         yield

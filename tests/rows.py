@@ -1,4 +1,4 @@
-"""Rows for tests: written as others may write them, with times by the database's clock."""
+"""Rows for tests: written like other programs may, with times by the database's clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_mq.policy.handler_stats import Tally
 
 M = TypeVar("M", bound=Model)
 
-#: Arguments that are seconds from now, and the columns they set.
+#: Arguments in seconds from now, and the columns they set.
 MOMENTS = {
     "after": "processable_after",
     "leased": "leased_until",
@@ -30,7 +30,7 @@ MOMENTS = {
 
 
 def columns(given: dict[str, Any]) -> dict[str, Any]:
-    """Return `given` with seconds from now replaced by moments of the database."""
+    """Return `given` with seconds from now replaced by times of the database."""
     return {
         MOMENTS.get(name, name): Now() + timedelta(seconds=value) if name in MOMENTS else value
         for name, value in given.items()
@@ -38,7 +38,7 @@ def columns(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored(row: M) -> M:
-    """Return `row` as the database has it, with moments for expressions."""
+    """Return `row` as the database has it, with times for expressions."""
     row.refresh_from_db()
     return row
 
@@ -51,7 +51,7 @@ def add(queue: str = "mail", **given: Any) -> QueuedMessage:
 
 
 def add_all(each: Iterable[dict[str, Any]]) -> list[QueuedMessage]:
-    """Insert many messages at once, each as `add()` does."""
+    """Insert many messages at once, each like `add()`."""
     made = QueuedMessage.objects.bulk_create(
         [_message(**{"queue": "mail", **given}) for given in each]
     )
@@ -66,7 +66,7 @@ def _message(queue: str, **given: Any) -> QueuedMessage:
 
 
 def decide(queue: str = "mail", **given: Any) -> QueueState:
-    """Insert what was decided about a queue."""
+    """Insert a decision about a queue."""
     return stored(QueueState.objects.create(queue=queue, **columns(given)))
 
 
@@ -87,7 +87,7 @@ def beat(id: str = "worker", **given: Any) -> WorkerHeartbeat:
 def tally(
     *, waited: Sequence[float] = (), ran: Sequence[float] = (), **given: Any
 ) -> dict[str, Any]:
-    """Return what a heartbeat says of one handler."""
+    """Return the part of a heartbeat about one handler."""
     tally = Tally(**given)
     tally.waited.add(waited)
     tally.ran.add(ran)

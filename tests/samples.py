@@ -1,4 +1,4 @@
-"""A third of what a test could look at: three runs in a row, each with the next seed, see it all.
+"""A third of a test's cases: three consecutive runs, with consecutive seeds, cover all of them.
 
 `FAULTS_SEED` is the seed; CI takes another one for each commit.
 """
@@ -13,5 +13,5 @@ SEED = int(os.environ.get("FAULTS_SEED", "1"))
 
 
 def third(each: Sequence[Each]) -> Sequence[Each]:
-    """Return every third, from a place that the seed says; at least one, if there is any."""
+    """Return every third case, from an offset given by the seed; at least one, if there is any."""
     return each[SEED % min(3, len(each) or 1) :: 3]

@@ -14,10 +14,10 @@ TESTS = Path(__file__).resolve().parent
 PAGE = TESTS / "behaviours.md"
 OTHERS = sorted(path for path in TESTS.rglob("test_*.py") if path != Path(__file__))
 
-#: How many behaviours each of the five systems has.
+#: The number of behaviours of each of the five systems.
 COUNTS = {"PMQ": 69, "CAR": 42, "NSQ": 36, "KAF": 19, "RMQ": 22}
 EVERY = [f"{system}-{n}" for system, count in COUNTS.items() for n in range(1, count + 1)]
-#: Prefixes of lines that can name no test.
+#: Prefixes of table lines that do not have a test.
 WITHOUT = ("not wanted: ", "cannot apply: ")
 
 
@@ -36,14 +36,14 @@ def mentioned(text: str) -> set[str]:
 
 
 def shortened(text: str) -> list[str]:
-    """Return every list of ids of which only the first is written in full."""
+    """Return every list of ids in which only the first is written in full."""
     joint = r"\s*(?:,|/|-|\.\.|and\b|or\b|to\b)\s*"
     return re.findall(rf"\b(?:{'|'.join(COUNTS)})-\d+(?:{joint}\d+\b)+", text)
 
 
 @cache
 def found_in(path: str) -> dict[str, str]:
-    """Return the source of each test in a file, decorators included, by test name."""
+    """Return the source of each test in a file, including decorators, by test name."""
     source = (TESTS / path).read_text()
     every = source.splitlines()
     found = {}

@@ -1,6 +1,6 @@
-"""System checks: each id where it must be, and nowhere else.
+"""System checks: each id where it belongs, and nowhere else.
 
-But for the one marked, these tests may not touch a database: the checks connect to none.
+Except for the marked one, these tests may not touch a database: the checks do not connect.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def no_handlers() -> Iterator[None]:
 
 @pytest.fixture
 def add_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[AddAlias]:
-    """Add a database alias: as `default`, but for what is given."""
+    """Add a database alias, equal to `default` except for the given values."""
     added = []
 
     def add(alias: str, **changes: object) -> None:
@@ -44,7 +44,7 @@ def add_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[AddAlias]:
 
 
 def found(*, deploy: bool = False, databases: Any = None, **raw: Any) -> list[CheckMessage]:
-    """Return what our checks say, in the order of their ids."""
+    """Return our checks' messages, in the order of their ids."""
     tags = [TAG, Tags.database] if databases else [TAG]
     with override_settings(DJANGO_MQ=raw):
         messages = run_checks(tags=tags, include_deployment_checks=deploy, databases=databases)
@@ -56,7 +56,7 @@ def ids(**options: Any) -> list[str]:
 
 
 class Router:
-    """Writes the named models, or all, of django_mq to an alias."""
+    """Routes writes of the named models of django_mq, or of all, to an alias."""
 
     def __init__(self, alias: str, *models: str) -> None:
         self.alias, self.models = alias, models

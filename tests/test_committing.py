@@ -1,4 +1,4 @@
-"""The clean-up after tests that commit, and the look at what they left."""
+"""The clean-up after tests that commit, and the check for leftovers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_rows_of_every_table_are_found_and_deleted() -> None:
-    """What references others too, in whatever order; what `migrate` made stays."""
+    """Rows that reference others too, in any order; the rows of `migrate` stay."""
     made = Permission.objects.count(), ContentType.objects.count()
     user = User.objects.create(username="ada")
     user.groups.add(Group.objects.create(name="staff"))

@@ -31,7 +31,7 @@ def snippets(page: Path, language: str) -> list[str]:
 
 @pytest.fixture
 def story() -> Any:
-    """The names that the README's snippets define, run one after another."""
+    """Return the names that the README's snippets define, run one after another."""
     names: dict[str, Any] = {"__name__": "readme"}
     sys.modules["shop.models"] = sys.modules["testproject.shop.models"]
     sys.modules["shop"] = sys.modules["testproject.shop"]
@@ -92,7 +92,7 @@ def test_the_page_of_typed_messages() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub gives the headings of a page."""
+    """Return GitHub's anchors of a page's headings."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     plain = (re.sub(r"\]\([^)]*\)", "", heading).lower() for heading in headings)
@@ -111,7 +111,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_on_the_site() -> None:
-    """GitHub shows any page; the site only what a table of contents names."""
+    """GitHub shows any page; the site only those in a table of contents."""
     listed = {
         (page.parent / f"{name}.md").resolve()
         for page in ROOT.glob("docs/**/index.md")

@@ -1,4 +1,4 @@
-"""Each module has tests of its name, or its room says in `modules.md` where they are."""
+"""Each module has tests of its name, or its room's `modules.md` says where they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROWS = re.findall(r"^\| `([^`]+)` \| [^|]+ \| (.+) \|$", (TESTS / "modules.md").
 
 
 def rooms_without_a_test_for_a_module() -> set[str]:
-    """Return the rooms with a module that no test file or directory of tests is named after."""
+    """Return the rooms with a module whose name no test file or test directory has."""
     names = {path.stem.removeprefix("test_") for path in TESTS.rglob("test_*.py")}
     names |= {path.parent.name for path in TESTS.rglob("test_*.py")}
     return {

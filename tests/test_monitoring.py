@@ -20,7 +20,7 @@ PLACE = ROOT / "docs/monitoring"
 
 
 def known() -> set[str]:
-    """Return the names of all metrics, with those of the parts of histograms."""
+    """Return the names of all metrics, including those of histogram parts."""
     page = exposed({("q", "h"): Tally()}, processes=1)
     names = set(re.findall(r"^(\w+)", page, re.MULTILINE))
     return names | {family.name for family in QueueCollector().describe()}

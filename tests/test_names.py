@@ -1,4 +1,4 @@
-"""S04: every column with a name holds names alone, and compares them by their bytes."""
+"""S04: every column for names contains only names, and compares them by their bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db.models import CharField
 from django_mq.store import free_unique_ids, unique_ids
 from tests.rows import add, beat, decide
 
-#: Text that people read, or that Python or the system names.
+#: Text for people, or names given by Python or the system.
 NO_NAMES = {
     "host",
     "version",
@@ -23,9 +23,9 @@ NO_NAMES = {
     "action",
     "state",
 }
-#: Keys and unique ids are any text without control characters.
+#: Keys and unique ids may be any text without control characters.
 FREE = {"key", "unique_id"}
-#: A claimer is only compared, and copied to the attempts; a correlation id is copied from metadata.
+#: A claimer is only compared, and copied to the attempts; a correlation id comes from metadata.
 UNCHECKED = {"claimed_by", "worker", "correlation_id"}
 
 COLUMNS = {
@@ -66,7 +66,7 @@ def rows(db: None) -> None:
 
 @pytest.mark.usefixtures("rows")
 def test_nothing_but_names_fits() -> None:
-    """What is put aside becomes a message, and one that did not fit would stop the others."""
+    """A put-aside message becomes a message, and a bad one would stop the others."""
     with connection.cursor() as cursor:
         for (table, column), field in COLUMNS.items():
             if field.name in UNCHECKED:
@@ -89,7 +89,7 @@ def test_a_name_that_must_be_there_is_not_empty() -> None:
 
 @pytest.mark.django_db
 def test_they_are_compared_by_their_bytes() -> None:
-    """Python sorts them so, and a new version of the system's locale breaks no index."""
+    """Python sorts by bytes, and a new version of the system's locale breaks no index."""
     with connection.cursor() as cursor:
         cursor.execute(
             """
@@ -106,7 +106,7 @@ def test_they_are_compared_by_their_bytes() -> None:
 
 @pytest.mark.django_db
 def test_statements_lock_unique_ids_in_the_order_of_the_columns() -> None:
-    """Parameters have the collation of the database, in which `B` may come after `a`."""
+    """Parameters have the database's collation, in which `B` may come after `a`."""
     one = unique_ids.columns([unique_ids.UniqueId("q", "h", "t", "u")])
     done = {**one, "message_ids": [1], "successes": [True]}
     statements = {

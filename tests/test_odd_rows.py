@@ -1,8 +1,8 @@
 """Any value that psql writes into one of our columns harms only that row (guarantee 24).
 
-The cases come from the models: each column gets every odd value of its kind, so a new column does,
-too. What its table refuses is no case; what it lets in is read by workers, pages and commands: by
-workers all of it in each run, page by page a third of it.
+The cases come from the models: each column gets every odd value of its type, so new columns are
+covered. Values that the table refuses are no cases; those that it accepts are read by workers,
+pages and commands. In each run workers read all of them, and pages a third.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MESSAGE = {
     "processable_after": "2020-01-01",
 }
 LAPSED = {"leased_until": "2020-01-02", "claimed_by": "w:1", "unique_id": "{}"}
-#: Messages in whatever way they are read: run, failed, taken over, buried, ...
+#: Messages in every way of reading them: run, failed, taken over, dead-lettered, ...
 WAYS: dict[str, dict[str, str]] = {
     "runs": {"wants_result": "true", "unique_id": "{}"},
     "fails": {"type": "odd.fails"},
@@ -66,7 +66,7 @@ WAYS: dict[str, dict[str, str]] = {
     "dead": {"dead_at": "2020-01-02", "dead_reason": "no such order", "unique_id": "{}"},
     "blocked": {"blocked_by": "1", "key": "blocked"},
 }
-#: A row of every other table that is as it should be.
+#: A valid row of every other table.
 OTHERS: dict[type[models.Model], dict[str, str]] = {
     FailedAttempt: {
         "message_id": "1",
@@ -111,7 +111,7 @@ WITHOUT_PAGE = (MinuteFigures, HourFigures, WorkerCommand)
 
 @pytest.fixture(autouse=True)
 def ran(settings: Any) -> Iterator[list[int]]:
-    """Only these handlers exist; return the ids of the messages that they got."""
+    """Only these handlers exist; return the ids of the messages that they received."""
     storage = {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}
     settings.STORAGES = {**settings.STORAGES, "staticfiles": storage}
     ran: list[int] = []
@@ -129,13 +129,13 @@ def ran(settings: Any) -> Iterator[list[int]]:
 
 @pytest.fixture
 def good() -> list[int]:
-    """Messages like any others, before and behind the odd ones."""
+    """Ordinary messages, before and behind the odd ones."""
     options = ({"after": -(10**9)}, {"after": -1}, {"key": "good"}, {"wants_result": True})
     return [add(handler="h", type="good", **each).pk for each in options]
 
 
 def store(model: type[models.Model], row: dict[str, str], column: str, way: str = "") -> list[Row]:
-    """Insert the row with every odd value of `column`; return what the table let in."""
+    """Insert the row with every odd value of `column`; return the rows that the table accepted."""
     names = [each.column for each in model._meta.concrete_fields]
     field = model._meta.concrete_fields[names.index(column)]
     found = []
@@ -164,7 +164,7 @@ UNIQUE = ("queue", "handler", "type", "unique_id")
 def shown_badly(
     rows: Sequence[Row], lists: Sequence[str] = MODELS, *, asked: Sequence[Row] | None = None
 ) -> list[str]:
-    """Return what pages, commands and functions cannot show while these rows are there.
+    """Return the errors of pages, commands and functions while these rows exist.
 
     The pages of a third of `rows` are read, and `mq_why` is asked about a third of the messages in
     `asked`, or in `rows`.
@@ -197,7 +197,7 @@ def shown_badly(
 
 
 def run_chores() -> None:
-    """Run the chores in full, whoever had the turn; they did their work."""
+    """Run the chores in full, whichever process had the turn; they did their work."""
     beat("gone", seen=-1000)
     QueueState.objects.filter(pk=":").delete()
     statements = Statements(DEFAULT_DB_ALIAS)
@@ -209,10 +209,10 @@ def run_chores() -> None:
 
 
 def handle_all(good: list[int], ran: list[int]) -> None:
-    """Let a worker run until nothing is left to do: it comes to an end, and the good are done."""
+    """Run a worker until no work is left: it ends, and the good messages are done."""
     lapsed = QueuedMessage.objects.filter(leased_until__lt="2021-01-01")
     left = -1
-    while left != lapsed.count():  # what was given back, not taken over, may be left to the next
+    while left != lapsed.count():  # released messages may be left to the next worker
         left = lapsed.count()
         assert Worker(queues=["mail"], max_seconds=120).run(until_empty=True)
     assert set(good) <= set(ran)
@@ -227,8 +227,8 @@ def test_whatever_stands_in_a_message(
         way: store(QueuedMessage, {**MESSAGE, **more}, column, way) for way, more in WAYS.items()
     }
     rows = stored["runs"] + stored["lapsed"]
-    # The page of a message says what mq_why does: one of them is enough for each row, and both for
-    # what only a lapsed row has. The other tables have no row yet.
+    # A message's page says the same as mq_why: one of them suffices for each row; lapsed rows get
+    # both. The other tables have no row yet.
     shown = rows if column in LAPSED else stored["runs"]
     lists = ["queuedmessage", "uniquekey"]
     assert shown_badly(shown, lists, asked=stored["lapsed"]) == []
@@ -236,7 +236,7 @@ def test_whatever_stands_in_a_message(
     handle_all(good, ran)
     assert settled_badly(caplog) == []
     lapsed = QueuedMessage.objects.filter(leased_until__lt="2021-01-01", queue="mail")
-    assert not lapsed.exists()  # taken over, or given back
+    assert not lapsed.exists()  # taken over, or released
     left = QueuedMessage.objects.filter(pk__in=[key for _, key, _ in rows]).values_list("pk")
     lists += ["failedattempt", "result"]
     assert shown_badly([row for row in rows if (row[1],) in left], lists) == []
@@ -253,7 +253,7 @@ def test_whatever_stands_in_another_table(
     rows = []
     for field in model._meta.concrete_fields:
         rows += store(model, OTHERS[model], field.column)
-    if model is QueueState:  # of this one queue anything may be decided
+    if model is QueueState:  # any decision may apply to this one queue
         QueueState.objects.filter(pk__in=["mail", ":"]).delete()
     assert rows
     assert shown_badly(rows) == []
@@ -265,7 +265,7 @@ def test_whatever_stands_in_another_table(
 def test_whatever_is_decided_about_a_queue(
     settings: Any, good: list[int], ran: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It holds for that queue; the worker goes on with the others."""
+    """It is obeyed for that queue; the worker continues with the others."""
     served: dict[str, dict[str, Any]] = {}
     for field in QueueState._meta.concrete_fields:
         rows = store(QueueState, OTHERS[QueueState], field.column)
@@ -289,7 +289,7 @@ def test_whatever_is_decided_about_a_queue(
 
 
 def settled_badly(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the errors of the workers that are not a death."""
+    """Return the errors of the workers other than dead letters."""
     events = {
         "keeper_failed",
         "loop_failed",
@@ -322,7 +322,7 @@ def test_what_is_put_aside_is_an_object(aside: str) -> None:
         put_aside(aside)
 
 
-#: What others may put aside: with members that are missing or wrong, or right.
+#: Documents that others may put aside: with missing, wrong or correct members.
 ASIDES = [
     "{}",
     '{"metadata": []}',
@@ -361,7 +361,7 @@ ASIDES = [
 
 
 def test_what_is_put_aside_badly_comes_forward(good: list[int], ran: list[int]) -> None:
-    """What is missing or wrong has its default; a good one beside it is not kept back."""
+    """Missing or wrong members have defaults; a good message beside it is not held up."""
     asides = {f"u{n}": aside for n, aside in enumerate([*ASIDES, '{"payload": {}}'])}
     for unique_id, aside in asides.items():
         put_aside(aside, unique_id)

@@ -1,4 +1,4 @@
-"""The roles of docs/roles.md: its SQL as it is, and every public function as every role."""
+"""The roles of docs/roles.md: its SQL unchanged, and every public function as every role."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def roles() -> None:
 
 @pytest.fixture(autouse=True)
 def rows(settings: Any) -> None:
-    """A message in each state, with what belongs to it; ids from 1."""
+    """A message in each state, with its related rows; ids from 1."""
     settings.DJANGO_MQ = {"QUEUES": {"limited": {"max_backlog": 2}}, "REQUIRE_ATOMIC": False}
     backlog._counts.clear()
     with connection.cursor() as cursor:
@@ -122,7 +122,7 @@ def dry_replay() -> None:
 
 
 def bring_forward() -> None:
-    """What a broadcast does if a message was put aside for an id that is free by now."""
+    """The steps of a broadcast if a message was put aside for an id that is free by now."""
     with connection.cursor() as cursor:
         id = free_unique_ids.UniqueId("mail", "", "a.b", "u1")
         free_unique_ids.lock(cursor, [id])
@@ -143,7 +143,7 @@ def many() -> None:
     broadcast_many([Message("a.b", key="k", priority=n, expires=60) for n in range(5)])
 
 
-#: What each role may do beyond the roles that it includes.
+#: The calls that each role may make beyond those of the roles that it includes.
 CALLS: dict[str, dict[str, Call]] = {
     "anybody": {"queues.horizon": queues.horizon},
     "producer": {
@@ -246,7 +246,7 @@ OPERATOR = (
     *(*CANCELLER, "limited", "monitor", "operator", "due times"),
     *("dry purge", "purge", "errors"),
 )
-#: In cancelling, the columns that `max_backlog` needs are included, and so on.
+#: Cancelling, for example, includes the columns that `max_backlog` needs.
 MAY: dict[str, tuple[str, ...]] = {
     "mq_producer": ("producer",),
     "mq_limited_producer": ("producer", "limited"),
@@ -268,7 +268,7 @@ class _Undone(Exception):
 
 
 def allowed(role: str, call: Call) -> bool:
-    """Say whether the call succeeds as `role`; what it did is undone."""
+    """Say whether the call succeeds as `role`; its effects are undone."""
     backlog._counts.clear()
     try:
         with acting_as(role):
@@ -299,7 +299,7 @@ def test_every_role_of_the_page_is_tried() -> None:
 
 
 def test_every_public_function_is_tried() -> None:
-    """Those that send no statement are left out, and those that send the same from async code."""
+    """Functions without statements are left out, and async versions of the others."""
     declares = {"handler", "message", "upcast", "periodic"}
     silent = {*declares, "exponential", "fixed", "intervals", "redacted"}
     waits = {"ask", "gather", "aask", "agather", "arequest", "abroadcast"}
@@ -314,7 +314,7 @@ def test_every_public_function_is_tried() -> None:
 @pytest.mark.usefixtures("roles")
 @pytest.mark.parametrize("role", [role for role in MAY if role != "mq_worker"])
 def test_only_workers_name_a_handler_or_hold_a_message(role: str) -> None:
-    """What the library does not insert, a login that was stolen cannot either."""
+    """A stolen login cannot insert rows that the library does not insert."""
     for column, value in (
         ("claimed_by", "'w:1'"), ("attempts", "-1"), ("suspect", "true"), ("last_error", "'e'"),
         ("dead_at", "now()"), ("blocked_by", "1"), ("held_since", "now()"),
@@ -328,7 +328,7 @@ def test_only_workers_name_a_handler_or_hold_a_message(role: str) -> None:
 
 @pytest.mark.usefixtures("roles")
 def test_monitoring_works_in_a_read_only_transaction() -> None:
-    """As on a replica."""
+    """Like a replica."""
     for name, call in CALLS["monitor"].items():
         try:
             with acting_as("mq_monitor"), connection.cursor() as cursor:

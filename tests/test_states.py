@@ -1,4 +1,4 @@
-"""The state of a message: every case, its precedence, and one definition for all who ask."""
+"""The state of a message: every case, its precedence, and one definition for all callers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.rows import add, add_all, beat, decide
 
 pytestmark = pytest.mark.django_db
 
-# What makes a message be in a state, the strongest state first.
+# The conditions of each state, the strongest state first.
 SIGNS: dict[str, dict[str, Any]] = {
     "dead": {"dead": -1},
     "running": {"leased": -1},
@@ -29,7 +29,7 @@ SIGNS: dict[str, dict[str, Any]] = {
 
 
 def row_with(states: list[str]) -> QueuedMessage:
-    """Insert a row on which all of `states` hold, and say that a live worker runs it."""
+    """Insert a row on which all of `states` hold, and a heartbeat of a worker that runs it."""
     signs: dict[str, Any] = {}
     for state in reversed(states):
         signs |= SIGNS[state]
@@ -105,7 +105,7 @@ def test_a_pause_is_of_one_queue():
     ("seen", "state"), [(-1, "running"), (-29, "running"), (-31, "processable")]
 )
 def test_a_silent_worker_runs_nothing(seen, state):
-    """A lapsed lease is running only while a worker that lives lists it."""
+    """A lapsed lease is running only while a live worker lists it."""
     message = add(leased=-5)
     beat(running=[message.pk], seen=seen)
     assert message.state == state
@@ -118,7 +118,7 @@ def test_a_list_names_whole_ids():
 
 
 def test_an_unclaimed_message_is_never_running():
-    """A heartbeat is older than the row: a message given back since does not run."""
+    """A heartbeat may be older than the row: a message released since then does not run."""
     message = add()
     beat(running=[message.pk])
     assert message.state == "processable"
@@ -149,7 +149,7 @@ def test_states_can_be_counted_and_ordered():
 
 
 def test_the_workers_are_read_once_for_all_messages():
-    """To look for each leased message in each heartbeat took half a second for 20,000."""
+    """Looking for each leased message in each heartbeat took half a second for 20,000."""
 
     def rows(leased: int) -> int:
         add_all({"leased": 60} for _ in range(leased))

@@ -1,4 +1,4 @@
-"""One run of the benchmarks at a time: they have one database of their own on a server."""
+"""One run of the benchmarks at a time: they share one database on a server."""
 
 from __future__ import annotations
 

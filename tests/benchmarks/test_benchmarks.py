@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Their app is not one of the test project's, so they have processes of their own.
+# Their app is not in the test project, so they run in separate processes.
 EXAMPLES = """
 import doctest, importlib, os, sys
 os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
@@ -60,7 +60,7 @@ with databases() as database:
     database.clear()
     assert recovery._child_killed(database) > 0
 """
-#: Each way of measuring is there: one worker and two, bare loops, processes that are forked.
+#: All ways of measuring: one worker and two, bare loops, forked processes.
 WORKLOADS = {
     "drain": {
         "drain",

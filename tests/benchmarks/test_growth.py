@@ -24,7 +24,7 @@ def test_growth_is_measured_under_the_names_that_the_model_knows(tmp_path: Path)
     rows = {row.workload: row for row in rows_of(read([results]))}
     assert all(name.startswith("growth: ") for name in rows)
     assert {name for name, _ in SOURCES.values() if name.startswith("growth: ")} <= rows.keys()
-    # Small differences of large figures may be below nothing by chance.
+    # Small differences of large figures may fall below zero by chance.
     differences = ("growth: passing", "growth: commit, the wait")
     assert all(row.figure > 0 for name, row in rows.items() if not name.startswith(differences)), (
         rows

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, its charts and the figures of docs/scaling.md, from what was measured."""
+"""docs/benchmarks.md, its charts and the figures of docs/scaling.md, from the measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def measured(path: Path, *rows: Row, **circumstances: object) -> Path:
     return path
 
 
-#: All that the model needs, near what it is.
+#: All inputs of the model, near their real values.
 FIGURES = {
     "alone": 30_000.0, "worker": 15.0, "server": 20.0, "claim": 12.0, "passing": 0.3,
     "look": 0.1, "ring": 20.0, "flush": 200.0, "wal": 850.0, "stored": 550.0, "vacuum": 15.0,
@@ -41,7 +41,7 @@ FIGURES = {
 COSTS = [row(SOURCES[name][0], figure) for name, figure in FIGURES.items()]
 
 
-# ---- what was measured
+# ---- the measurements
 
 
 def test_of_the_same_workload_the_last_one_stays(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
     (docs / "benchmarks").mkdir(parents=True)
     (docs / "benchmarks/old.svg").write_text("")
     (docs / "scaling.md").write_text("x\n<!-- rows: growth: a -->\nold\n<!-- end -->\ny\n")
-    for arguments in ([str(results)], []):  # again from what is kept
+    for arguments in ([str(results)], []):  # again from the stored data
         command = [sys.executable, "-m", "benchmarks.pages", "--docs", str(docs), *arguments]
         subprocess.run(command, cwd=ROOT, check=True)
         assert {each.name for each in (docs / "benchmarks").iterdir()} == {
@@ -220,7 +220,7 @@ def test_every_table_of_the_model_is_in_the_page(name: str) -> None:
     assert f"<!-- model: {name} -->" in (DOCS / "scaling.md").read_text()
 
 
-# ---- what is committed
+# ---- committed files
 
 
 def test_the_committed_pages_are_those_of_the_committed_results() -> None:

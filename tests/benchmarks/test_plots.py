@@ -1,4 +1,4 @@
-"""Charts: well-formed whatever the names are, readable without them, ours in the accent colour."""
+"""Charts: well-formed with any names, readable without them, ours in the accent colour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""settings.DJANGO_MQ: defaults, reading, and all that can be wrong with it (PMQ-34, NSQ-32)."""
+"""settings.DJANGO_MQ: defaults, reading, and all its possible errors (PMQ-34, NSQ-32)."""
 
 import dataclasses
 import json
@@ -217,7 +217,7 @@ def test_encoder_is_imported_when_asked_for() -> None:
     ["nowhere.Encoder", "json.Nothing", "json", "json.dumps", "json.JSONDecoder", ".", "a b"],
 )
 def test_broken_encoder_says_which(path: str) -> None:
-    settings = read(ENCODER=path)  # the settings stand: E008 tells
+    settings = read(ENCODER=path)  # the settings are valid: E008 reports it
     with pytest.raises(ImproperlyConfigured, match="ENCODER") as caught:
         _ = settings.encoder_class
     assert repr(path) in str(caught.value)

@@ -1,4 +1,4 @@
-"""@message and @upcast: what they take, what they refuse, and the libraries that make classes."""
+"""@message and @upcast: valid and refused arguments, and the libraries that make classes."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_classes_of_other_libraries(cls: Any) -> None:
     assert found is not None
     assert found.load({**payload, "unknown": 1}, 1) == instance
     with pytest.raises(InvalidPayload, match=id_field):
-        found.load({**payload, id_field: "7"}, 1)  # strict: text is no number
+        found.load({**payload, id_field: "7"}, 1)  # strict: text is not a number
     with pytest.raises(InvalidPayload, match=r"prices\[1\]"):
         found.load({**payload, "prices": ["1", "x"]}, 1)
     assert id_field in str(found.codec.schema())

@@ -1,4 +1,4 @@
-"""Allowed field values go to JSON and come back equal; others are refused, with their path."""
+"""Permitted field values go to JSON and come back equal; others are refused with their path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules of the test alone, and turns without a worker."""
+"""Only the schedules of the test exist, and turns need no worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def registry() -> Iterator[handlers.Registry]:
 
 
 def put(name: str = "hourly", *, due: float | None = -1, **given: Any) -> Schedule:
-    """Insert an enabled schedule that is due in `due` seconds; by default it has been for one."""
+    """Insert an enabled schedule that is due in `due` seconds, by default one second ago."""
     if "cron" not in given:
         given.setdefault("every", HOUR)
     next_at = None if due is None else Now() + timedelta(seconds=due)
@@ -44,7 +44,7 @@ def block() -> Iterator[Any]:
 
 
 def turn() -> int:
-    """Broadcast what is due, as a worker's turn does; return how many broadcasts that were."""
+    """Broadcast due schedules, like a worker's turn; return the number of broadcasts."""
     position: store.Position | None = store.FIRST
     broadcasts = 0
     while position is not None:
@@ -56,10 +56,10 @@ def turn() -> int:
 
 
 def messages(name: str = "hourly") -> list[QueuedMessage]:
-    """Return what a schedule has broadcast, in order."""
+    """Return the broadcasts of a schedule, in order."""
     return list(QueuedMessage.objects.filter(**{"metadata__mq.schedule": name}).order_by("pk"))
 
 
 def times(name: str = "hourly") -> list[str]:
-    """Return for which times a schedule has broadcast."""
+    """Return the times that a schedule has broadcast."""
     return [each.metadata["mq.scheduled_for"] for each in messages(name)]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def start(*declare):
-    """Store what a process declares that starts now; each of `declare` is what it declares."""
+    """Store the schedules of a process that starts now; `declare` are its declarations."""
     with isolated():
         for each in declare:
             periodic(**{"name": "daily", "type": "shop.ping", "every": 3600, **each})
@@ -31,7 +31,7 @@ def start(*declare):
 
 
 def keep(*declare):
-    """Do what a process does after an hour."""
+    """Act like a process after an hour."""
     with isolated():
         for each in declare:
             periodic(**{"name": "daily", "type": "shop.ping", "every": 3600, **each})
@@ -41,7 +41,7 @@ def keep(*declare):
 
 @contextmanager
 def hasty():
-    """A block that does not wait long."""
+    """A block with a short lock timeout."""
     with block() as cursor:
         cursor.execute("set local lock_timeout = 50")
         yield cursor
@@ -187,7 +187,7 @@ def test_what_is_declared_again_is_enabled_again_unless_an_operator_disabled_it(
     age(25)
     keep()
     assert not the().enabled
-    keep({})  # of a process that was cut off for a day
+    keep({})  # from a process that was cut off for a day
     assert the().enabled
     assert the().next_at > the().now
     decide(False)

@@ -29,5 +29,5 @@ def test_the_snippets_of_the_page(capsys: Any) -> None:
     assert result.testsRun == 1
     assert not result.failures, result.failures
     assert not result.errors, result.errors
-    # Three, or one where a weekend is among the days.
+    # Three, or one if a weekend is among the days.
     assert capsys.readouterr().out.count("daily-report 2") in (1, 2, 3, 4)

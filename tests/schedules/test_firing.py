@@ -63,7 +63,7 @@ def test_cron_is_read_in_its_time_zone():
     assert turn() == 1
     Schedule.objects.update(next_at=datetime(2026, 3, 28, 5, tzinfo=UTC))
     assert turn() == 1
-    assert times()[1][11:] in ("04:00:00+00:00", "05:00:00+00:00")  # by the season
+    assert times()[1][11:] in ("04:00:00+00:00", "05:00:00+00:00")  # depending on the season
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_stopped_fleet_catches_up(catch_up, overlap, missed):
 
 
 def test_catching_up_goes_on_in_further_transactions():
-    """A transaction has a savepoint for each broadcast, and PostgreSQL keeps few at hand."""
+    """A transaction needs a savepoint per broadcast, and PostgreSQL caches only a few."""
     put("a", due=-3 * MOST, every=timedelta(seconds=1), catch_up="all")
     put("b")
     with block() as cursor:
@@ -311,7 +311,7 @@ def test_content_that_cannot_be_broadcast_is_an_error_of_its_row(odd):
 
 
 def test_where_cronsim_is_missing_only_intervals_are_broadcast(monkeypatch):
-    """Another worker has it: the schedules with cron expressions stay due for that one."""
+    """Another worker has it: schedules with cron expressions stay due for that worker."""
     put("a-cron", cron="0 6 * * *", due=-3)
     put("b-hourly", due=-2)
     monkeypatch.setattr("django_mq.schedules.firing.can_read_cron", lambda: False)

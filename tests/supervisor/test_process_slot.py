@@ -1,4 +1,4 @@
-"""The brake between the processes that die in one slot."""
+"""The brake between processes that die in one slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django_mq.worker.orders import LEAVE, QUIET, RESUME
 
 
 def test_the_brake_doubles_up_to_a_minute_and_stays_there() -> None:
-    """For weeks, if need be: 2,000 processes that died before they worked."""
+    """For weeks, if necessary: 2,000 processes that died before they worked."""
     slot = ProcessSlot(Scoreboard(1))
     slot.prepare()
     brakes = [slot.brake() for _ in range(2000)]
@@ -22,7 +22,7 @@ def test_the_brake_doubles_up_to_a_minute_and_stays_there() -> None:
 
 
 def test_no_brake_after_a_process_that_ran_anything() -> None:
-    """Whether that had ended, or killed the process."""
+    """Whether the handler had ended, or killed the process."""
     slot = ProcessSlot(Scoreboard(2))
     for over in (True, False):
         slot.prepare()
@@ -34,7 +34,7 @@ def test_no_brake_after_a_process_that_ran_anything() -> None:
 
 
 def test_the_orders_that_its_process_carried_out() -> None:
-    """One that leaves is neither replaced for its memory nor reported as stalled."""
+    """A leaving process is neither replaced for its memory nor reported as stalled."""
     slot = ProcessSlot(Scoreboard(1))
     slot.prepare()
     ours, theirs = socket.socketpair()

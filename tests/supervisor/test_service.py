@@ -25,7 +25,7 @@ def unit(address: str) -> Iterator[socket.socket]:
 
 
 def heard(link: socket.socket) -> list[bytes]:
-    """Return what was sent so far."""
+    """Return the messages sent so far."""
     link.setblocking(False)
     words = []
     while True:
@@ -61,7 +61,7 @@ def test_the_watchdog_is_told_at_half_its_time(tmp_path: Path) -> None:
         )
         assert service is not None
         service.tend([], [])
-        assert heard(link) == [b"READY=1"]  # the watchdog is another process's
+        assert heard(link) == [b"READY=1"]  # the watchdog belongs to another process
         service = Service(address, watchdog=3600.0)
         service.tend([], NO)
         service.tend([], NO)

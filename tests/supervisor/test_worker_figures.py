@@ -1,4 +1,4 @@
-"""The supervisor's sums for Prometheus: no counter falls."""
+"""The supervisor's sums for Prometheus: no counter decreases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_no_counter_falls_when_a_process_is_replaced() -> None:
     [first] = Reports(lambda: {Source("q", "h"): tally(5, 0.5, 5000.0)}).changed()
     [second] = Reports(lambda: {Source("q", "h"): tally(1, 0.002)}).changed()
     figures.take(first)
-    figures.take(first)  # totals: taking them twice counts them once
+    figures.take(first)  # totals: reading them twice counts them once
     figures.next_process()
     assert figures.totals()["q", "h"].acked == 5
     figures.take(second)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["sync", "async"])
 def ran(request: pytest.FixtureRequest) -> Any:
-    """Return the payloads of the lists that the handler got."""
+    """Return the payloads of the lists passed to the handler."""
     ran: list[list[Any]] = []
 
     def run(deliveries: list[Delivery]) -> list[str]:

@@ -1,4 +1,4 @@
-"""django_mq.testing: all in a plain TestCase (PMQ-13, PMQ-14, PMQ-15, PMQ-16, PMQ-19)."""
+"""django_mq.testing: all of it in a plain TestCase (PMQ-13, PMQ-14, PMQ-15, PMQ-16, PMQ-19)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _broadcast_and_fail() -> None:
 
 class DrainTest(TestCase):
     def test_it_runs_what_is_due_and_what_that_broadcasts(self) -> None:
-        """PMQ-19: it returns the number of messages that were processed, 0 for none."""
+        """PMQ-19: it returns the number of processed messages, 0 for none."""
         seen = []
 
         @handler("test.first", name="first")
@@ -152,7 +152,7 @@ class DrainTest(TestCase):
 
 class DeliverTest(TestCase):
     def test_the_payload_goes_through_json(self) -> None:
-        """PMQ-13, PMQ-15: no row is written, and keys arrive as they would from the queue."""
+        """PMQ-13, PMQ-15: no row is written, and keys arrive in the same form as from the queue."""
 
         @handler("test.one", name="one")
         def one(delivery: Any) -> Any:
@@ -233,7 +233,7 @@ class CaptureTest(TestCase):
         assert len(broadcasts) == 3
 
     def test_a_stream_is_captured_as_a_list_is(self) -> None:
-        """In order, each message once: whether or not some have unique ids."""
+        """In order, each message once, with and without unique ids."""
         for name in ("one", "two"):
             handler("test.*", name=name)(lambda delivery: None)
         messages = [Message("test.x", n, unique_id="u" if n % 2 else None) for n in range(4)]
@@ -265,7 +265,7 @@ class CaptureTest(TestCase):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("count", [10, 60])
 def test_who_commits_by_hand_captures_at_once(settings: Any, count: int) -> None:
-    """Django knows no hooks then."""
+    """Django has no hooks then."""
     settings.DJANGO_MQ = {"REQUIRE_ATOMIC": False}
     connection.set_autocommit(False)
     try:
@@ -302,7 +302,7 @@ class AssertBroadcastTest(TestCase):
 
 @pytest.mark.django_db
 def test_a_drain_does_not_begin_within_another() -> None:
-    """On the same connection each would take the other's savepoints away."""
+    """On the same connection each would release the other's savepoints."""
     refused: list[str] = []
 
     @handler("inner", queue="mail", name="inner")

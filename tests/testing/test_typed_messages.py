@@ -211,7 +211,7 @@ def test_old_versions_are_upcast() -> None:
 
 
 def test_an_upcast_that_raises_is_wrong_content() -> None:
-    """Design 15: dead at once, for a second attempt would raise again."""
+    """Design 15: dead at once, since a second attempt would raise again."""
     upcast("shop.orders.placed", 1)(lambda payload: {"order_id": int(payload["id"])})
 
     @handler("shop.orders.placed")

@@ -1,4 +1,4 @@
-"""The demo: it adds up, it can be run again, and whatever ends it, nothing is left running."""
+"""The demo: its figures add up, it can run again, and however it ends, no process is left."""
 
 import contextlib
 import doctest
@@ -89,7 +89,7 @@ def test_examples(module: Any) -> None:
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """Marks what a test starts, and what that starts, by an environment variable."""
+    """Marks a test's processes, and their children, by an environment variable."""
     mark = uuid.uuid4().hex
     yield mark
     for pid in marked(mark):
@@ -117,7 +117,7 @@ def eventually(look: Callable[[], Any], seconds: float = 60) -> Any:
 
 @pytest.fixture(scope="module")
 def database(django_db_blocker: Any) -> Iterator[str]:
-    """The URL of a database for one demo after another, also after one that was killed."""
+    """The URL of a database for one demo after another, even after a killed one."""
     name = f"mq_demo_{uuid.uuid4().hex[:12]}"
     with django_db_blocker.unblock():
         given = connection.get_connection_params()
@@ -163,7 +163,7 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> str:
 
 
 def log_in(address: str, user: str, password: str) -> str:
-    """Log in as a browser would and return the page that follows."""
+    """Log in like a browser, and return the page that follows."""
     jar = http.cookiejar.CookieJar()
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))
     with browser.open(address, timeout=30) as form:

@@ -1,4 +1,4 @@
-"""The shop: what its views commit, and what its handlers make of it."""
+"""The shop: the commits of its views, and the work of its handlers."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def letters(settings: Any, tmp_path: Path) -> Path:
-    """The directory that letters go to."""
+    """The directory for letters."""
     settings.SHOP_LETTERS = tmp_path
     return tmp_path
 
@@ -35,7 +35,7 @@ def tea() -> Product:
 
 
 def post(path: str, body: Any) -> Any:
-    """Post JSON as the storefront does: with no token and no cookie."""
+    """Post JSON like the storefront: without a token or a cookie."""
     content = body if isinstance(body, str) else json.dumps(body)
     client = Client(enforce_csrf_checks=True)
     return client.post(path, content, content_type="application/json")
@@ -140,7 +140,7 @@ def test_old_sales_are_forgotten_once_a_day(tea: Product) -> None:
 
 
 def test_a_report_by_the_clock(tea: Product) -> None:
-    """The demo enables it; each time has one report."""
+    """The demo enables it; each scheduled time has one report."""
     for _ in range(2):
         place(tea)
     drain()
@@ -202,7 +202,7 @@ def test_a_letter_that_cannot_be_stored_leaves_no_draft(
 
 @pytest.fixture
 def mail_server(settings: Any) -> Iterator[MailServer]:
-    """What EMAIL_URL sets: a server, so that no files are written."""
+    """The result of EMAIL_URL: a server, so that no files are written."""
     with MailServer() as server:
         settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
         settings.EMAIL_HOST, settings.EMAIL_PORT = server.server_address
@@ -225,7 +225,7 @@ def test_letters_of_a_batch_share_a_connection(
 def test_a_server_that_ends_the_connection(
     tea: Product, mail_server: MailServer, culprit: str
 ) -> None:
-    """One letter fails; the one behind it was not tried, and says so."""
+    """One letter fails; the one behind it was not tried, and its error says so."""
     for name in ("ada", culprit, "eve"):
         place(tea, email=f"{name}@example.com")
     ada, bad, eve = Order.objects.order_by("pk")

@@ -1,4 +1,4 @@
-"""Handlers of the test alone, in a project of several aliases."""
+"""Only the handlers of the test exist, in a project with several aliases."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def backends(*aliases: str) -> list[int]:
 
 
 def run_both_kinds(*, atomic: bool = True) -> None:
-    """Run a handler that writes and one that fails, to every alias they may."""
+    """Run a handler that writes and one that fails, on every alias they may use."""
 
     @handler("test.writes", name="writes", atomic=atomic)
     def writes(delivery: Any) -> None:
@@ -74,7 +74,7 @@ class TwoAliasesTest(TestCase):
         assert len(asked) == 2, "the test's own, and the handler's"
 
     def test_the_hooks_of_the_test_are_kept(self) -> None:
-        """And those of the handlers are with them, as of all code under a TestCase."""
+        """They include the handlers' hooks, like those of all code under a TestCase."""
 
         @handler("test.one", name="one")
         def one(delivery: Any) -> None:
@@ -100,7 +100,7 @@ class TwoAliasesTest(TestCase):
 
 
 class OneOfTwoAliasesTest(TestCase):
-    """A project with two aliases has mostly tests of one."""
+    """In a project with two aliases most tests use one."""
 
     def test_the_connection_of_the_test_is_not_closed(self) -> None:
         @handler("test.one", name="one")

@@ -1,4 +1,4 @@
-"""drain() and handlers that fail: the first error is raised, or all are kept."""
+"""drain() and failing handlers: the first error is raised, or all are kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.testing.drain.conftest import _fails, names, send, write
 @pytest.mark.django_db
 @pytest.mark.parametrize("kind", ["atomic", "not atomic", "async", "batch"])
 def test_the_first_error_is_raised_as_it_was(kind: str) -> None:
-    """With the handler in its traceback, and a note of whose it is; all others have run."""
+    """Its traceback shows the handler, and a note names it; all other messages have run."""
 
     def culprit() -> None:
         raise ValueError("no such customer")
@@ -79,7 +79,7 @@ def test_errors_may_be_kept() -> None:
 
 @pytest.mark.django_db
 def test_what_a_handler_asks_for_is_no_failure() -> None:
-    """Retry and Snooze ask for another time, Reject says that there shall be none."""
+    """Retry and Snooze ask for a later run, Reject for no further one."""
     for number, error in enumerate((Retry(after=60), Snooze(60), Reject("not for us"))):
         with isolated():
             _fails(error)
@@ -94,7 +94,7 @@ def test_what_a_handler_asks_for_is_no_failure() -> None:
 
 @pytest.mark.django_db
 def test_a_retry_that_cannot_be_had_is_a_failure() -> None:
-    """The handler counts on another attempt, and there is none left."""
+    """The handler relies on another attempt, and there is none left."""
     _fails(Retry(after=60), retry=RetryPolicy.never())
     send("test.fails")
     with pytest.raises(Retry) as caught:
@@ -104,7 +104,7 @@ def test_a_retry_that_cannot_be_had_is_a_failure() -> None:
 
 @pytest.mark.django_db
 def test_each_attempt_that_fails_is_told() -> None:
-    """A policy without a wait has them all in one drain."""
+    """A policy without a wait runs all of them in one drain."""
 
     @handler("test.fails", name="fails", retry=RetryPolicy(max_attempts=3, backoff=fixed(0)))
     def fails(delivery: Any) -> None:
@@ -178,7 +178,7 @@ def test_a_database_error_of_a_handler_leaves_the_test_its_transaction(atomic: b
 
 @pytest.mark.django_db
 def test_what_a_handler_that_is_not_atomic_wrote_stays() -> None:
-    """As outside a test, where each of its statements is committed by itself."""
+    """As outside a test, where each of its statements commits by itself."""
 
     @handler("test.fails", name="fails", atomic=False)
     def fails(delivery: Any) -> None:

@@ -1,4 +1,4 @@
-"""Messages run in drain() and answering() as in a worker."""
+"""Messages in drain() and answering() run like those in a worker."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_has_expired_does_not_run(atomic: bool) -> None:
 
 @pytest.mark.django_db(transaction=True, available_apps=["django_mq", "testproject.shop"])
 def test_in_an_async_test() -> None:
-    """By sync_to_async(), with handlers that use the ORM from their coroutine."""
+    """Through sync_to_async(), with handlers that use the ORM from their coroutine."""
 
     @handler("test.async", name="async")
     async def coroutine(delivery: Any) -> None:
@@ -96,7 +96,7 @@ def test_in_an_async_test() -> None:
 
 @pytest.mark.django_db
 def test_an_error_while_answering_reaches_the_test() -> None:
-    """The asking code cannot see it: for that code the reply is only late."""
+    """The asking code cannot see it: there the reply is only late."""
     _fails(ZeroDivisionError("no"), queue="answers")
     with pytest.raises(ReplyTimeout) as caught, answering():
         ask("test.fails")

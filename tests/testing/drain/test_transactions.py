@@ -15,7 +15,7 @@ from tests.testing.drain.conftest import names, send, write
 
 @pytest.mark.django_db
 def test_a_swallowed_database_error_is_told_where_it_spoils_the_transaction_of_the_test() -> None:
-    """A worker's handler that is not atomic may do that; in a TestCase all is one transaction."""
+    """A non-atomic handler may do that in a worker; a TestCase runs it all in one transaction."""
 
     @handler("test.fails", name="fails", atomic=False)
     def fails(delivery: Any) -> None:
@@ -56,7 +56,7 @@ def test_a_block_that_was_left_open_is_told() -> None:
 
 @pytest.mark.django_db
 def test_who_ends_the_transaction_of_the_test_is_named() -> None:
-    """Nothing can be mended then; the text says whose doing it was."""
+    """Nothing can be repaired then; the text names the culprit."""
 
     @handler("test.fails", name="fails")
     def fails(delivery: Any) -> None:

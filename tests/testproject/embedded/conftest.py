@@ -17,7 +17,7 @@ from testproject.embedded import server
 
 ROOT = settings.BASE_DIR
 
-# Asks for the server at every line it is given and tells where it is; leaves at the end of input.
+# Asks for the server for each line of input and prints its address; ends at the end of input.
 USER = """
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ for _ in sys.stdin:
 
 
 class User:
-    """A process that uses the server, and says so."""
+    """A process that uses the server, and reports it."""
 
     def __init__(self, data: Path, program: str = USER, **environment: str) -> None:
         self.process = subprocess.Popen(
@@ -58,7 +58,7 @@ class User:
         return self.told()
 
     def leave(self) -> str:
-        """Wait for the end, and return what it wrote to stderr."""
+        """Wait for the end, and return its stderr."""
         return self.process.communicate()[1]
 
     def kill(self) -> None:
@@ -67,7 +67,7 @@ class User:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this environment without what `testproject.settings` reads."""
+    """Return this environment without the variables that `testproject.settings` reads."""
     ours = ("DATABASE_URL", "DEBUG", "SECRET_KEY", "POSTGRES_DIR")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     return environment | {"PYTHONPATH": str(ROOT)}
@@ -82,7 +82,7 @@ def answers(address: str) -> bool:
 
 
 def enterable(directory: Path) -> Path:
-    """Make a directory that every account can enter, whatever the umask."""
+    """Make a directory that every account can enter, regardless of the umask."""
     directory.mkdir(exist_ok=True)
     directory.chmod(0o755)
     return directory
@@ -90,7 +90,7 @@ def enterable(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def directory() -> Iterator[Path]:
-    """Give a directory that every account can enter, which pytest's own `tmp_path` is not."""
+    """Provide a directory that every account can enter, unlike pytest's own `tmp_path`."""
     made = enterable(Path(tempfile.mkdtemp(prefix="django_mq-test-")))
     yield made
     shutil.rmtree(made)
@@ -104,7 +104,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def untouched() -> Iterator[Path]:
-    """Data as initdb leaves it, which takes longer to make than to copy."""
+    """Data in the state that initdb leaves, which takes longer to make than to copy."""
     with directory() as made:
         server.Server(made).create()
         yield made
@@ -112,14 +112,14 @@ def untouched() -> Iterator[Path]:
 
 @pytest.fixture
 def data(untouched: Path, place: Path) -> Path:
-    """Data of this test alone, with no server yet."""
+    """Data for this test alone, with no server yet."""
     subprocess.run(["cp", "-a", untouched, place / "data"], check=True)
     return place / "data"
 
 
 @pytest.fixture
 def user(data: Path) -> Iterator[Callable[..., User]]:
-    """Starts processes that use the server of `data`; after a failed test they are ended."""
+    """Starts processes that use the server of `data`; ends them after a failed test."""
     users: list[User] = []
 
     def start(program: str = USER, data: Path = data) -> User:

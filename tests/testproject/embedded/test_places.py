@@ -1,4 +1,4 @@
-"""The private PostgreSQL: where its files are, its binaries, and the settings that lead to it."""
+"""The private PostgreSQL: the place of its files, its binaries, and the settings for it."""
 
 import contextlib
 import importlib.util
@@ -33,7 +33,7 @@ def manage(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 class TestPlaces:
     def test_no_mode_is_touched_and_closed_trees_are_replaced(self, place):
-        """Data and wheel are in a directory that only its owner may enter, as root's home is."""
+        """Data and wheel are in a directory that only its owner may enter, like root's home."""
         closed = place / "closed"
         closed.mkdir(mode=0o700)
         spare = enterable(place / "tmp")

@@ -1,4 +1,4 @@
-"""The private PostgreSQL: one for all processes, whatever is killed or forked."""
+"""The private PostgreSQL: one server for all processes, despite kills and forks."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import psycopg
 from testproject.embedded import server
 from tests.testproject.embedded.conftest import answers
 
-# The same with a forked child, which leaves as soon as it is born.
+# The same with a forked child, which ends at once.
 PARENT = """
 import os, sys
 from pathlib import Path
@@ -24,7 +24,7 @@ if os.fork():
         print(server.ensure(Path(sys.argv[1])), flush=True)
 """
 
-# The same with a forked child, which stays when its parent has gone.
+# The same with a forked child, which outlives its parent.
 CHILD = """
 import os, sys
 from pathlib import Path
@@ -46,7 +46,7 @@ def postmaster(address: str) -> int:
 
 
 def kill_postmaster(address: str) -> None:
-    """Kill the server with SIGKILL, and return when nothing listens any more."""
+    """Kill the server with SIGKILL, and return once nothing listens any more."""
     os.kill(postmaster(address), signal.SIGKILL)
     while answers(address):
         pass
