@@ -1,7 +1,7 @@
-"""How long a message waits after its worker died, against the bound that the docs promise.
+"""The time that a message waits after its worker dies, compared with the documented limit.
 
-A handler sleeps, its process is killed or frozen, and the row is read until the message is no
-longer claimed by that process. Each case starts new workers; the slowest case is the figure.
+A handler sleeps, and its process is killed or frozen. The row is read until that process no longer
+claims the message. Each case starts new workers; the slowest case gives the figure.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from benchmarks.workloads import Bench
 from django_mq import broadcast
 
 LEASE, POLL, DRAIN = 3.0, 1.0, 2.0
-#: Seconds that another process has to settle the messages of one that was killed in a drain.
+#: Seconds within which another process settles the messages of one killed while it drains.
 SETTLED = 10.0
 #: Seconds that the handler sleeps: longer than any case takes.
 SLEEPS = 60
-#: Workers that are told to end do not wait for the handler.
+#: Workers told to stop do not wait for the handler.
 SETTINGS = {"LEASE": LEASE, "POLL_INTERVAL": POLL, "DRAIN_SECONDS": DRAIN}
 CLAIMED = "select claimed_by from django_mq_queuedmessage where claimed_by is not null"
 PIDS = "select pid from django_mq_workerheartbeat"
@@ -33,7 +33,7 @@ PID = f"{PIDS} where id = split_part(%s, ':', 1)"
 
 
 def run(bench: Bench) -> list[Row]:
-    """The slowest of the cases of each kind, and their median."""
+    """Return the slowest case of each kind, with the median in its note."""
     cases: dict[str, tuple[float, str, Callable[[Database], float]]] = {
         "process killed": (2.0, "SIGKILL of one of two processes", _child_killed),
         "host lost": (LEASE + POLL, "SIGKILL of a worker and all its processes", _host_lost),
@@ -85,7 +85,7 @@ def _whole_host(database: Database, sent: signal.Signals) -> float:
             try:
                 return _until_freed(database, claimer)
             finally:
-                if sent == signal.SIGSTOP:  # the others are gone, and their numbers may be reused
+                if sent == signal.SIGSTOP:  # the others have ended; their pids may be reused
                     for pid in pids:
                         os.kill(pid, signal.SIGKILL)
 
@@ -99,7 +99,7 @@ def _drained(database: Database) -> float:
 
 
 def _claimer(database: Database) -> str:
-    """Start the handler; return what its message is claimed by."""
+    """Start the handler; return the claimer of its message."""
     with transaction.atomic():
         broadcast("bench.asleep", {"seconds": SLEEPS})
     deadline = monotonic() + 60
@@ -111,14 +111,14 @@ def _claimer(database: Database) -> str:
 
 
 def _pid(database: Database, claimer: str) -> int:
-    """Return the process that claimed the message, as soon as its heartbeat tells."""
+    """Return the process that claimed the message, once its heartbeat shows it."""
     while not (found := database.execute(PID, [claimer])):
         sleep(0.01)
     return int(found[0][0])
 
 
 def _until_freed(database: Database, claimer: str) -> float:
-    """Return the seconds until the message is not claimed by `claimer` any longer."""
+    """Return the seconds until `claimer` no longer claims the message."""
     began = monotonic()
     while database.execute(CLAIMED) == [(claimer,)]:
         check(monotonic() - began < 60, "nobody settled the message")

@@ -12,7 +12,7 @@ from typing import Any
 from django_mq.admin.texts import LONGEST_JSON
 from django_mq.queues import redacted
 
-#: Columns with JSON.
+#: Columns that contain JSON.
 DOCUMENTS = ("payload", "metadata")
 TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
 
@@ -36,7 +36,7 @@ def harmless(value: object) -> str:
 
 
 def document(text: str | None) -> Any:
-    """Return a stored document with secrets hidden; None if they could not be hidden."""
+    """Return a stored document with secrets hidden; None if hiding them failed."""
     if text is None or len(text) > LONGEST_JSON:
         return None
     try:

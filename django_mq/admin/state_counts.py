@@ -1,4 +1,4 @@
-"""The number of messages in each state, as the overview and the list of messages show it."""
+"""The number of messages in each state, for the overview and the list of messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COUNTS = (*(state.value for state in MessageState if state != MessageState.PAUS
 
 
 def shown_state(counts: queues.QueueCounts, name: str) -> str:
-    """Return the state that people read for the messages that `name` counts in this queue."""
+    """Return the displayed state of the messages that `name` counts in this queue."""
     is_stopped = counts.paused or counts.backoff_until is not None
     return MessageState.PAUSED.value if is_stopped and name in _PAUSED_INSTEAD else name
 
@@ -31,7 +31,7 @@ def shown_state(counts: queues.QueueCounts, name: str) -> str:
 def summed(parts: Iterable[tuple[queues.QueueCounts, str]], *, more: bool = False) -> str:
     """Return the sum of the named counts as text; an estimate, with `≈`, if one was capped.
 
-    With `more`, there are queues that were not counted.
+    Set `more` if some queues were not counted.
     """
     parts = list(parts)
     return counted(
@@ -42,7 +42,7 @@ def summed(parts: Iterable[tuple[queues.QueueCounts, str]], *, more: bool = Fals
 
 
 def by_state(found: Collection[queues.QueueCounts], *, more: bool = False) -> dict[str, str]:
-    """Return the number of messages in each state of `found`, and of those in flight, as text."""
+    """Return the counts of `found` by state, and of messages in flight, as text."""
     parts: dict[str, list[tuple[queues.QueueCounts, str]]]
     parts = {state: [] for state in (*_COUNTS, MessageState.PAUSED.value)}
     for counts in found:
@@ -57,8 +57,7 @@ class StateCountsAdmin(ReadOnlyAdmin):
     def state_counts(self, request: HttpRequest) -> dict[str, str]:
         """Return the counts by state as text; none if the database takes too long.
 
-        Call it within the time limits of a page, last: the transaction reads in index order
-        afterwards.
+        Call it last, within a page's time limits: the transaction reads in index order afterwards.
         """
         asked = request.GET.get("queue") or request.GET.get("queue__exact")
         if asked:

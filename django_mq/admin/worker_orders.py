@@ -45,7 +45,7 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
     def may_order(self, request: HttpRequest, worker: queues.WorkerProcess) -> bool:
         """Return whether the user may give orders to this worker.
 
-        A user of some queues may only if it serves none but these, each by its name.
+        A user restricted to some queues may if the worker serves only these, each by its name.
         """
         if not (self.has_view_permission(request) and self._has_right(request, "stop_worker")):
             return False
@@ -69,7 +69,7 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
         ]
 
     def order_view(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Give the posted worker the order `name`, once that is confirmed."""
+        """Give the posted worker the order `name`, after confirmation if it needs one."""
         if name not in ORDERS:
             raise Http404
         listed = HttpResponseRedirect(self.url(WorkerHeartbeat, "changelist"))
@@ -92,7 +92,7 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
         return listed
 
     def _give(self, request: HttpRequest, name: str, worker: queues.WorkerProcess) -> None:
-        """Give the order, log the user in the same transaction, and report it."""
+        """Give the order, log the user in the same transaction, and report the order."""
         with writing(self.alias):
             told = ORDERS[name](worker.id, by=request.user.get_username(), using=self.alias)
             if told:

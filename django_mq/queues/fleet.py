@@ -28,7 +28,7 @@ class WorkerProcess:
 
     `queues` holds names and patterns, and is empty for all queues; `running` holds message ids.
     `wakeup` is notify, poll, or degraded (LISTEN failed, so it polls). `unreadable` names the
-    columns with values that no worker writes; those values are left out here. A `quiet` one claims
+    columns whose values no worker writes; those values are left out here. A `quiet` worker claims
     nothing, by order of an operator.
     """
 
@@ -59,7 +59,7 @@ class WorkerProcess:
 
 
 def workers(*, using: str | None = None) -> list[WorkerProcess]:
-    """Return the worker processes, last seen first; dead ones until their rows are removed."""
+    """Return the worker processes, last seen first, including dead ones whose rows still exist."""
     beats = WorkerHeartbeat.objects.using(alias_of(using)).defer("timings")
     found = beats.annotate(silent=Now() - F("last_seen"))
     return [_worker(beat, beat.silent) for beat in found.order_by("-last_seen", "pk")]

@@ -1,4 +1,4 @@
-"""The orders of operators to this process, as its threads see them."""
+"""Orders of operators to this process, shared by its threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger("django_mq")
 
-#: To claim nothing more, to claim again, and to drain and end.
+#: Claim nothing more; claim again; drain and exit.
 QUIET, RESUME, LEAVE = "quiet", "resume", "leave"
 _TEXTS = {
     QUIET: "is quiet: it finishes what runs, and claims nothing more",
@@ -17,10 +17,10 @@ _TEXTS = {
 
 
 class Orders:
-    """The last order about claims, and whether to leave; any thread may give them.
+    """The last order about claims, and whether to leave; any thread may give an order.
 
-    The loop carries them out: what it has seen, it reports and passes on to the supervisor, which
-    replaces a process that died by one with the same order.
+    The loop carries orders out, then logs them and passes them on to the supervisor. If the process
+    dies, the supervisor starts its successor with the same order.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class Orders:
         self._pass_on: Callable[[str], None] = lambda order: None
 
     def supervised(self, pass_on: Callable[[str], None]) -> None:
-        """Pass on each order, once it is carried out."""
+        """Set the function that receives each order once the loop has carried it out."""
         self._pass_on = pass_on
 
     def give(self, order: str, by: str) -> None:
-        """Note an order; an unknown one is left alone."""
+        """Record an order; ignore an unknown one."""
         self._by = by
         if order == LEAVE:
             self.leaving = True
@@ -42,7 +42,7 @@ class Orders:
             self.quiet = order == QUIET
 
     def report(self, worker: str) -> None:
-        """Log and pass on the order of now, unless that was done; called by the loop."""
+        """Log and pass on the current order, unless already reported; called by the loop."""
         order = LEAVE if self.leaving else QUIET if self.quiet else RESUME
         if order == self._seen:
             return

@@ -81,7 +81,7 @@ class Command(OperatorCommand):
 
 
 def _chosen(alive: Sequence[WorkerProcess], options: dict[str, Any]) -> list[WorkerProcess]:
-    """Return the live workers that the options name; raise CommandError if these are none."""
+    """Return the live workers that the options name; raise CommandError if there are none."""
     ids, host, every = options["ids"], options["host"], options["all"]
     if bool(ids) + (host is not None) + every != 1:
         raise CommandError("name the workers: by ID, by --host, or --all")
