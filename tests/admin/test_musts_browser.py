@@ -109,7 +109,8 @@ def test_the_history_of_a_message_names_the_user(visit):  # noqa: F811
 def test_attempts_are_told_in_full(visit):  # noqa: F811
     message = add(dead=-5, attempts=2, created=-60)
     for attempt in (1, 2):
-        times = moments(started_at=-60 + 20 * attempt, ended_at=-57 + 20 * attempt)
+        start = message.created_at + timedelta(seconds=20 * attempt)
+        times = {"started_at": start, "ended_at": start + timedelta(seconds=3)}
         fail(
             message, attempt, worker=f"w{attempt}:1", error_text="no order",
             traceback=f"in send, attempt {attempt}", **times,
