@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import F
+from django.db.models import F, FloatField, Func, Value
 from django.db.models.functions import Now
 
 from django_mq.conf import alias_of
@@ -20,6 +20,12 @@ from django_mq.queues.transactions import reading
 from django_mq.states import GONE_AFTER
 from django_mq.store import oldest_snapshot
 from django_mq.store.oldest_snapshot import HorizonHolder
+
+#: For how many seconds a worker has been silent. It is a number because the driver reads intervals
+#: of the server's default IntervalStyle only.
+SILENT = Func(
+    Value("epoch"), Now() - F("last_seen"), function="date_part", output_field=FloatField()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +67,10 @@ class WorkerProcess:
 def workers(*, using: str | None = None) -> list[WorkerProcess]:
     """Return the worker processes, last seen first, including dead ones whose rows still exist."""
     beats = WorkerHeartbeat.objects.using(alias_of(using)).defer("timings")
-    found = beats.annotate(silent=Now() - F("last_seen"))
-    return [_worker(beat, beat.silent) for beat in found.order_by("-last_seen", "pk")]
+    found = beats.annotate(silent=SILENT)
+    return [
+        _worker(beat, timedelta(seconds=beat.silent)) for beat in found.order_by("-last_seen", "pk")
+    ]
 
 
 def _worker(beat: WorkerHeartbeat, silent: timedelta) -> WorkerProcess:

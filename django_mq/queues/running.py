@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from django.db.models import F
 from django.db.models.functions import Now
 
 from django_mq.conf import alias_of, get_settings
@@ -15,6 +14,7 @@ from django_mq.models import QueuedMessage, WorkerCommand, WorkerHeartbeat
 from django_mq.policy.error_text import one_line
 from django_mq.queues.actions import Changed, Ids, checked_ids
 from django_mq.queues.arguments import LARGEST
+from django_mq.queues.fleet import SILENT
 from django_mq.queues.transactions import writing
 from django_mq.states import GONE_AFTER
 from django_mq.store import commands as store
@@ -49,7 +49,7 @@ def running(
     """Return the messages whose handlers run now, or those among `ids`; the longest first."""
     alias = alias_of(using)
     beats = WorkerHeartbeat.objects.using(alias).filter(last_seen__gt=Now() - GONE_AFTER)
-    columns = beats.annotate(silent=Now() - F("last_seen")).values_list(
+    columns = beats.annotate(silent=SILENT).values_list(
         "id", "host", "pid", "running", "ran", "silent"
     )
     at: dict[int, tuple[str, str, int, timedelta | None]] = {}
@@ -67,12 +67,12 @@ def running(
     return sorted(here, key=lambda each: (-(each.ran_for or timedelta()), each.id))
 
 
-def _ran_for(ran: object, id: int, silent: timedelta) -> timedelta | None:
+def _ran_for(ran: object, id: int, silent: float) -> timedelta | None:
     """Return for how long a message runs; None for a value that no worker writes."""
     seconds = ran.get(str(id)) if isinstance(ran, Mapping) else None
     if not isinstance(seconds, int | float) or not 0 < seconds < LONGEST:
         return None
-    return timedelta(seconds=seconds) + silent
+    return timedelta(seconds=seconds + silent)
 
 
 def stop(ids: Ids, *, by: str = "", using: str | None = None) -> Changed:

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_mq import queues
-from tests.rows import beat, tally
+from tests.rows import add, beat, tally
 
 pytestmark = pytest.mark.django_db
 
@@ -21,6 +21,19 @@ def test_workers_last_seen_first():
     assert (old.id, old.queues, old.running, old.alive) == ("old", ("mail",), (4, 5), False)
     assert (old.draining, old.wakeup) == (True, "degraded")
     assert timedelta(seconds=31) <= old.silent < timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("style", ["sql_standard", "postgres_verbose", "iso_8601"])
+def test_a_role_that_writes_intervals_another_way_sees_the_workers(style):
+    """Guarantee 24."""
+    message = add(leased=30)
+    beat(seen=-10, running=[message.pk], ran={str(message.pk): 5.0})
+    with connection.cursor() as cursor:
+        cursor.execute(f"set local intervalstyle = {style}")
+    (worker,) = queues.workers()
+    assert timedelta(seconds=10) <= worker.silent < timedelta(seconds=25)
+    (running,) = queues.running()
+    assert timedelta(seconds=15) <= running.ran_for < timedelta(seconds=30)
 
 
 def test_timings_of_live_workers_add_up():
