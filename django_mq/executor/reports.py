@@ -14,7 +14,7 @@ from django_mq.executor.ended import ACKED, DONE, Ended, Settled
 from django_mq.executor.handler_counts import queued_for
 from django_mq.messages import Delivery
 from django_mq.policy.error_text import Failure, one_line
-from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried
+from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried, Snoozed
 from django_mq.policy.redacted_error import told
 
 logger = logging.getLogger("django_mq")
@@ -59,11 +59,10 @@ def _say(ended: Ended) -> None:
         _announce(signals.message_dead, ended, text, reason=outcome.reason)
     elif ended.settled is Settled.BURIED:
         _announce(signals.message_dead, ended, f"is dead: {ended.reason}", reason=ended.reason)
+    elif isinstance(outcome, Snoozed):
+        _warn_of_wait(delivery, outcome)
     elif isinstance(outcome, Retried):
-        if outcome.warning:
-            logger.warning(
-                "message %s: %s", delivery.id, outcome.warning, extra={"event": "bad_backoff"}
-            )
+        _warn_of_wait(delivery, outcome)
         text = f"failed ({_told(outcome.failure)}); again {_when(outcome.after)}"
         _announce(signals.message_retried, ended, text, after=outcome.after)
     elif ended.settled is Settled.HELD:
@@ -74,6 +73,13 @@ def _say(ended: Ended) -> None:
             delivery.queue,
             ended.reason,
             extra={"event": "message_held", "message_id": delivery.id, "queue": delivery.queue},
+        )
+
+
+def _warn_of_wait(delivery: Delivery, outcome: Retried | Snoozed) -> None:
+    if outcome.warning:
+        logger.warning(
+            "message %s: %s", delivery.id, outcome.warning, extra={"event": "bad_backoff"}
         )
 
 

@@ -118,17 +118,49 @@ def test_the_last_attempt_is_final(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "backoff", [lambda attempt: 1 / 0, lambda attempt: -5, lambda attempt: "soon"]
 )
-def test_a_policy_that_fails_counts_as_one_second(bench: Bench, backoff: Any) -> None:
-    """PMQ-54 as changed."""
+def test_a_policy_that_fails_counts_as_one_second(
+    bench: Bench, backoff: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PMQ-54 as changed: with a line in the log, and for that message alone (PMQ-55)."""
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=backoff))
     def h(delivery: Delivery) -> None:
-        raise ValueError
+        if delivery.payload == "bad":
+            raise ValueError
+        effect(delivery)
+
+    message, neighbour = (add(handler="h", payload=payload) for payload in ("bad", "good"))
+    bench.run_all(bench.claim())
+    wait = stored(message).processable_after - timezone.now()
+    assert timedelta(0) < wait <= timedelta(seconds=1)
+    assert effects() == {neighbour.pk}
+    assert not QueuedMessage.objects.filter(pk=neighbour.pk).exists()
+    (line,) = warnings_of_waits(caplog)
+    assert line.startswith(f"message {message.pk}: the backoff callable ")
+    assert line.endswith("; waiting 1.0 s")
+
+
+def warnings_of_waits(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if getattr(r, "event", "") == "bad_backoff"]
+
+
+@pytest.mark.parametrize("error", [Retry(1e300), Snooze(timedelta(days=1000))])
+def test_a_wait_beyond_the_maximum_is_cut_with_a_warning(
+    bench: Bench, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NSQ-18."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        raise error
 
     message = add(handler="h")
     bench.run_all(bench.claim())
     wait = stored(message).processable_after - timezone.now()
-    assert timedelta(0) < wait <= timedelta(seconds=1)
+    assert timedelta(days=365) < wait <= timedelta(days=366)
+    (line,) = warnings_of_waits(caplog)
+    assert line.startswith(f"message {message.pk}: a wait of ")
+    assert "was cut to" in line
 
 
 def test_a_policy_that_the_message_carries_wins_unless_it_is_none(bench: Bench) -> None:
