@@ -23,7 +23,7 @@ PROMPT = 60.0
 def test_a_killed_child(
     start: Callable[..., Worker], queue: Queue, witness: Witness, processes: int
 ) -> None:
-    """Guarantees 1, 3, 6; KAF-10, NSQ-20: a sibling, or its replacement, settles its messages."""
+    """Guarantees 1, 3, 6; KAF-10, NSQ-20, RMQ-2: a sibling or replacement settles its messages."""
     worker = start("--processes", processes)
     ids = dict(zip("abcd", queue.send("gate", *"abcd", gate="open"), strict=True))
     worker.until(

@@ -79,7 +79,7 @@ def drivers() -> Iterator[Any]:
 
 @pytest.mark.parametrize("cursors", [djangos, drivers])
 def test_every_column_arrives(way: Insert, cursors: Callable[[], Any]) -> None:
-    """PMQ-1, PMQ-2: with a cursor of Django and with one of the driver."""
+    """PMQ-1, PMQ-2, RMQ-3: with a cursor of Django and with one of the driver."""
     with cursors() as cursor:
         (id,) = way(cursor, [FULL])
         cursor.execute(

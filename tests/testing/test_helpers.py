@@ -186,6 +186,20 @@ class DeliverTest(TestCase):
             deliver(one)
         assert not Product.objects.filter(name="undone").exists()
 
+    def test_what_a_handler_cannot_broadcast_undoes_its_writes(self) -> None:
+        """PMQ-16: those and the messages before it, in the same call."""
+
+        @handler("test.one", name="one")
+        def one(delivery: Any) -> None:
+            Product.objects.create(name="kept?", price=1, stock=1)
+            broadcast("test.two", {"n": 1})
+            broadcast("test.two", {"n": object()})
+
+        with pytest.raises(InvalidPayload):
+            deliver(one)
+        assert not Product.objects.exists()
+        assert not QueuedMessage.objects.exists()
+
     def test_what_could_not_be_broadcast_is_refused(self) -> None:
         """PMQ-16: a serialization error is the caller's."""
 

@@ -115,7 +115,7 @@ def test_copies_have_their_own_fates() -> None:
 
 @pytest.mark.parametrize("after", [None, 60])
 def test_while_it_waits_a_second_one_is_a_duplicate(after: Any) -> None:
-    """CAR-8: delayed or not."""
+    """CAR-5, CAR-8: delayed or not."""
     first = send(1, after=after)
     for option in ("skip", "requeue"):
         copy = send(2, on_duplicate=option)
