@@ -14,6 +14,7 @@ from django_mq.exceptions import Reject, Retry, Snooze
 from django_mq.executor import replies
 from django_mq.executor.tasks import Task
 from django_mq.messages import Delivery, current_delivery
+from django_mq.store.history_days import was_attached_meanwhile
 
 #: The SQLSTATEs of conflicts with other transactions: the same attempt runs again.
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
@@ -81,14 +82,16 @@ def argument_of(tasks: Sequence[Task]) -> Any:
 
 
 def is_conflict(error: BaseException | None) -> bool:
-    """Return whether a deadlock, a serialization failure or a lock timeout caused `error`.
+    """Return whether a conflict with another session caused `error`.
 
-    False if the handler caught it and raised Retry, Snooze or Reject instead.
+    That is a deadlock, a serialization failure, a lock timeout, or a partition of the history that
+    was attached meanwhile. False if the handler caught it and raised Retry, Snooze or Reject
+    instead.
     """
     for _ in range(10):
         if error is None or isinstance(error, Retry | Snooze | Reject):
             return False
-        if getattr(error, "sqlstate", None) in _CONFLICTS:
+        if getattr(error, "sqlstate", None) in _CONFLICTS or was_attached_meanwhile(error):
             return True
         error = error.__cause__ or error.__context__
     return False

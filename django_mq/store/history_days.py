@@ -94,6 +94,21 @@ def create_day(cursor: Cursor, day: date, *, owner: str | None = None) -> bool:
     return True
 
 
+def was_attached_meanwhile(error: BaseException) -> bool:
+    """Return whether `error` refused a row only because its day's partition was being attached.
+
+    A statement that chose the default partition before the ATTACH committed is refused after it,
+    as CheckViolation without the name of a constraint. Sent again, it finds the new partition.
+    """
+    diagnosis = getattr(error, "diag", None)
+    return (
+        diagnosis is not None
+        and diagnosis.sqlstate == "23514"
+        and diagnosis.table_name == f"{PREFIX}default"
+        and not diagnosis.constraint_name
+    )
+
+
 IS_KEPT = SQL("""
 select exists (select from {day} where keep_until >= statement_timestamp())
     or statement_timestamp() < {end}::timestamptz + interval '1 hour'

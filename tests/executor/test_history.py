@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from django_mq import Reject, Retry, RetryPolicy, broadcast, fixed, handler, handlers
 from django_mq.exceptions import InvalidHandler
 from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage
+from django_mq.store import history_days
 from django_mq.testing import drain
 from tests.database import second_connection
 from tests.rows import add
 from tests.worker.conftest import Bench, Start, effect
+from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -78,6 +81,39 @@ def test_however_its_handler_runs(start: Start) -> None:
     for row in found.values():
         assert row.created_at <= row.started_at <= row.ended_at == row.keep_until - HOUR
         assert (row.attempts, row.worker != "", row.payload, row.metadata) == (1, True, None, None)
+
+
+@pytest.mark.usefixtures("keeping")
+def test_a_partition_that_is_attached_during_the_settle_costs_no_attempt(bench: Bench) -> None:
+    """The server refuses a row that was on its way to the default partition."""
+
+    @handler("a", queue="mail", name="h")
+    def h(delivery: Any) -> None: ...
+
+    row = add(type="a", handler="h")
+    tasks = bench.claim()
+    with second_connection() as attaching, ThreadPoolExecutor(1) as pool:
+        cursor = attaching.cursor()
+        (today,) = cursor.execute("select (now() at time zone 'UTC')::date").fetchone() or ()
+        cursor.execute(f"drop table if exists {history_days.PREFIX}{today:%Y%m%d}")
+        cursor.execute("begin")
+        assert history_days.create_day(cursor, today)
+
+        def commit() -> None:
+            until(lambda: somebody_waits_for(f"{history_days.PREFIX}default"))
+            cursor.execute("commit")
+
+        committing = pool.submit(commit)
+        bench.run_all(tasks)
+        committing.result()
+    assert kept()[row.pk].attempts == 1
+    assert not FailedAttempt.objects.exists()
+
+
+def somebody_waits_for(table: str) -> bool:
+    waiting = "select from pg_locks where not granted and relation = %s::regclass"
+    with second_connection() as other:
+        return bool(other.execute(f"select exists ({waiting})", [table]).fetchone()[0])
 
 
 @pytest.mark.usefixtures("keeping")
