@@ -225,6 +225,7 @@ def test_a_lock_on_the_table_is_waited_for(
         started.set()
         assert gate.wait(60)
 
+    connection.ensure_connection()  # the limits below are the worker's alone
     with role(**STRICT):
         running = start()
         said.wait("worker_started")
