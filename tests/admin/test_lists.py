@@ -298,9 +298,10 @@ def test_no_filter_holds_a_form(boss):
     """Themes such as jazzmin put filters into the form of the search, where another one ends it."""
     add()
     page = boss.get(LIST, {"queue": "mail"}).content.decode()
-    filters = page[
-        page.index('id="changelist-filter"') : page.index("</nav>", page.index('"mq-box"'))
-    ]
+    found = re.search(r'<(nav|search)[^>]* id="changelist-filter".*?</\1>', page, re.DOTALL)
+    assert found, "Django 6.1 has <search> where others have <nav>"
+    filters = found[0]
+    assert "mq-box" in filters
     assert "<form" not in filters
     asked = set(re.findall(r'form="([^"]+)"', filters))
     assert len(asked) > 8
