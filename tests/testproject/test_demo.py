@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -24,10 +25,12 @@ import pytest
 from django.conf import settings
 from django.db import connection
 
+from django_mq.models import Schedule
 from testproject.shop import mailing
 from testproject.shop.demo import customers, ledger
 from testproject.shop.demo.ledger import Ledger
 from testproject.shop.demo.processes import Processes, Trouble
+from testproject.shop.management.commands import mq_demo
 
 MARK = "MQ_DEMO_TEST"
 
@@ -220,6 +223,21 @@ def test_told_to_end_it_ends_all_that_it_started(demo: Any, mark: str, tmp_path:
     assert "Traceback" not in said
     assert not marked(mark)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_interrupted_in_a_query_it_ends_all_the_same(tmp_path: Path) -> None:
+    Schedule.objects.create(name=mq_demo.REPORTS, type="t", every=timedelta(days=1))
+
+    def interrupted() -> None:
+        with Processes(tmp_path) as processes, mq_demo.reporting(processes):
+            connection.ensure_connection()
+            connection.connection.pgconn.send_query(b"select")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not Schedule.objects.get().enabled
 
 
 @needs_proc

@@ -180,6 +180,7 @@ def reporting(processes: Processes) -> Iterator[None]:
     try:
         yield
     finally:
+        connection.close()  # an interrupt may have left a query unfinished
         queues.disable_schedule(REPORTS)
 
 
