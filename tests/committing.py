@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,8 @@ TABLES = """
 select quote_ident(relname) from pg_class
  where relnamespace = 'public'::regnamespace and relkind in ('r', 'p') and not relname = any(%s)
 """
-# Dead rows of thousands of messages would change the plans of the tests that come later.
+# Dead rows of thousands of messages would change the plans and estimates of the tests that come
+# later.
 LARGE = """
 select string_agg(quote_ident(relname), ', ') from pg_class
  where relnamespace = 'public'::regnamespace and relkind = 'r' and not relname = any(%s)
@@ -50,15 +52,23 @@ class Cleaner:
         self._session: psycopg.Connection[Any] | None = None
 
     def run(self) -> None:
-        """Empty the tables, in a new session if a test ended the previous one."""
+        """Empty the tables."""
+        self._do(self._empty)
+
+    def shrink(self) -> None:
+        """Free the space that rolled back tests have left, in tables that are empty."""
+        self._do(self._truncate)
+
+    def _do(self, work: Callable[[psycopg.Connection[Any]], None]) -> None:
+        """Work in the open session, or in a new one if a test ended the previous one."""
         session = self._opened()
         try:
-            self._empty(session)
+            work(session)
         except psycopg.OperationalError:
             if not session.closed:
                 raise
             self.close()
-            self._empty(self._opened())
+            work(self._opened())
 
     def close(self) -> None:
         if self._session is not None:
@@ -73,6 +83,9 @@ class Cleaner:
 
     def _empty(self, session: psycopg.Connection[Any]) -> None:
         session.execute(_delete_all())
+        self._truncate(session)
+
+    def _truncate(self, session: psycopg.Connection[Any]) -> None:
         (large,) = session.execute(LARGE, [list(KEPT)]).fetchone() or ("",)
         if large:
             session.execute(f"truncate {large} cascade")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import cache
+from itertools import groupby
 from typing import Any, TypeVar
 
+from django.db import connection
 from django.db.models import Model
 from django.db.models.functions import Now
 
@@ -51,18 +55,50 @@ def add(queue: str = "mail", **given: Any) -> QueuedMessage:
 
 
 def add_all(each: Iterable[dict[str, Any]]) -> list[QueuedMessage]:
-    """Insert many messages at once, each like `add()`."""
-    made = QueuedMessage.objects.bulk_create(
-        [_message(**{"queue": "mail", **given}) for given in each]
+    """Insert many messages at once, each like `add()`, and return them as stored, in order."""
+    return list(QueuedMessage.objects.filter(pk__in=insert_all(each)).order_by("pk"))
+
+
+def insert_all(each: Iterable[dict[str, Any]]) -> list[int]:
+    """Insert many messages, each like `add()`, and return their ids, in order.
+
+    One statement for neighbours with the same columns takes a tenth of the CPU of `bulk_create()`.
+    """
+    ids: list[int] = []
+    with connection.cursor() as cursor:
+        for names, rows in groupby(({"queue": "mail"} | _given(**row) for row in each), tuple):
+            cursor.execute(_insert_of(names), [json.dumps(list(rows))])
+            ids += sorted(id for (id,) in cursor.fetchall())
+    return ids
+
+
+@cache
+def _insert_of(names: tuple[str, ...]) -> str:
+    """Return the statement that inserts messages with the arguments `names` from a document."""
+    columns, values, types = [], [], []
+    for name in names:
+        field = QueuedMessage._meta.get_field(MOMENTS.get(name, name))
+        is_moment = name in MOMENTS
+        columns.append(field.column)
+        types.append(f"{name} {'float8' if is_moment else field.db_type(connection)}")
+        moment = f"statement_timestamp() + row.{name} * interval '1 second'"
+        values.append(moment if is_moment else f"row.{name}")
+    return (
+        f"insert into {QueuedMessage._meta.db_table} ({', '.join(columns)})"
+        f" select {', '.join(values)}"
+        f" from jsonb_to_recordset(%s::jsonb) as row ({', '.join(types)}) returning id"
     )
-    return list(QueuedMessage.objects.filter(pk__in=[row.pk for row in made]).order_by("pk"))
 
 
 def _message(queue: str, **given: Any) -> QueuedMessage:
+    return QueuedMessage(queue=queue, **columns(_given(**given)))
+
+
+def _given(**given: Any) -> dict[str, Any]:
+    """Return the arguments of `add()` with their defaults."""
     if "leased" in given:
         given.setdefault("claimed_by", "worker:1")
-    given = {"type": "shop.orders.placed", "payload": {}, "after": -60, **given}
-    return QueuedMessage(queue=queue, **columns(given))
+    return {"type": "shop.orders.placed", "payload": {}, "after": -60, **given}
 
 
 def decide(queue: str = "mail", **given: Any) -> QueueState:

@@ -9,7 +9,7 @@ import pytest
 from django_mq.models import QueuedMessage
 from django_mq.states import MessageState
 from tests.pages_read import pages_read
-from tests.rows import add, add_all, beat, decide
+from tests.rows import add, beat, decide, insert_all
 
 pytestmark = pytest.mark.django_db
 
@@ -152,7 +152,7 @@ def test_the_workers_are_read_once_for_all_messages():
     """Looking for each leased message in each heartbeat took half a second for 20,000."""
 
     def rows(leased: int) -> int:
-        add_all({"leased": 60} for _ in range(leased))
+        insert_all({"leased": 60} for _ in range(leased))
         with pages_read() as read:
             assert set(QueuedMessage.objects.in_state("running")) == {running}
         return read.rows

@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mq.queues import totals
 from tests.admin.pages import LIST, MODELS, fail, text, url
-from tests.rows import add, add_all, beat, decide
+from tests.rows import add, beat, decide, insert_all
 
 pytestmark = pytest.mark.django_db
 
@@ -22,8 +22,8 @@ def rows():
     """A message in each state, a key with two followers behind its head, and a failed attempt."""
     head = add(key="k", leased=60, claimed_by="worker:1")
     waiting = [add(key="k", blocked_by=head.pk), add(key="k", blocked_by=head.pk)]
-    add_all({} for _ in range(20))
-    add_all([{"after": 60}, {"after": 60, "attempts": 1}, {"held": -1}, {"expires": -1}, {}])
+    insert_all({} for _ in range(20))
+    insert_all([{"after": 60}, {"after": 60, "attempts": 1}, {"held": -1}, {"expires": -1}, {}])
     dead = add(dead=-1)
     beat(running=[head.pk])
     decide("mail", paused=-1)

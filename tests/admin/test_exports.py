@@ -15,7 +15,7 @@ from django.test import AsyncClient
 from django_mq.admin import QueuedMessageAdmin, bounds, exports, windows
 from tests.admin.pages import LIST
 from tests.pages_read import pages_read
-from tests.rows import add, add_all
+from tests.rows import add, add_all, insert_all
 
 pytestmark = pytest.mark.django_db
 
@@ -101,7 +101,7 @@ def test_no_statement_reads_more_than_a_part(boss, monkeypatch):
         monkeypatch.setattr(module, "MOST", 2)
     monkeypatch.setattr(exports, "SCANNED", 100)
     monkeypatch.setattr(exports, "READ", 50)
-    add_all({"payload": {"n": n}} for n in range(1000))
+    insert_all({"payload": {"n": n}} for n in range(1000))
     with connection.cursor() as cursor:
         cursor.execute("analyze django_mq_queuedmessage")
         # The planner may read such a small table whole; without an index it always would.
@@ -113,7 +113,7 @@ def test_no_statement_reads_more_than_a_part(boss, monkeypatch):
 
 @pytest.mark.django_db(transaction=True)
 def test_an_asynchronous_server_streams_too(boss, monkeypatch):
-    add_all({} for _ in range(3))
+    insert_all({} for _ in range(3))
     client = AsyncClient()
 
     async def read():

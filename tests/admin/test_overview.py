@@ -19,7 +19,7 @@ from django_mq.models import MinuteFigures, Overview, QueueState, Schedule
 from django_mq.queues import figures, totals
 from django_mq.store import estimates as sampled
 from tests.admin.pages import fail, text, url
-from tests.rows import add, add_all, beat, decide
+from tests.rows import add, add_all, beat, decide, insert_all
 
 pytestmark = pytest.mark.django_db
 
@@ -70,7 +70,7 @@ def test_states_are_always_counted(boss):
 
 def test_rates_and_when_a_queue_is_empty(boss):
     minute(1, acked=2400, broadcast=300)
-    add_all([{"created": -3600}] * 70)
+    insert_all([{"created": -3600}] * 70)
     add("stopped", created=-3600), decide("stopped", paused=-5)
     mail, stopped = live(boss).context["busy"]
     assert mail.incoming.endswith("/s")
@@ -132,7 +132,7 @@ def test_an_empty_chart_is_still_drawn():
 def test_a_depth_beyond_the_count_is_an_estimate(boss, monkeypatch):
     """It is marked as an estimate; if there is none, the page says what was counted."""
     monkeypatch.setattr(totals, "MOST", 50)
-    add_all([{"created": -3600}] * 800 + [{"queue": "small"}] * 40 + [{"dead": -60}] * 20)
+    insert_all([{"created": -3600}] * 800 + [{"queue": "small"}] * 40 + [{"dead": -60}] * 20)
     with monkeypatch.context() as patch:
         patch.setattr(sampled, "estimates", lambda cursor, queues: {each: {} for each in queues})
         assert live(boss).context["busy"][0].depth == "> 50"
@@ -233,7 +233,7 @@ def test_links_and_texts_need_their_rights(login):
 
 
 def test_it_costs_few_queries_whatever_there_is(boss):
-    add_all([{"queue": f"q{n}"} for n in range(60)])
+    insert_all([{"queue": f"q{n}"} for n in range(60)])
     for n in range(30):
         minute(n, queue=f"q{n}", acked=1, ran={"40": 1})
         beat(f"w{n}")

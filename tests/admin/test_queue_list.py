@@ -13,7 +13,7 @@ from django_mq.queues import totals
 from django_mq.store import estimates
 from tests.admin.pages import text, url
 from tests.pages_read import pages_read
-from tests.rows import add_all
+from tests.rows import insert_all
 
 pytestmark = pytest.mark.django_db
 
@@ -32,7 +32,7 @@ def names(response):
 
 @pytest.mark.usefixtures("three_to_a_page")
 def test_it_has_pages(boss):
-    add_all({"queue": name} for name in "abcdefgh")
+    insert_all({"queue": name} for name in "abcdefgh")
     first, last = boss.get(url("queuestate")), boss.get(url("queuestate"), {"page": 3})
     assert names(first) == ["a", "b", "c"]
     assert "1 to 3 of 9 queues Next page" in text(first)
@@ -44,7 +44,7 @@ def test_it_has_pages(boss):
 @pytest.mark.usefixtures("three_to_a_page")
 @pytest.mark.parametrize(("page", "first"), [("x", "a"), ("", "a"), ("-1", "d"), ("9" * 99, "d")])
 def test_any_page_number_is_answered(boss, page, first):
-    add_all({"queue": name} for name in "abcd")
+    insert_all({"queue": name} for name in "abcd")
     assert names(boss.get(url("queuestate"), {"page": page}))[0] == first
 
 
@@ -55,7 +55,7 @@ def test_few_queues_need_no_pages(boss):
 @pytest.mark.usefixtures("three_to_a_page")
 def test_the_pages_are_of_the_queues_that_the_user_may_see(boss, monkeypatch):
     """S33: the number of pages does not reveal other queues either."""
-    add_all({"queue": name} for name in "abcdefgh")
+    insert_all({"queue": name} for name in "abcdefgh")
     shown = admin.site.get_model_admin(QueueState)
     monkeypatch.setattr(shown, "get_queues", lambda request: {"b", "d", "f", "h"})
     assert names(boss.get(url("queuestate"))) == ["b", "d", "f"]
@@ -63,7 +63,7 @@ def test_the_pages_are_of_the_queues_that_the_user_may_see(boss, monkeypatch):
 
 
 def test_only_the_queues_of_the_page_are_counted(boss, monkeypatch):
-    add_all({"queue": f"q{n:03}"} for n in range(300))
+    insert_all({"queue": f"q{n:03}"} for n in range(300))
 
     def cost(per_page):
         monkeypatch.setattr(queue_admin, "PER_PAGE", per_page)
@@ -76,7 +76,7 @@ def test_only_the_queues_of_the_page_are_counted(boss, monkeypatch):
 
 @pytest.mark.usefixtures("three_to_a_page")
 def test_a_search_finds_queues_by_a_part_of_their_names(boss):
-    add_all({"queue": name} for name in ("mail.a", "mail.b", "mail.c", "Mail.d", "post"))
+    insert_all({"queue": name} for name in ("mail.a", "mail.b", "mail.c", "Mail.d", "post"))
     first = boss.get(url("queuestate"), {"q": "MAIL."})
     assert names(first) == ["Mail.d", "mail.a", "mail.b"]
     assert "?q=MAIL.&amp;page=2" in first.content.decode()
@@ -89,16 +89,16 @@ def test_a_page_of_many_long_queues_counts_less_far(boss, monkeypatch):
     monkeypatch.setattr(totals, "STOPS", (5, 8))
     monkeypatch.setattr(totals, "READ", 4 * 2 * 8)
     monkeypatch.setattr(totals, "MOST", 12)
-    add_all([{"queue": "a"}] * 9 + [{"queue": f"short{n}"} for n in range(9)])
+    insert_all([{"queue": "a"}] * 9 + [{"queue": f"short{n}"} for n in range(9)])
 
     def shown() -> str:
         with handlers.isolated():
             return text(boss.get(url("queuestate")))
 
     alone = shown()
-    add_all([{"queue": "b"}] * 9)
+    insert_all([{"queue": "b"}] * 9)
     two = shown()
-    add_all([{"queue": "c"}] * 9)
+    insert_all([{"queue": "c"}] * 9)
     three = shown()
     assert ("Counts stop at 12," in alone, " 9 " in alone, "+" in alone) == (True, True, False)
     assert ("Counts stop at 8," in two, two.count(" ≈ 9 ")) == (True, 2)
@@ -118,7 +118,7 @@ def test_a_page_of_long_queues_reads_no_more_than_one_of_shorter_ones(boss, monk
         return read.rows
 
     with handlers.isolated():
-        add_all({"queue": f"q{n % 10}"} for n in range(10 * 100))
+        insert_all({"queue": f"q{n % 10}"} for n in range(10 * 100))
         short = rows()
-        add_all({"queue": f"q{n % 10}"} for n in range(10 * 300))
+        insert_all({"queue": f"q{n % 10}"} for n in range(10 * 300))
         assert rows() < 1.5 * short

@@ -14,7 +14,7 @@ from django_mq.models import QueuedMessage
 from django_mq.queues import totals
 from django_mq.states import MessageState
 from tests.admin.pages import LIST, listed
-from tests.rows import add, add_all, beat, decide
+from tests.rows import add, beat, decide, insert_all
 
 pytestmark = pytest.mark.django_db
 
@@ -37,8 +37,8 @@ def rows():
     decide("was-paused", paused=-60, until=-1)
     every = ({}, {"after": 60}, {"after": 60, "attempts": 1}, {"held": -1}, {"expires": -1})
     for queue in ("mail", "paused", "backs-off", "was-paused"):
-        add_all({"queue": queue, **columns} for columns in every)
-        add_all({"queue": queue, "dead": -5} for _ in range(3))
+        insert_all({"queue": queue, **columns} for columns in every)
+        insert_all({"queue": queue, "dead": -5} for _ in range(3))
         head = add(queue, key="k", leased=60)
         add(queue, key="k", blocked_by=head.pk)
         add(queue, leased=-60)
@@ -65,8 +65,8 @@ def test_the_counts_stay_whatever_the_other_filters(boss):
 def test_long_queues_are_estimated(boss, monkeypatch):
     monkeypatch.setattr(totals, "MOST", 20)
     monkeypatch.setattr(totals, "STOPS", (20,))
-    add_all({} for _ in range(300))
-    add_all({"dead": -1} for _ in range(20))
+    insert_all({} for _ in range(300))
+    insert_all({"dead": -1} for _ in range(20))
     shown = counts(boss)
     assert (shown["processable"], shown["dead"], shown["held"]) == ("≈ 300", "20", "0+")
 

@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mq.admin import suggesting
 from tests.admin.conftest import VIEW
 from tests.admin.pages import LIST
-from tests.rows import add, add_all
+from tests.rows import add, insert_all
 
 pytestmark = pytest.mark.django_db
 
@@ -67,7 +67,7 @@ def test_they_need_the_right_to_see_payloads(login, boss, monkeypatch):
 
 def test_the_cost_does_not_grow(boss):
     """Only the newest messages are read, by their keys."""
-    add_all({"payload": {"n": n}} for n in range(1000))
+    insert_all({"payload": {"n": n}} for n in range(1000))
     with CaptureQueriesContext(
         connection,
     ) as found:

@@ -14,7 +14,7 @@ from django_mq.admin.filter_moments import CreatedFilter, read_moment
 from django_mq.models import FailedAttempt, QueuedMessage, UniqueKey
 from tests.admin.pages import LIST, confirm, fail, listed, text, url
 from tests.pages_read import pages_read
-from tests.rows import add, add_all, beat, decide
+from tests.rows import add, add_all, beat, decide, insert_all
 
 pytestmark = pytest.mark.django_db
 
@@ -91,7 +91,7 @@ def test_a_state_with_an_index_is_found_wherever_it_is(boss, small, state):
     wanted = add(**signs.get(state, {"leased": 60}))
     if state == "running":
         beat(running=[wanted.pk])
-    add_all({} for _ in range(22))
+    insert_all({} for _ in range(22))
     page = boss.get(LIST, {"state": state})
     assert listed(page) == [wanted.pk]
     assert "were searched" not in text(page)
@@ -102,14 +102,14 @@ def test_an_index_finds_what_is_older(boss, small, term):
     wanted = add(key="order:7")
     if term.startswith("once"):
         UniqueKey.objects.create(queue="mail", type="t", unique_id="once-7", message_id=wanted.pk)
-    add_all({} for _ in range(22))
+    insert_all({} for _ in range(22))
     assert listed(boss.get(LIST, {"q": term.format(wanted.pk)})) == [wanted.pk]
 
 
 @pytest.mark.parametrize("column", ["key", "queue"])
 def test_filters_with_an_index_see_the_whole_table(boss, small, column):
     wanted = add(**{"queue": "mail", column: "rare"})
-    add_all({"key": f"k{n}"} for n in range(22))
+    insert_all({"key": f"k{n}"} for n in range(22))
     page = boss.get(LIST, {column: "rare"})
     assert listed(page) == [wanted.pk]
     assert "were searched" not in text(page)
@@ -128,7 +128,7 @@ def test_every_kind_of_message_is_found_by_its_queue(boss):
 
 
 def test_filters_survive_the_window(boss, small):
-    add_all({"type": "t", "queue": "a"} for _ in range(8))
+    insert_all({"type": "t", "queue": "a"} for _ in range(8))
     page = boss.get(LIST, {"queue": "a", "type": "t"})
     assert "queue=a" in link(page, "Older ones")
     assert "type=t" in link(page, "Older ones")
@@ -151,7 +151,7 @@ def test_attempts_have_windows_too(boss, small):
 def test_a_page_reads_the_same_of_a_long_table(boss, small, monkeypatch):
     """A filter without an index. The counts per state have separate bounds, far above these."""
     monkeypatch.setattr(QueuedMessageAdmin, "state_counts", lambda self, request: {})
-    add_all({"created": n - 3000 * 60, "key": f"k{n}"} for n in range(30))
+    insert_all({"created": n - 3000 * 60, "key": f"k{n}"} for n in range(30))
 
     def read(**data):
         boss.get(LIST, data)
@@ -161,7 +161,7 @@ def test_a_page_reads_the_same_of_a_long_table(boss, small, monkeypatch):
 
     asked = [{"type": "rare"}, {"handler": "rare"}, {"error_class": "Rare"}, {"q": "rare"}]
     before = [read(**data) for data in asked]
-    add_all({"queue": f"q{n % 3}"} for n in range(2000))
+    insert_all({"queue": f"q{n % 3}"} for n in range(2000))
     connection.cursor().execute("analyze django_mq_queuedmessage")
     assert [read(**data) <= most + 60 for data, most in zip(asked, before, strict=True)] == [
         True
@@ -262,7 +262,7 @@ def test_an_empty_table_has_no_extent(boss, small):
 
 
 def test_the_depth_of_a_large_table_is_an_estimate_and_says_so(boss, small, monkeypatch):
-    add_all({} for _ in range(8))
+    insert_all({} for _ in range(8))
     monkeypatch.setattr("django_mq.store.table_extent.estimated_rows", lambda *_: 1_234_567)
     assert "~1,234,567 messages" in text(boss.get(LIST))
     assert "~" not in text(boss.get(LIST, {"queue": "mail"}))

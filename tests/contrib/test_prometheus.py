@@ -16,7 +16,7 @@ from django_mq.contrib.prometheus import QueueCollector
 from django_mq.contrib.prometheus import collector as collector_module
 from django_mq.contrib.prometheus.views import metrics
 from django_mq.store.limits import Limits
-from tests.rows import add, add_all, beat, decide
+from tests.rows import add, beat, decide, insert_all
 from tests.test_docs import ROOT, snippets
 
 pytestmark = pytest.mark.django_db
@@ -63,7 +63,7 @@ def test_beyond_the_end_of_a_count_it_exports_an_estimate(
 ) -> None:
     """A flat line at 10,000 would look as if nothing happened."""
     monkeypatch.setattr(import_module("django_mq.queues.totals"), "MOST", 5)
-    add_all({"dead": -1} for _ in range(30))
+    insert_all({"dead": -1} for _ in range(30))
     add("small", dead=-1)
     found = read()
     assert found["django_mq_messages", "mail", "dead"] == 30

@@ -20,7 +20,7 @@ from django_mq.policy.message_filter import STATES, MessageFilter
 from django_mq.store import message_filters as filters
 from django_mq.worker.operation_runner import OperationRunner
 from tests.database import listening, second_connection
-from tests.rows import add, add_all, decide, stored
+from tests.rows import add, add_all, decide, insert_all, stored
 from tests.test_docs import ROOT, snippets
 
 
@@ -53,7 +53,7 @@ def turn():
 @pytest.mark.django_db
 def test_five_thousand_messages_in_steps_and_what_comes_later_stays(caplog):
     boss = User.objects.create(username="ada")
-    add_all({"dead": -1} for _ in range(5000))
+    insert_all({"dead": -1} for _ in range(5000))
     others = [add(), add("other", dead=-1), add(leased=60)]
     made = queues.operate("requeue", queue="mail", by="ada", user_id=boss.pk, matched=5000)
     assert (made.state, made.started_at) == ("waiting", None)
@@ -122,7 +122,7 @@ def test_each_action_does_what_it_is_for():
 
 @pytest.mark.django_db
 def test_a_cancelled_operation_stops_where_it_is():
-    add_all({"dead": -1} for _ in range(1500))
+    insert_all({"dead": -1} for _ in range(1500))
     made = queues.operate("discard")
     take_step()
     assert queues.cancel_operation(made.pk)
@@ -135,7 +135,7 @@ def test_a_cancelled_operation_stops_where_it_is():
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_that_dies_in_a_step_did_nothing_and_the_next_goes_on():
     """No step is half done, and no message is acted on twice."""
-    add_all({"dead": -1, "attempts": 3, "max_attempts": 3} for _ in range(2500))
+    insert_all({"dead": -1, "attempts": 3, "max_attempts": 3} for _ in range(2500))
     made = queues.operate("requeue")
     take_step()
     with transaction.atomic():
@@ -213,7 +213,7 @@ def test_a_page_looks_at_a_bounded_range():
 def line(key, *, count=3, **head):
     """Add a head, and messages that wait behind it."""
     first = add(key=key, attempts=3, max_attempts=3, **head)
-    add_all({"key": key, "blocked_by": first.pk} for _ in range(count))
+    insert_all({"key": key, "blocked_by": first.pk} for _ in range(count))
     return first
 
 

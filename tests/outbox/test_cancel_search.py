@@ -9,7 +9,7 @@ from django_mq import Message, broadcast, broadcast_many, cancel
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.store import cancel as store
 from tests.pages_read import pages_read
-from tests.rows import add, add_all
+from tests.rows import add, insert_all
 
 pytestmark = pytest.mark.django_db
 
@@ -47,7 +47,7 @@ def test_of_an_empty_table_nothing_is_cancelled() -> None:
 def test_one_statement_looks_at_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """With any number of messages, no statement exceeds the statement_timeout of a web request."""
     monkeypatch.setattr(store, "WINDOW", 100)
-    add_all({"type": "a" if n % 50 == 0 else "b"} for n in range(2000))
+    insert_all({"type": "a" if n % 50 == 0 else "b"} for n in range(2000))
     with connection.cursor() as cursor:
         cursor.execute("analyze django_mq_queuedmessage")
     with pages_read() as read:

@@ -12,7 +12,7 @@ from django_mq.exceptions import InvalidName
 from django_mq.models import HourFigures, MinuteFigures
 from django_mq.queues import Rate
 from django_mq.store import figures, read_figures
-from tests.rows import add, add_all
+from tests.rows import add, insert_all
 from tests.test_docs import ROOT, snippets
 
 pytestmark = pytest.mark.django_db
@@ -99,7 +99,7 @@ def test_rates_are_those_of_about_five_minutes():
     minute(now() - 2 * MINUTE, acked=500, dead=100, broadcast=300)
     minute(now() - 20 * MINUTE, acked=7000, broadcast=7000)
     minute(now(), queue="post", acked=30)
-    add_all([{"created": -1}] * 60)
+    insert_all([{"created": -1}] * 60)
     found = queues.rates()
     assert set(found) == {"mail", "post"}
     mail = found["mail"]
@@ -113,7 +113,7 @@ def test_rates_are_those_of_about_five_minutes():
 def test_a_flood_is_counted_as_far_as_it_is_looked_at(monkeypatch):
     """The newest messages alone give the rate."""
     monkeypatch.setattr(read_figures, "NEWEST", 50)
-    add_all([{"created": -10}] * 80)
+    insert_all([{"created": -10}] * 80)
     found = queues.rates()["mail"]
     assert found.at_least
     assert 50 / 20 < found.incoming <= 50 / 10

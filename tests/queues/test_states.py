@@ -15,7 +15,7 @@ from django_mq.queues import State
 from django_mq.store import peek
 from django_mq.store import queue_state as store
 from tests.pages_read import pages_read
-from tests.rows import add, add_all, decide
+from tests.rows import add, decide, insert_all
 
 pytestmark = pytest.mark.django_db
 
@@ -239,7 +239,7 @@ class TestPeek:
     def test_dead_letters_in_front_hide_nothing(self, monkeypatch, lock, window, skip_locked):
         """Dead letters of all queues are looked for at the beginning of the table first."""
         monkeypatch.setattr(peek, "FIRST", window)
-        add_all([{"dead": -1}] * 3)
+        insert_all([{"dead": -1}] * 3)
         leased, locked = add("a", leased=60), add("b")
         free = [add("b"), add("a")]
         lock(locked)
@@ -253,12 +253,12 @@ class TestPeek:
         """With 2,000 it took 50 ms."""
 
         def rows(first: int, last: int) -> int:
-            add_all({"queue": f"q{n}"} for n in range(first, last))
+            insert_all({"queue": f"q{n}"} for n in range(first, last))
             with pages_read() as read:
                 assert queues.peek(limit=5, **given)
             return read.rows
 
-        add_all([{"dead": -1}] * 5)
+        insert_all([{"dead": -1}] * 5)
         for n in range(100):
             decide(f"idle{n}")
         with connection.cursor() as cursor:  # like in a table larger than this one
@@ -275,7 +275,7 @@ class TestPeek:
         """Through one index per kind: none has the ids of a queue in order."""
         late, first = add(after=90), add(after=-90)
         blocked, leased = add(blocked_by=1, key="k"), add(leased=60)
-        add_all([{}] * 5)
+        insert_all([{}] * 5)
         for limit, found in ((1, [first]), (2, [first, blocked]), (3, [first, blocked, leased])):
             assert queues.peek("mail", limit=limit) == found
         assert queues.peek("mail", limit=9)[0] == late

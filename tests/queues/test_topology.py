@@ -14,7 +14,7 @@ from django.utils import timezone
 from django_mq import handler, handlers, queues
 from django_mq.models import HandledMessage, HourFigures, MinuteFigures, Schedule
 from tests.management.conftest import run, run_json
-from tests.rows import add, add_all, beat, tally
+from tests.rows import add, beat, insert_all, tally
 
 pytestmark = pytest.mark.django_db
 
@@ -89,8 +89,8 @@ def test_types_of_held_messages_stay_among_many_others(monkeypatch: pytest.Monke
     monkeypatch.setattr(import_module("django_mq.queues.topology"), "NEAR", 3)
     for name, after in (("due.longest", -900), ("due.last", -10), ("due.next", 5)):
         add(type=name, held=-600, after=after)
-    add_all({"type": "shop.placed", "after": -60} for _ in range(20))
-    add_all({"type": "shop.placed", "after": 60} for _ in range(20))
+    insert_all({"type": "shop.placed", "after": -60} for _ in range(20))
+    insert_all({"type": "shop.placed", "after": 60} for _ in range(20))
     found = {each.type: each.held for each in queues.topology().types}
     held = {"due.longest": True, "due.last": True, "due.next": True}
     assert found == {**held, "shop.placed": False}

@@ -10,7 +10,7 @@ from django.test import override_settings
 
 from django_mq import Delivery, handler, queues
 from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
-from tests.rows import add, add_all
+from tests.rows import add, insert_all
 from tests.worker.conftest import Running, Said, Start
 from tests.worker.service import Service, in_flight, until
 
@@ -30,7 +30,7 @@ def test_no_handler_starts_that_had_not_started(start: Start) -> None:
     service = Service()
     service.gate.clear()
     service.handle()
-    add_all({"handler": "h"} for _ in range(20))
+    insert_all({"handler": "h"} for _ in range(20))
     running = start(threads=2)
     until(lambda: service.running == 2)
     told(running, "quiet")
@@ -53,7 +53,7 @@ def test_coroutines_too(start: Start) -> None:
     async def call(delivery: Delivery) -> None:
         await service.acall(delivery)
 
-    add_all({"handler": "h", "key": "k"} for _ in range(3))
+    insert_all({"handler": "h", "key": "k"} for _ in range(3))
     running = start()
     until(lambda: service.running == 1)
     told(running, "quiet")

@@ -10,7 +10,7 @@ from django_mq import Reject, Retry, Snooze, handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.policy.outcomes import TimedOut
-from tests.rows import add, add_all
+from tests.rows import add, insert_all
 from tests.worker.backing_off.conftest import AT_ONCE, LONG, backing_off, changes, level, rest
 from tests.worker.conftest import Said, Start, add_many
 from tests.worker.service import Service, in_flight, until
@@ -39,7 +39,7 @@ def test_after_the_first_failure_nothing_else_starts(
 
     else:
         service.handle(atomic=kind != "unbound")
-    add_all(
+    insert_all(
         {
             "handler": "h",
             "after": -60 + n / 1000,

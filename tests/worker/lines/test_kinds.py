@@ -13,7 +13,7 @@ import pytest
 from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
-from tests.rows import add_all
+from tests.rows import add_all, insert_all
 from tests.worker.conftest import PATIENCE, Start
 from tests.worker.lines.conftest import AT_ONCE, Log, empty, keyed, pks, row, until
 
@@ -177,7 +177,7 @@ def test_keys_never_take_more_slots_than_there_are(start: Start, log: Log, slots
             await asyncio.sleep(0)
 
     keys = (key for n in range(60) for key in (f"k{n % 7}", None))
-    add_all({"handler": "h", "key": key} for key in keys)
+    insert_all({"handler": "h", "key": key} for key in keys)
     start(async_slots=slots)
     until(empty, "all are done")
     assert log.most <= slots
