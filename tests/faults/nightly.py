@@ -42,11 +42,12 @@ def steps(*, jobs: int, seed: int) -> list[Step]:
         ),
         *(
             Step(
-                f"acceptance, seed {each}",
-                _pytest("tests/acceptance"),
+                f"{room}, seed {each}",
+                _pytest(f"tests/{room}"),
                 {"FAULTS_SEED": str(each)},
             )
             for each in range(seed, seed + THIRDS)
+            for room in ("acceptance", "benchmarks", "test_odd_rows.py")
         ),
     ]
 
