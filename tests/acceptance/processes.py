@@ -8,26 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from tests.nursery import BASE_DIR, nursery
-
-Seen = TypeVar("Seen")
-
-#: Seconds for anything that takes a moment on a quiet machine.
-SOON = 60.0
-
-
-def eventually(look: Callable[[], Seen], what: str, seconds: float = SOON) -> Seen:
-    """Return the result of `look` once it is true; AssertionError if it never is."""
-    deadline = time.monotonic() + seconds
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.02)
-    return seen
+from tests.waiting import SOON, Seen, until
 
 
 class Worker:
@@ -72,7 +57,7 @@ class Worker:
             return seen
 
         try:
-            return eventually(look_and_see_whether_it_lives, what, seconds)
+            return until(look_and_see_whether_it_lives, what, seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.said()}") from None
 

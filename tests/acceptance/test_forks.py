@@ -15,8 +15,9 @@ import pytest
 from django.db import connection
 
 from tests.acceptance.conftest import Queue, database_url
-from tests.acceptance.processes import Worker, eventually
+from tests.acceptance.processes import Worker
 from tests.database import second_connection
+from tests.waiting import until
 from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks in /proc")
@@ -150,7 +151,7 @@ def test_each_session_is_of_one_process(
     worker.until(lambda: has_sockets_of_its_own(worker, proxy), "as many sessions as sockets")
     worker.tell(signal.SIGTERM)
     assert worker.ends() == 0
-    eventually(lambda: not sessions(), "the server ends their sessions")
+    until(lambda: not sessions(), "the server ends their sessions")
 
 
 def test_what_else_is_open_is_named_once(start_with: Callable[..., Worker], queue: Queue) -> None:

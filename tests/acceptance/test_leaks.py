@@ -16,7 +16,8 @@ from django.db import connection
 
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
-from tests.acceptance.processes import Worker, eventually
+from tests.acceptance.processes import Worker
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks in /proc")
 
@@ -94,7 +95,7 @@ def test_nothing_is_left_of_thousands_of_messages(
             warm = held(worker)
     # Momentary resources, such as a connection of a chore, are closed soon.
     now = held(worker)
-    eventually(lambda: held(worker).is_within(warm), f"no more than {warm}: now {now}", 20)
+    until(lambda: held(worker).is_within(warm), f"no more than {warm}: now {now}", 20)
     # All but `abrief` have an effect, and `chain` has two.
     assert queue.done().total() == ROUNDS * each * len(KINDS)
     assert set(queue.done().values()) == {1}

@@ -17,8 +17,9 @@ from django_mq import queues
 from testproject.embedded.places import Account
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
-from tests.acceptance.processes import Worker, eventually
+from tests.acceptance.processes import Worker
 from tests.acceptance.test_health import free_port
+from tests.waiting import until
 
 PGBOUNCER = shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 
@@ -57,7 +58,7 @@ def pooled(empty_tables: None) -> Iterator[str]:
         )
     url = database_url(host="127.0.0.1", port=port)
     try:
-        eventually(lambda: pooler.poll() is not None or answers(url), "the pooler answers")
+        until(lambda: pooler.poll() is not None or answers(url), "the pooler answers")
         assert pooler.poll() is None, (directory / "log").read_text()
         yield url
     finally:

@@ -16,8 +16,9 @@ from django.conf import settings
 
 from tests.acceptance.app import effects
 from tests.acceptance.conftest import Queue, database_url
-from tests.acceptance.processes import SOON, Worker, eventually
+from tests.acceptance.processes import SOON, Worker
 from tests.database import second_connection
+from tests.waiting import until
 
 #: A migration that must wait for all other sessions, and makes all others wait.
 CHANGES = (
@@ -101,7 +102,7 @@ def changes(dba: psycopg.Connection[Any], watcher: psycopg.Connection[Any], chan
         with dba.transaction():
             dba.execute(change)
             # Even an idle worker polls the table.
-            eventually(lambda: watcher.execute(WAITS).fetchall()[0][0], "somebody waits")
+            until(lambda: watcher.execute(WAITS).fetchall()[0][0], "somebody waits")
     except psycopg.errors.LockNotAvailable:
         return False
     return True

@@ -15,8 +15,8 @@ from django_mq.store import history_days
 from django_mq.testing import drain
 from tests.database import second_connection
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.conftest import Bench, Start, effect
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,8 +14,8 @@ from django_mq import Delivery, RetryPolicy, fixed, handler, message
 from django_mq.messages import classes
 from django_mq.signals import message_acked
 from tests.rows import add, stored
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, add_many, attempts_of, waiting
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -26,8 +26,8 @@ from django_mq import (
 from django_mq.messages import Delivery, classes
 from django_mq.models import FailedAttempt, QueuedMessage
 from tests.rows import add, stored
+from tests.waiting import until
 from tests.worker.conftest import Running, Said
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -20,10 +20,10 @@ from django.db.models.functions import Now
 from django_mq import handler, queues
 from django_mq.models import HandledMessage
 from tests.acceptance.conftest import database_url
-from tests.acceptance.processes import eventually
 from tests.management.conftest import rows, run, run_json
 from tests.queues.pooler import Pooler
 from tests.rows import add, beat, tally
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
 
@@ -182,7 +182,7 @@ class TestProcesses:
             return said.count(b"\x1b[2J") >= 2
 
         try:
-            eventually(shown_twice, "two screens")
+            until(shown_twice, "two screens")
             watching.send_signal(signal.SIGINT)
             assert watching.wait(60) == 0
         finally:

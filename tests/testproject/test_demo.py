@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 import uuid
 from collections import Counter
@@ -31,6 +30,7 @@ from testproject.shop.demo import customers, ledger
 from testproject.shop.demo.ledger import Ledger
 from testproject.shop.demo.processes import Processes, Trouble
 from testproject.shop.management.commands import mq_demo
+from tests.waiting import until
 
 MARK = "MQ_DEMO_TEST"
 
@@ -108,14 +108,6 @@ def marked(mark: str) -> list[int]:
             if f"{MARK}={mark}".encode() in environ.read_bytes():
                 found.append(int(environ.parent.name))
     return found
-
-
-def eventually(look: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (seen := look()):
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
-    return seen
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +201,7 @@ def test_killed_it_leaves_nothing_running(demo: Any, mark: str) -> None:
     read_until(process, "at once")
     process.kill()
     process.communicate(timeout=60)
-    eventually(lambda: not marked(mark))
+    until(lambda: not marked(mark))
 
 
 @needs_proc

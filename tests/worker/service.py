@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -92,16 +91,6 @@ class Service:
     def _leave(self) -> None:
         with self._lock:
             self.running -= 1
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait for a condition that no signal announces."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it did not happen")
 
 
 def in_flight(queue: str = "mail") -> int:

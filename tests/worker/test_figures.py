@@ -15,8 +15,8 @@ from django_mq.models import MinuteFigures
 from django_mq.worker import lease_keeper as keeping
 from tests.database import second_connection
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,8 +14,9 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from tests.database import second_connection
 from tests.rows import add, decide, stored
+from tests.waiting import until
 from tests.worker.conftest import Said, Start, add_many, waiting
-from tests.worker.service import FAR, Service, in_flight, until
+from tests.worker.service import FAR, Service, in_flight
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

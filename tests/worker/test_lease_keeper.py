@@ -21,8 +21,8 @@ from django_mq.worker import DeadWorker
 from tests.committing import CLEANERS_NAME
 from tests.database import second_connection
 from tests.rows import add, decide, stored
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

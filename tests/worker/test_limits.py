@@ -21,8 +21,8 @@ from django_mq.store import vacuum
 from django_mq.store.limits import Limits
 from tests.database import second_connection
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.conftest import Running, Said, effect, effects, waiting
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -22,9 +22,9 @@ from django_mq.worker import liveness
 from django_mq.worker.parts import Parts
 from tests.database import second_connection
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, Said, effect, effects, proxied, waiting
 from tests.worker.proxy import Proxy
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,8 +11,9 @@ from django.test import override_settings
 from django_mq import Delivery, handler, queues
 from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
 from tests.rows import add, insert_all
+from tests.waiting import until
 from tests.worker.conftest import Running, Said, Start
-from tests.worker.service import Service, in_flight, until
+from tests.worker.service import Service, in_flight
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,9 +15,9 @@ from django_mq.models import FailedAttempt
 from django_mq.store import look as store_looking
 from tests.database import second_connection
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.conftest import Said, Start, add_many, effect, effects, proxied, waiting
 from tests.worker.proxy import Proxy
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

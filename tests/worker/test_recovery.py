@@ -16,6 +16,7 @@ from django_mq.models import FailedAttempt
 from django_mq.worker import DeadWorker
 from tests.database import second_connection
 from tests.rows import add, stored
+from tests.waiting import until
 from tests.worker.conftest import (
     PATIENCE,
     Said,
@@ -26,7 +27,6 @@ from tests.worker.conftest import (
     effects,
     waiting,
 )
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

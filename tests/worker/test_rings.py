@@ -14,8 +14,8 @@ from django_mq.models import QueuedMessage
 from django_mq.worker import DeadWorker
 from tests.database import listening
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, Said
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

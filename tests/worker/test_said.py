@@ -13,8 +13,8 @@ from django_mq.messages import Delivery
 from django_mq.models import WorkerHeartbeat
 from django_mq.signals import message_acked
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start, add_many
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

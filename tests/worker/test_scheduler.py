@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import pairwise
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -23,20 +22,12 @@ from django_mq.worker.scheduler import Scheduler
 from tests.database import second_connection
 from tests.rows import add
 from tests.schedules.conftest import HOUR, put, times
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Start = Callable[..., Running]
-
-
-def until(true: Callable[[], Any]) -> Any:
-    """Wait until the condition holds, and return its value."""
-    deadline = monotonic() + PATIENCE
-    while not (found := true()):
-        assert monotonic() < deadline, "it does not come"
-        threading.Event().wait(0.01)
-    return found
 
 
 class Heard:

@@ -10,8 +10,8 @@ from django_mq import Delivery, fixed, handler, queues
 from django_mq.models import WorkerCommand
 from django_mq.policy.backoff import RetryPolicy
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.conftest import Said, Start
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

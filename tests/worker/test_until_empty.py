@@ -15,8 +15,8 @@ from django_mq.worker import Worker
 from django_mq.worker import claims as claiming
 from tests.database import second_connection
 from tests.rows import add, decide
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

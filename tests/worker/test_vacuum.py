@@ -17,7 +17,7 @@ from django_mq.store.vacuum import versions
 from django_mq.worker import vacuum as vacuuming
 from django_mq.worker.maintenance import Maintenance
 from tests.database import second_connection
-from tests.worker.service import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

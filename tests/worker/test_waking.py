@@ -12,8 +12,8 @@ from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from tests.database import second_connection
 from tests.rows import add, columns
+from tests.waiting import until
 from tests.worker.conftest import Said, Start
-from tests.worker.service import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

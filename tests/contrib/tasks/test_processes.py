@@ -16,9 +16,10 @@ from django.conf import settings
 from django_mq.contrib.tasks.compat import TaskResultStatus
 from django_mq.policy.outcomes import WorkerLost
 from tests.acceptance.conftest import database_url
-from tests.acceptance.processes import Worker, eventually
+from tests.acceptance.processes import Worker
 from tests.contrib.tasks.app import more
 from tests.contrib.tasks.app import tasks as app_tasks
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -109,7 +110,7 @@ def test_a_killed_process(start: Callable[..., Worker], tmp_path: Path, attempts
     if attempts == 2:
         worker.until(lambda: read(tmp_path / "attempt-2"), "the task runs again")
     (tmp_path / "open").touch()
-    eventually(lambda: refreshed(result).is_finished, "the end of the task")
+    until(lambda: refreshed(result).is_finished, "the end of the task")
     assert result.status == (FAILED if attempts == 1 else SUCCESSFUL)
     assert [each.exception_class for each in result.errors] == [WorkerLost]
     assert result.attempts == len(set(result.worker_ids)) == attempts

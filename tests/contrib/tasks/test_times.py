@@ -16,7 +16,7 @@ from django_mq.contrib.tasks.compat import TaskResultStatus
 from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
 from django_mq.worker import Worker
 from tests.contrib.tasks import jobs
-from tests.worker.service import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

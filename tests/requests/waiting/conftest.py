@@ -12,7 +12,7 @@ import pytest
 
 from django_mq import PendingReply, gather
 from django_mq.requests import waiter
-from tests.acceptance.processes import eventually
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE
 
 
@@ -20,7 +20,7 @@ from tests.worker.conftest import PATIENCE
 def _ended() -> Iterator[None]:
     """No thread and no connection is left when nobody waits."""
     yield
-    eventually(lambda: "mq-replies" not in names(), "the waiting thread ends")
+    until(lambda: "mq-replies" not in names(), "the waiting thread ends")
     assert not any(each._wanted for each in waiter._waiters.values())
 
 
@@ -38,5 +38,5 @@ def waiting(*pendings: PendingReply, **options: Any) -> Iterator[Any]:
     """Wait for `pendings` in a thread while the block runs; yields a future of the replies."""
     with ThreadPoolExecutor(1) as pool:
         replies = pool.submit(lambda: gather(*pendings, timeout=PATIENCE, **options))
-        eventually(lambda: wanted() or replies.done(), "somebody waits")
+        until(lambda: wanted() or replies.done(), "somebody waits")
         yield replies

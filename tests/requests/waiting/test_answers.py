@@ -31,10 +31,10 @@ from django_mq import (
 from django_mq.conf import get_settings
 from django_mq.models import FailedAttempt, QueuedMessage, Result
 from django_mq.worker import chores
-from tests.acceptance.processes import eventually
 from tests.database import second_connection
 from tests.requests.questions import echo
 from tests.requests.waiting.conftest import waiting
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -76,7 +76,7 @@ def test_scatter_and_gather(start: Start) -> None:
     pendings = [request("test.slow", n, retry=RetryPolicy.never()) for n in range(4)]
     for number in (3, 1, 0):  # other work
         gates[number].set()
-        eventually(pendings[number].done, f"answer {number}")
+        until(pendings[number].done, f"answer {number}")
     began = monotonic()
     found = gather(*pendings, timeout=2, return_exceptions=True)  # in which it finds the others
     assert 2 <= monotonic() - began < PATIENCE

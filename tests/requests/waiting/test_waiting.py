@@ -16,10 +16,10 @@ from django_mq import ReplyTimeout, agather, arequest, ask, handler, request
 from django_mq.requests import connection as link
 from django_mq.requests import waiter
 from django_mq.store import results
-from tests.acceptance.processes import eventually
 from tests.committing import CLEANERS_NAME
 from tests.requests.questions import echo
 from tests.requests.waiting.conftest import names, waiting, wanted
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,8 +50,8 @@ def test_thousands_wait_on_one_connection(start: Start) -> None:
     with transaction.atomic():
         pendings = [request("test.batch", n) for n in range(2000)]
     with waiting(*pendings) as replies:
-        eventually(lambda: wanted() == 2000, "all are waited for")
-        eventually(others, "it is connected")
+        until(lambda: wanted() == 2000, "all are waited for")
+        until(others, "it is connected")
         assert len(others()) == 1
         assert names().count("mq-replies") == 1
         start()
@@ -115,7 +115,7 @@ def test_a_ring_is_enough(start: Start, monkeypatch: pytest.MonkeyPatch) -> None
     echo()
     pending = request("test.echo", 1)
     with waiting(pending) as replies:
-        eventually(others, "it is connected")
+        until(others, "it is connected")
         start()
         assert replies.result() == [1]
 
@@ -158,10 +158,10 @@ def test_its_connection_is_cut(start: Start) -> None:
     pending = request("test.echo", 1)
     with waiting(pending) as replies:
         for _ in range(3):
-            [pid] = eventually(others, "it is connected")
+            [pid] = until(others, "it is connected")
             with connection.cursor() as cursor:
                 cursor.execute("select pg_terminate_backend(%s)", [pid])
-            eventually(lambda pid=pid: others() and pid not in others(), "it is connected again")
+            until(lambda pid=pid: others() and pid not in others(), "it is connected again")
         start()
         assert replies.result() == [1]
 
@@ -216,7 +216,7 @@ def test_the_connection_is_kept_for_a_while(start: Start, monkeypatch: pytest.Mo
     first = next(each for each in threading.enumerate() if each.name == "mq-replies")
     assert ask("test.echo", 2, timeout=PATIENCE) == 2
     assert first.is_alive()
-    eventually(lambda: not first.is_alive(), "it ends")
+    until(lambda: not first.is_alive(), "it ends")
     assert ask("test.echo", 3, timeout=PATIENCE) == 3
 
 

@@ -12,9 +12,10 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.policy.outcomes import TimedOut
 from tests.rows import add, decide, stored
+from tests.waiting import until
 from tests.worker.backing_off.conftest import AT_ONCE, LONG, backing_off, changes, level, rest
 from tests.worker.conftest import Said, Start, add_many, waiting
-from tests.worker.service import FAR, Service, in_flight, until
+from tests.worker.service import FAR, Service, in_flight
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

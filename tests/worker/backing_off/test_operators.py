@@ -16,9 +16,10 @@ from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, QueueState
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.backing_off.conftest import LONG
 from tests.worker.conftest import Bench, Said, Start, add_many, waiting
-from tests.worker.service import Service, in_flight, until
+from tests.worker.service import Service, in_flight
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,10 +9,11 @@ from django.db import connections
 
 from tests.database import second_connection
 from tests.rows import add, decide
+from tests.waiting import until
 from tests.worker.backing_off.conftest import AT_ONCE, LONG, backing_off, changes, rest
 from tests.worker.conftest import Said, Start, add_many, proxied, waiting
 from tests.worker.proxy import Proxy
-from tests.worker.service import FAR, Service, until
+from tests.worker.service import FAR, Service
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

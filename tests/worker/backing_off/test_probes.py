@@ -15,10 +15,11 @@ from django_mq.messages import Fence
 from django_mq.models import QueueState
 from django_mq.worker import DeadWorker
 from tests.rows import add, decide, stored
+from tests.waiting import until
 from tests.worker.backing_off.conftest import backing_off, changes, rest
 from tests.worker.conftest import PATIENCE, Said, Start, add_many, proxied, waiting
 from tests.worker.proxy import Proxy
-from tests.worker.service import Service, until
+from tests.worker.service import Service
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

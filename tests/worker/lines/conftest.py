@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from django.db import connection
 
 from django_mq import RetryPolicy, fixed
 from django_mq.models import QueuedMessage
-from tests.database import second_connection
 from tests.rows import add
 from tests.worker.conftest import PATIENCE
 
@@ -93,16 +92,6 @@ def make_due(*messages: QueuedMessage) -> None:
     )
     with connection.cursor() as cursor:
         cursor.execute("notify django_mq")
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    """Wait until the condition holds in the database."""
-    with second_connection() as other:
-        for _ in range(int(PATIENCE / 0.01)):
-            if condition():
-                return
-            other.execute("select pg_sleep(0.01)")
-    raise AssertionError(what)
 
 
 def empty() -> bool:

@@ -11,8 +11,9 @@ from django.db import connections, transaction
 from django_mq import Message, broadcast, broadcast_many, handler
 from django_mq.messages import Delivery
 from django_mq.testing import drain, due
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start
-from tests.worker.lines.conftest import LATER, Log, empty, until
+from tests.worker.lines.conftest import LATER, Log, empty
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

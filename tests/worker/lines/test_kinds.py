@@ -14,8 +14,9 @@ from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from tests.rows import add_all, insert_all
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start
-from tests.worker.lines.conftest import AT_ONCE, Log, empty, keyed, pks, row, until
+from tests.worker.lines.conftest import AT_ONCE, Log, empty, keyed, pks, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

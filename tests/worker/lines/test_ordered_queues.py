@@ -16,8 +16,9 @@ from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues import actions as acting
 from tests.database import second_connection
 from tests.rows import add, decide, stored
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start
-from tests.worker.lines.conftest import AT_ONCE, LATER, Log, empty, make_due, pks, row, until
+from tests.worker.lines.conftest import AT_ONCE, LATER, Log, empty, make_due, pks, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -19,8 +19,9 @@ from django_mq.worker.ordered_queues import OrderedQueues
 from tests.database import second_connection
 from tests.rows import beat
 from tests.store.conftest import lock
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start
-from tests.worker.lines.conftest import Log, make_due, pks, row, until
+from tests.worker.lines.conftest import Log, make_due, pks, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
