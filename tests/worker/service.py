@@ -27,6 +27,7 @@ class Service:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
+        self._breaks_at: tuple[int, BaseException] | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.pause = 0.0
@@ -62,6 +63,10 @@ class Service:
         finally:
             self._leave()
 
+    def break_at(self, call: int, error: BaseException) -> None:
+        """Raise `error` from the call of that number on; the first is 1."""
+        self._breaks_at = call, error
+
     @property
     def ids(self) -> list[int]:
         """The ids of the messages that ran, in order."""
@@ -76,6 +81,8 @@ class Service:
             self.running += 1
             self.most = max(self.most, self.running)
             self.calls.append((delivery.id, delivery.attempt))
+            if self._breaks_at and len(self.calls) >= self._breaks_at[0]:
+                self.error, self._breaks_at = self._breaks_at[1], None
 
     def _count(self, delivery: Delivery) -> None:
         with connection.cursor() as cursor:

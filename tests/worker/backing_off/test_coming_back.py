@@ -188,9 +188,8 @@ def test_lines_keep_their_order(
         for n in range(40):
             broadcast("a", key=f"k{n % 2}" if kind == "keyed" else None)
     keys = dict(QueuedMessage.objects.values_list("pk", "key"))
+    service.break_at(6, KeyError("host"))
     worker = start(threads=2)
-    until(lambda: len(service.calls) > 5)
-    service.error = KeyError("host")
     until(lambda: level() >= 3)
     service.error = None
     until(lambda: not waiting())
@@ -210,9 +209,8 @@ def test_with_a_limit_too(start: Start, said: Said, service: Service, settings: 
     service.pause = 0.002
     service.handle(retry=AT_ONCE)
     add_many(100, handler="h")
+    service.break_at(21, KeyError("host"))
     workers = [start(threads=4) for _ in range(2)]
-    until(lambda: len(service.calls) > 20)
-    service.error = KeyError("host")
     until(lambda: level() >= 2)
     queues.limit("mail", 500)
     queues.limit("mail", None)

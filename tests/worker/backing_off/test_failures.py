@@ -48,9 +48,8 @@ def test_after_the_first_failure_nothing_else_starts(
         }
         for n in range(200)
     )
+    service.break_at(51, KeyError("host"))
     worker = start(threads=1, async_slots=8)
-    until(lambda: len(service.calls) > 50)
-    service.error = KeyError("host")
     until(level)
     until(lambda: in_flight() == 0)
     rest(0.5)
