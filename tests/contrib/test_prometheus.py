@@ -12,9 +12,8 @@ from django.test import RequestFactory
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_mq.contrib.prometheus import QueueCollector
-from django_mq.contrib.prometheus import collector as collector_module
-from django_mq.contrib.prometheus.views import metrics
+from django_mq.contrib import prometheus
+from django_mq.contrib.prometheus import QueueCollector, metrics
 from django_mq.store.limits import Limits
 from tests.rows import add, beat, decide, insert_all
 from tests.test_docs import ROOT, snippets
@@ -83,8 +82,8 @@ def test_a_scrape_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with connection.cursor() as cursor:
         cursor.execute("select current_setting('statement_timeout')")
         before = cursor.fetchone()
-    monkeypatch.setattr(collector_module, "PATIENCE", Limits(0.2, 0.2))
-    monkeypatch.setattr(collector_module.queues, "counts", _sleep)
+    monkeypatch.setattr(prometheus, "PATIENCE", Limits(0.2, 0.2))
+    monkeypatch.setattr(prometheus.queues, "counts", _sleep)
     with pytest.raises(OperationalError, match="statement timeout"):
         list(QueueCollector().collect())
     with connection.cursor() as cursor:
@@ -95,6 +94,10 @@ def test_a_scrape_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def _sleep(using: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute("select pg_sleep(30)")
+
+
+def test_the_view_has_a_path_of_its_own() -> None:
+    assert import_module("django_mq.contrib.prometheus.views").metrics is metrics
 
 
 def test_the_documented_protection() -> None:

@@ -1,4 +1,7 @@
-"""Spans around broadcasts and handlers, and the trace context in the metadata between them.
+"""Traces and durations by the messaging conventions of OpenTelemetry: the extra `opentelemetry`.
+
+Call `instrument()` once in each process, for example in `AppConfig.ready()`. It needs only the
+API, and has no visible effect until an SDK is configured. The trace context travels in metadata.
 
 Source: https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/
 """
@@ -20,6 +23,8 @@ from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
 from django_mq.executor import calls
 from django_mq.messages import Delivery
 from django_mq.outbox import origin
+
+__all__ = ["instrument", "uninstrument"]
 
 SYSTEM = "django_mq"
 #: The maximum number of links of one span: a batch handler's list may have thousands of producers.

@@ -1,11 +1,21 @@
-"""Read the figures of all queues at each scrape."""
+"""Figures of the queues for Prometheus, read from the database: needs the extra `prometheus`.
+
+Register `QueueCollector` with any registry, or route a URL to `metrics`. The counters and
+histograms of the handlers come from the workers: `mq_worker --metrics-port`.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 
 from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from django_mq import queues
@@ -13,6 +23,8 @@ from django_mq.conf import alias_of
 from django_mq.queues import QueueCounts
 from django_mq.states import MessageState
 from django_mq.store.limits import SET_LOCAL, Limits, as_settings
+
+__all__ = ["QueueCollector", "metrics"]
 
 #: Seconds that one statement of a scrape may take, and that it waits for a lock.
 PATIENCE = Limits(5.0, 1.0)
@@ -94,3 +106,20 @@ def _families() -> tuple[GaugeMetricFamily, ...]:
 
 def _seconds(counts: QueueCounts) -> float:
     return counts.oldest.total_seconds() if counts.oldest is not None else 0.0
+
+
+@never_cache
+@require_safe
+def metrics(request: HttpRequest, using: str | None = None) -> HttpResponse:
+    """Return the figures of all queues, in the format that the scraper accepts.
+
+    It requires no login: protect it in your URL configuration.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(QueueCollector(using))
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    return HttpResponse(encode(registry), content_type=content_type)
+
+
+#: `django_mq.contrib.prometheus.views` is where projects import the view from.
+sys.modules[f"{__name__}.views"] = sys.modules[__name__]
