@@ -67,7 +67,7 @@ def run(
     """
     worker.supervised(partial(_ask_to_end, link), lambda order: _send(link, ORDER + order.encode()))
     if quiet:
-        worker.obey(QUIET)
+        worker.orders.give(QUIET)
     # All objects loaded so far stay. Without a freeze the collector walks them again and again: two
     # of the thirteen microseconds of a no-op message.
     gc.collect()

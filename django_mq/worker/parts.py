@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_mq.conf.version import VERSION
 from django_mq.executor.async_runner import AsyncRunner
@@ -39,9 +39,7 @@ from django_mq.worker.recovery import Recovery
 from django_mq.worker.resolver import Resolver, line_of
 from django_mq.worker.scheduler import Scheduler
 from django_mq.worker.wakeup import Wakeup
-
-if TYPE_CHECKING:
-    from django_mq.worker import Worker
+from django_mq.worker.worker_options import WorkerOptions
 
 #: Batches that a slice of short handlers may have, so that many messages share a commit. The local
 #: queue holds twice as many at most: those claimed while a slice runs, and those that run next.
@@ -49,10 +47,14 @@ SLICE_BATCHES = 4
 
 
 class Parts:
-    """The parts of one run of `worker`, connected but not started. `id` names its process."""
+    """The parts of one run of `worker`, connected but not started.
 
-    def __init__(self, worker: Worker, id: str) -> None:
+    `id` names its process, and `obey` carries out an order of an operator.
+    """
+
+    def __init__(self, worker: WorkerOptions, id: str, *, obey: Callable[[str, str], None]) -> None:
         self._worker = worker
+        self._obey = obey
         self._settings = settings = worker.settings
         self._id = id
         self._claim_numbers = count(1)
@@ -211,8 +213,8 @@ class Parts:
             worker=self._id,
             scoreboard=self.scoreboard,
             runner=self.runner,
-            end_process=lambda: self._worker._end_process,
-            obey=self._worker.obey,
+            end_process=lambda: self._worker.end_process,
+            obey=self._obey,
             link=self._link(),
         )
         self.renewal_link = self._link()
@@ -291,7 +293,7 @@ class Parts:
             "pid": os.getpid(),
             "version": VERSION,
             "wakeup": "poll" if not listener else "degraded" if listener.degraded() else "notify",
-            "draining": self._worker._stopping.is_set(),
-            "quiet": self._worker._orders.quiet,
+            "draining": self._worker.stopping.is_set(),
+            "quiet": self._worker.orders.quiet,
             "running": self.scoreboard.running_for(),
         }

@@ -12,18 +12,15 @@ import contextlib
 import os
 import secrets
 import threading
-from typing import TYPE_CHECKING
 
 from django_mq.executor.connections import LOST, was_refused
 from django_mq.signals import announce_worker, log_failure, worker_started, worker_stopped
-from django_mq.store import look, notify
+from django_mq.store import Cursor, look, notify
 from django_mq.worker.held_messages import HeldMessages
+from django_mq.worker.orders import LEAVE
 from django_mq.worker.parts import Parts
 from django_mq.worker.wakeup import Deadline
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
-    from django_mq.worker import Worker
+from django_mq.worker.worker_options import WorkerOptions
 
 #: Seconds until a backoff level is written again after another session had its row locked.
 WRITE_AGAIN = 0.25
@@ -41,10 +38,11 @@ HURRY, LAST_HURRY = 5.0, 1.0
 class Run:
     """The loop of one run of `worker`, over its parts."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerOptions) -> None:
         self.worker = worker
-        self.id = worker._given_id or secrets.token_hex(8)
-        self.parts = Parts(worker, self.id)
+        self.id = worker.given_id or secrets.token_hex(8)
+        self.ended = threading.Event()
+        self.parts = Parts(worker, self.id, obey=self._obey)
         self.held = HeldMessages(self.id, self.parts)
         self._deadline = Deadline(worker.max_seconds)
         self._worked = False
@@ -68,6 +66,15 @@ class Run:
         self.parts.watchdog.hurry(HURRY)
         self.parts.wakeup.poke()
 
+    def _obey(self, order: str, by: str) -> None:
+        """Carry out an order of an operator; from any thread, and never blocks."""
+        self.worker.orders.give(order, by)
+        if order == LEAVE:
+            self.worker.stopping.set()
+            self.hurry()
+        self.parts.wakeup.poke()
+        self.parts.lease_keeper.hurry()  # the heartbeat shows that it was obeyed
+
     def _check_tables(self) -> None:
         """Check that the tables can be used, before every thread reports that it cannot use them.
 
@@ -78,7 +85,7 @@ class Run:
             look.prove(statements.cursor())
         except Exception as error:
             statements.close()
-            if not (self.worker._given_id and isinstance(error, LOST)):
+            if not (self.worker.given_id and isinstance(error, LOST)):
                 raise
 
     # ---- the loop
@@ -86,7 +93,7 @@ class Run:
     def _loop(self, until_empty: bool) -> None:
         parts = self.parts
         looked_after = -1
-        while not self.worker._stopping.is_set() and not self._deadline.passed():
+        while not self.worker.stopping.is_set() and not self._deadline.passed():
             try:
                 sleep = self._fetch()
             except Exception as error:
@@ -140,7 +147,7 @@ class Run:
         self.parts.outage.wait(error, logged=not lost)
 
     def _fetch(self) -> float:
-        parts, orders = self.parts, self.worker._orders
+        parts, orders = self.parts, self.worker.orders
         parts.rounds += 1
         cursor, answers = parts.statements.cursor(), parts.statements.link.answers
         if parts.wakeup.take_ring():
@@ -199,14 +206,14 @@ class Run:
             return
         with contextlib.suppress(IndexError):
             while True:
-                self.parts.recovery.recover(*self.worker._to_recover.pop())
+                self.parts.recovery.recover(*self.worker.to_recover.pop())
 
     def _drain(self) -> bool:
         """Finish running messages, release those that did not start, and leave the fleet."""
         parts = self.parts
         deadline = Deadline(self.worker.drain_seconds)
         parts.draining = True
-        self.worker._orders.report(self.id)
+        self.worker.orders.report(self.id)
         self.hurry()
         if parts.listener:
             parts.listener.stop()

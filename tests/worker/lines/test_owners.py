@@ -44,7 +44,7 @@ def test_signals_of_a_line(start: Start, said: Said, gate: threading.Event) -> N
     assert began.wait(PATIENCE)
     stopping = threading.Thread(target=running.stop)
     stopping.start()
-    until(lambda: running.worker._stopping.is_set(), "it drains")
+    until(lambda: running.worker.stopping.is_set(), "it drains")
     gate.set()
     stopping.join(PATIENCE)
     found = [

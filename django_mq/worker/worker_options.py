@@ -1,0 +1,82 @@
+"""The options of a worker, and what it is told while it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from django_mq.conf import alias_of, get_settings
+from django_mq.executor.scoreboard import Scoreboard
+from django_mq.policy.routing import check_pattern
+from django_mq.worker.commands import EndProcess
+from django_mq.worker.orders import Orders
+from django_mq.worker.recovery import DeadWorker
+
+
+def entries_needed(*, threads: int, async_slots: int, batch_size: int) -> int:
+    """Return how many scoreboard entries a worker with these options needs."""
+    return threads * batch_size + async_slots
+
+
+class WorkerOptions:
+    """What a worker was told: its checked options, and what others asked of it since.
+
+    The parts of a run read it; `django_mq.worker.Worker` adds the run.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[str] | str = (),
+        *,
+        threads: int | None = None,
+        batch_size: int | None = None,
+        async_slots: int | None = None,
+        max_messages: int | None = None,
+        max_seconds: float | None = None,
+        drain_seconds: float | None = None,
+        using: str | None = None,
+        id: str | None = None,
+        scoreboard: Scoreboard | None = None,
+    ) -> None:
+        """Raise InvalidName for a queue that is neither a name nor a pattern, and ValueError for a
+        number out of range; nothing connects yet."""
+        settings = get_settings()
+        self.settings = settings
+        if isinstance(queues, str):
+            queues = (queues,)
+        self.queues = tuple(check_pattern(name, "queue") for name in queues) or ("#",)
+        self.threads = _number("threads", threads, settings.threads, 1000)
+        self.batch_size = (
+            None if batch_size is None else _number("batch_size", batch_size, 1, 10_000)
+        )
+        self.async_slots = _number("async_slots", async_slots, settings.async_slots, 100_000)
+        self.max_messages = max_messages
+        self.max_seconds = max_seconds
+        self.drain_seconds = settings.drain_seconds if drain_seconds is None else drain_seconds
+        self.alias = alias_of(using)
+        self._given_scoreboard = scoreboard
+        self.given_id = id
+        self.to_recover: list[tuple[DeadWorker, Callable[[], None]]] = []
+        self.end_process: EndProcess | None = None
+        self.orders = Orders()
+        self.stopping = threading.Event()
+        #: Held while a run begins or ends.
+        self.lock = threading.Lock()
+
+    def scoreboard(self) -> Scoreboard:
+        """Return the scoreboard on which this worker shows what it runs."""
+        return self._given_scoreboard or Scoreboard(
+            entries_needed(
+                threads=self.threads,
+                async_slots=self.async_slots,
+                batch_size=self.batch_size or self.settings.batch_size,
+            )
+        )
+
+
+def _number(what: str, value: int | None, default: int, most: int) -> int:
+    if value is None:
+        return default
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"{what} is {value!r}; it must be a whole number from 1 to {most:,}")
+    return value
