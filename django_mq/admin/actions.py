@@ -19,7 +19,6 @@ from django.db import OperationalError
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
-from django.urls import path
 
 from django_mq.admin.base import ids_of
 from django_mq.admin.bounds import impatient, ran_out
@@ -96,9 +95,8 @@ class MessageActionsAdmin(EverythingAdmin):
 
     def get_urls(self) -> list[Any]:
         """Add the URL that a message's page and the confirmation post to."""
-        view = self.admin_site.admin_view(self.action_view)
-        name = "django_mq_queuedmessage_action"
-        return [path("actions/<str:name>/", view, name=name), *super().get_urls()]
+        page = self.page(QueuedMessage, "action", "actions/<str:name>/", self.action_view)
+        return [page, *super().get_urls()]
 
     def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Perform the action `name` on the posted `ids`; one that removes needs confirmation."""
@@ -188,7 +186,7 @@ class MessageActionsAdmin(EverythingAdmin):
             str(action.question),
             list_crumb=True,
             action=action,
-            url=self.action_url(action),
+            url=self.url(QueuedMessage, "action", action.name),
             ids=",".join(map(str, ids)),
             filters=filters,
             behind=self._behind(matching),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
@@ -16,7 +16,8 @@ from django.db import OperationalError
 from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.urls import reverse
+from django.http.response import HttpResponseBase
+from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.text import capfirst
 
 from django_mq import queues
@@ -220,12 +221,21 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self.url(self.model, "changelist"))
 
+    def page(
+        self, model: type[Model], page: str, route: str, view: Callable[..., HttpResponseBase]
+    ) -> URLPattern:
+        """Return the route of a page of `model` beside the stock ones; `url()` finds it."""
+        name = f"{model._meta.app_label}_{model._meta.model_name}_{page}"
+        return path(route, self.admin_site.admin_view(view), name=name)
+
     def url(self, model: type[Model], page: str, *args: object, **query: object) -> str:
-        """Return the URL of a stock page of `model`, empty if it is not registered."""
-        if not self.admin_site.is_registered(model):
-            return ""
+        """Return the URL of a page of `model`, empty if this site has no such page."""
         name = f"{self.admin_site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
-        address = reverse(name, args=[quote(str(each)) for each in args])
+        is_stock = page in ("change", "history")  # these unquote the key of a row
+        try:
+            address = reverse(name, args=[quote(str(each)) if is_stock else each for each in args])
+        except NoReverseMatch:  # the site has no admin for the model, or one of the project's own
+            return ""
         return f"{address}?{urlencode(query)}" if query else address
 
     def list_url(self, filters: str) -> str:

@@ -10,7 +10,6 @@ from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
 
 from django_mq import outbox, queues
 from django_mq.admin.base import ReadOnlyAdmin
@@ -29,9 +28,8 @@ class BroadcastingAdmin(ReadOnlyAdmin):
     """Adds the page to the pages of messages."""
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.broadcast_view)
-        name = "django_mq_queuedmessage_broadcast"
-        return [path("broadcast/", view, name=name), *super().get_urls()]
+        page = self.page(QueuedMessage, "broadcast", "broadcast/", self.broadcast_view)
+        return [page, *super().get_urls()]
 
     def may_broadcast(self, request: HttpRequest) -> bool:
         """Return whether the user may see messages and broadcast new ones."""
@@ -39,9 +37,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
 
     def broadcast_url(self, request: HttpRequest) -> str:
         """Return the URL of the page, empty if the user may not broadcast."""
-        if not self.may_broadcast(request):
-            return ""
-        return reverse(f"{self.admin_site.name}:django_mq_queuedmessage_broadcast")
+        return self.url(QueuedMessage, "broadcast") if self.may_broadcast(request) else ""
 
     def broadcast_view(self, request: HttpRequest) -> HttpResponse:
         """Show the form, then the recipients; then broadcast, if the recipients are the same."""

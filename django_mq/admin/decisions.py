@@ -16,7 +16,6 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
-from django.urls import path
 
 from django_mq import queues
 from django_mq.admin.bounds import ran_out
@@ -108,9 +107,8 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
         """Add the URLs that the forms post to."""
         urls = []
         for name in DECISIONS:
-            view = self.admin_site.admin_view(partial(self.decision_view, name=name))
-            route = f"{name.replace('_', '-')}/"
-            urls.append(path(route, view, name=f"django_mq_queuestate_{name}"))
+            view = partial(self.decision_view, name=name)
+            urls.append(self.page(QueueState, name, f"{name.replace('_', '-')}/", view))
         return [*urls, *super().get_urls()]
 
     def decision_view(self, request: HttpRequest, name: str) -> HttpResponse:

@@ -14,7 +14,6 @@ from django.core.exceptions import PermissionDenied
 from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, path, reverse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
@@ -75,9 +74,8 @@ class EditingAdmin(ReadOnlyAdmin):
     """Adds the page to the pages of messages."""
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.edit_view)
-        name = "django_mq_queuedmessage_edit"
-        return [path("edit/<int:id>/", view, name=name), *super().get_urls()]
+        page = self.page(QueuedMessage, "edit", "edit/<int:id>/", self.edit_view)
+        return [page, *super().get_urls()]
 
     def may_edit(self, request: HttpRequest) -> bool:
         """Return whether the user may see and edit messages."""
@@ -85,12 +83,8 @@ class EditingAdmin(ReadOnlyAdmin):
 
     def edit_url(self, request: HttpRequest, message: QueuedMessage) -> str:
         """Return the URL of the page, empty if the message does not wait or the user may not."""
-        if not (_waits(message) and self.may_edit(request)):
-            return ""
-        try:
-            return self._edit_url(message.pk)
-        except NoReverseMatch:  # this site has no message admin, or a different one
-            return ""
+        may = _waits(message) and self.may_edit(request)
+        return self.url(QueuedMessage, "edit", message.pk) if may else ""
 
     def edit_view(self, request: HttpRequest, id: int) -> HttpResponse:
         """Show the form, or make the change and log the user in one transaction."""
@@ -148,9 +142,6 @@ class EditingAdmin(ReadOnlyAdmin):
                 raise
             form.add_error(None, "Another session has locked the message. Try again in a moment.")
         return form.is_valid()
-
-    def _edit_url(self, id: int) -> str:
-        return reverse(f"{self.admin_site.name}:django_mq_queuedmessage_edit", args=[id])
 
 
 def _waits(message: QueuedMessage) -> bool:

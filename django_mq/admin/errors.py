@@ -9,7 +9,6 @@ from django.db import OperationalError
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, path, reverse
 from django.utils.http import urlencode
 
 from django_mq import queues
@@ -34,8 +33,8 @@ class ErrorsAdmin(ReadOnlyAdmin):
     """Failed attempts in groups by fingerprint."""
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.errors_view)
-        return [path("errors/", view, name="django_mq_failedattempt_errors"), *super().get_urls()]
+        page = self.page(FailedAttempt, "errors", "errors/", self.errors_view)
+        return [page, *super().get_urls()]
 
     def errors_view(self, request: HttpRequest) -> HttpResponse:
         """Show a page of the groups, the one that failed last first."""
@@ -103,18 +102,15 @@ class ErrorsAdmin(ReadOnlyAdmin):
         """Return the actions on the messages of a group that the user may perform, with URLs."""
         dead, waiting = (n or not group.is_exact for n in (group.dead, group.waiting))
         fits = {REQUEUE.name: dead, DISCARD.name: dead, RUN_NOW.name: waiting}
-        name = f"{self.admin_site.name}:django_mq_queuedmessage_everything"
-        query = urlencode({"fingerprint": group.fingerprint})
-        try:
-            return [
-                (action, f"{reverse(name, args=[action.name])}?{query}")
-                for action in MESSAGE_ACTIONS.values()
-                if fits.get(action.name)
-                and self.may_see_messages(request)
-                and self._has_right(request, action.permission)
-            ]
-        except NoReverseMatch:  # this site has no message admin, or a different one
-            return []
+        query = {"fingerprint": group.fingerprint}
+        return [
+            (action, url)
+            for action in MESSAGE_ACTIONS.values()
+            if fits.get(action.name)
+            and self.may_see_messages(request)
+            and self._has_right(request, action.permission)
+            and (url := self.url(QueuedMessage, "everything", action.name, **query))
+        ]
 
 
 def _link(since: str, page: int) -> str:

@@ -9,7 +9,6 @@ from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, connections
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
 
 from django_mq import queues
 from django_mq.admin.base import id_of
@@ -17,7 +16,7 @@ from django_mq.admin.bounds import MOST, AtLeast, impatient, ran_out
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
 from django_mq.admin.message_filters import HEADS, filter_of
-from django_mq.models import Operation
+from django_mq.models import Operation, QueuedMessage
 from django_mq.operations.filter_words import in_words
 from django_mq.operations.heads import ACTIONS
 from django_mq.policy.error_text import one_line
@@ -33,9 +32,9 @@ class EverythingAdmin(HeadsAdmin):
     """The page that asks for confirmation with the number of messages, and stores the operation."""
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.everything_view)
-        name = "django_mq_queuedmessage_everything"
-        return [path("everything/<str:name>/", view, name=name), *super().get_urls()]
+        route = "everything/<str:name>/"
+        page = self.page(QueuedMessage, "everything", route, self.everything_view)
+        return [page, *super().get_urls()]
 
     def everything_url(
         self, action: MessageAction, query: QueryDict, *, heads: bool = False
@@ -44,11 +43,10 @@ class EverythingAdmin(HeadsAdmin):
 
         With `heads`, on the first messages of their lines.
         """
-        name = f"{self.admin_site.name}:django_mq_queuedmessage_everything"
         query = query.copy()
         if heads:
             query[HEADS] = "1"
-        return f"{reverse(name, args=[action.name])}?{query.urlencode()}"
+        return f"{self.url(QueuedMessage, 'everything', action.name)}?{query.urlencode()}"
 
     def offered_for_all(self, request: HttpRequest) -> list[tuple[str, str]]:
         """Return the actions on all listed messages, if the list shows one state: text, URL.

@@ -16,7 +16,6 @@ from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.http import Http404, HttpRequest, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import NoReverseMatch, path, reverse
 from django.utils.text import slugify
 
 from django_mq.admin.base import ReadOnlyAdmin
@@ -45,12 +44,8 @@ class ExportAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[Any]:
         """Add the URL that the list's buttons post to, with the filters as its query."""
-        view = self.admin_site.admin_view(self.export_view)
-        return [path("export/<str:kind>/", view, name=self._export_name), *super().get_urls()]
-
-    @property
-    def _export_name(self) -> str:
-        return f"{self.opts.app_label}_{self.opts.model_name}_export"
+        page = self.page(self.model, "export", "export/<str:kind>/", self.export_view)
+        return [page, *super().get_urls()]
 
     def export_urls(self, request: HttpRequest) -> list[tuple[str, str]]:
         """Return the kinds of files with the URLs that export the list's filters."""
@@ -59,11 +54,8 @@ class ExportAdmin(ReadOnlyAdmin):
         query = request.GET.copy()
         for name in (AFTER, PAGE_VAR):
             query.pop(name, None)
-        name = f"{self.admin_site.name}:{self._export_name}"
-        try:
-            return [(kind, f"{reverse(name, args=[kind])}?{query.urlencode()}") for kind in TYPES]
-        except NoReverseMatch:  # this site has an admin of its own for these rows
-            return []
+        urls = ((kind, self.url(self.model, "export", kind)) for kind in TYPES)
+        return [(kind, f"{url}?{query.urlencode()}") for kind, url in urls if url]
 
     def export_view(self, request: HttpRequest, kind: str) -> HttpResponseBase:
         """Stream the rows that match the filters of the URL; log the user first."""

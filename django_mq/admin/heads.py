@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest
-from django.urls import NoReverseMatch, reverse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
@@ -48,22 +47,15 @@ class HeadsAdmin(ReadOnlyAdmin):
         """Return whether the user may see messages and perform `action` on them."""
         return self.may_see_messages(request) and self._has_right(request, action.permission)
 
-    def action_url(self, action: MessageAction) -> str:
-        """Return the URL that performs `action` on the posted `ids`."""
-        name = f"{self.admin_site.name}:django_mq_queuedmessage_action"
-        return reverse(name, args=[action.name])
-
     def offered(self, request: HttpRequest, state: str) -> Offered:
         """Return the actions that the user may perform on messages in `state`, with URLs."""
-        found = [
-            each
+        return [
+            (each, url)
             for each in MESSAGE_ACTIONS.values()
-            if state in each.states and self.may(request, each)
+            if state in each.states
+            and self.may(request, each)
+            and (url := self.url(QueuedMessage, "action", each.name))
         ]
-        try:
-            return [(each, self.action_url(each)) for each in found]
-        except NoReverseMatch:  # this site has no message admin, or a different one
-            return []
 
     def head_rows(self, request: HttpRequest, found: Iterable[queues.Head]) -> list[HeadRow]:
         """Return heads as a page shows them."""

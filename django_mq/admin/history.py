@@ -76,7 +76,9 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
             context = {
                 "title": f"Message {message.pk}: {message.type}",
                 "subtitle": None,
-                "replay_url": self.replay_url() if self.may_replay(request) else "",
+                "replay_url": self.url(HandledMessage, "replay")
+                if self.may_replay(request)
+                else "",
                 **self.chain_context(request, message.pk),
             }
         return super().change_view(

@@ -12,7 +12,6 @@ from django.core.exceptions import PermissionDenied
 from django.db import OperationalError
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import path
 from django.utils.html import format_html
 
 from django_mq import queues
@@ -67,8 +66,8 @@ class OperationAdmin(ReadOnlyAdmin):
         }
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.cancel_view)
-        return [path("cancel/", view, name="django_mq_operation_cancel"), *super().get_urls()]
+        page = self.page(Operation, "cancel", "cancel/", self.cancel_view)
+        return [page, *super().get_urls()]
 
     def cancel_view(self, request: HttpRequest) -> HttpResponse:
         """Cancel the posted operation, and log the user in the same transaction."""

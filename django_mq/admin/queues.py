@@ -64,7 +64,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             query=query,
             may_pause_query=self.may_change(request) and self.may_name(request, query),
             other_pages="" if not query else f"{urlencode({'q': query})}&",
-            topology_url=self.topology_url(),
+            topology_url=self.url(QueueState, "topology"),
             **self.form_context(request),
             **(extra_context or {}),
         )

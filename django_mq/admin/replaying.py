@@ -15,7 +15,6 @@ from django.db import OperationalError
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
 
 from django_mq import handlers, queues
 from django_mq.admin.base import ids_of
@@ -56,16 +55,9 @@ class ReplayingAdmin(ChainsAdmin):
             request, "replay_message"
         )
 
-    def replay_url(self) -> str:
-        """Return the URL that replays the posted `ids`."""
-        return reverse(f"{self.admin_site.name}:django_mq_handledmessage_replay")
-
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.replay_view)
-        return [
-            path("replay/", view, name="django_mq_handledmessage_replay"),
-            *super().get_urls(),
-        ]
+        page = self.page(HandledMessage, "replay", "replay/", self.replay_view)
+        return [page, *super().get_urls()]
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -123,7 +115,7 @@ class ReplayingAdmin(ChainsAdmin):
             request,
             "Replay these messages?",
             list_crumb=True,
-            url=self.replay_url(),
+            url=self.url(HandledMessage, "replay"),
             ids=",".join(map(str, ids)),
             filters=filters,
             back=self.list_url(filters),

@@ -9,7 +9,6 @@ from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, path, reverse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
@@ -27,9 +26,9 @@ class RunningAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[Any]:
         """Add the URLs that a message's page posts to."""
-        view = self.admin_site.admin_view(self.running_view)
-        name = "django_mq_queuedmessage_running"
-        return [path("running/<int:id>/<str:name>/", view, name=name), *super().get_urls()]
+        route = "running/<int:id>/<str:name>/"
+        page = self.page(QueuedMessage, "running", route, self.running_view)
+        return [page, *super().get_urls()]
 
     def may_ask(self, request: HttpRequest, name: str) -> bool:
         """Return whether the user may stop messages, or see stacks."""
@@ -69,7 +68,7 @@ class RunningAdmin(ReadOnlyAdmin):
             "Stop this message?",
             list_crumb=True,
             row=row,
-            url=self._running_url(row.pk, "stop"),
+            url=self.url(QueuedMessage, "running", row.pk, "stop"),
             back=self.url(QueuedMessage, "change", row.pk),
         )
         return TemplateResponse(request, "admin/django_mq/stopping.html", context)
@@ -82,7 +81,7 @@ class RunningAdmin(ReadOnlyAdmin):
         found = next(iter(queues.running(ids=[message.pk], using=self.alias)), None)
         labels = {"stop": "Stop…", "stack": "Show stack"}
         offered = [
-            (name, label, self._running_url(message.pk, name))
+            (name, label, self.url(QueuedMessage, "running", message.pk, name))
             for name, label in labels.items()
             if self.may_ask(request, name)
         ]
@@ -106,10 +105,3 @@ class RunningAdmin(ReadOnlyAdmin):
             "asks": [each for each in offered if each[2]],
             "answers": answers,
         }
-
-    def _running_url(self, id: int, name: str) -> str:
-        route = f"{self.admin_site.name}:django_mq_queuedmessage_running"
-        try:
-            return reverse(route, args=[id, name])
-        except NoReverseMatch:  # this site has no message admin, or a different one
-            return ""

@@ -12,7 +12,6 @@ from django.db import OperationalError
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import path
 
 from django_mq import queues
 from django_mq.admin.bounds import ran_out
@@ -149,15 +148,9 @@ class ScheduleAdmin(ScheduleRowsAdmin):
     # ---- what the buttons post to
 
     def get_urls(self) -> list[Any]:
-        wrap = self.admin_site.admin_view
-        return [
-            path(f"{name}/", wrap(view), name=f"django_mq_schedule_{name}")
-            for name, view in (
-                ("run", self.run_view),
-                ("enable", self.enable_view),
-                ("disable", self.disable_view),
-            )
-        ] + super().get_urls()
+        views = {"run": self.run_view, "enable": self.enable_view, "disable": self.disable_view}
+        pages = [self.page(Schedule, name, f"{name}/", view) for name, view in views.items()]
+        return [*pages, *super().get_urls()]
 
     def run_view(self, request: HttpRequest) -> HttpResponse:
         """Broadcast the posted schedule now."""

@@ -13,7 +13,6 @@ from django.db.models import Case, F, Func, IntegerField, Q, TextField, Value, W
 from django.db.models.functions import Cast, Length
 from django.db.models.lookups import LessThan
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.urls import path, reverse
 
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import impatient, ran_out
@@ -29,8 +28,8 @@ class SuggestingAdmin(ReadOnlyAdmin):
     """Adds the address that the search box queries once it has the focus."""
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.paths_view)
-        return [path("paths/", view, name="django_mq_queuedmessage_paths"), *super().get_urls()]
+        page = self.page(QueuedMessage, "paths", "paths/", self.paths_view)
+        return [page, *super().get_urls()]
 
     def may_search_documents(self, request: HttpRequest) -> bool:
         """Return whether the user may see messages and their payloads."""
@@ -38,9 +37,7 @@ class SuggestingAdmin(ReadOnlyAdmin):
 
     def paths_url(self, request: HttpRequest) -> str:
         """Return the address of the suggestions, empty if the user may not search documents."""
-        if not self.may_search_documents(request):
-            return ""
-        return reverse(f"{self.admin_site.name}:django_mq_queuedmessage_paths")
+        return self.url(QueuedMessage, "paths") if self.may_search_documents(request) else ""
 
     def paths_view(self, request: HttpRequest) -> HttpResponse:
         """Return the paths in the newest messages as JSON; none if the database takes too long."""

@@ -7,12 +7,11 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.texts import badge, breakable
-from django_mq.models import QueuedMessage
+from django_mq.models import QueuedMessage, QueueState
 from django_mq.states import MessageState
 
 #: The maximum numbers of types and handlers in the table; `mq_routes` lists all.
@@ -23,12 +22,8 @@ class TopologyAdmin(ReadOnlyAdmin):
     """Adds the page to the pages of queues."""
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.topology_view)
-        return [path("topology/", view, name="django_mq_queuestate_topology"), *super().get_urls()]
-
-    def topology_url(self) -> str:
-        """Return the URL of the page."""
-        return reverse(f"{self.admin_site.name}:django_mq_queuestate_topology")
+        page = self.page(QueueState, "topology", "topology/", self.topology_view)
+        return [page, *super().get_urls()]
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
         """Show types and handlers as a table."""

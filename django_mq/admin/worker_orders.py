@@ -10,7 +10,6 @@ from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
@@ -38,9 +37,8 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
     """The view that the buttons of the list and of a worker's page post to."""
 
     def get_urls(self) -> list[Any]:
-        view = self.admin_site.admin_view(self.order_view)
-        route = path("orders/<str:name>/", view, name="django_mq_workerheartbeat_order")
-        return [route, *super().get_urls()]
+        page = self.page(WorkerHeartbeat, "order", "orders/<str:name>/", self.order_view)
+        return [page, *super().get_urls()]
 
     def may_order(self, request: HttpRequest, worker: queues.WorkerProcess) -> bool:
         """Return whether the user may give orders to this worker.

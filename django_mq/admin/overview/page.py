@@ -13,7 +13,6 @@ from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import path
 from django.utils.safestring import SafeString
 
 from django_mq import queues
@@ -56,8 +55,7 @@ class OverviewAdmin(QueueRowsAdmin):
 
     def get_urls(self) -> list[Any]:
         """Return the address of the page: its model has no rows to show."""
-        name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return [path("", self.admin_site.admin_view(self.changelist_view), name=name)]
+        return [self.page(self.model, "changelist", "", self.changelist_view)]
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return self._has_right(request, "view_queuestate")
