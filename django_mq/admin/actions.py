@@ -220,17 +220,13 @@ class MessageActionsAdmin(EverythingAdmin):
         self._report(request, action, len(changed.ids), skipped)
 
     def _report(self, request: HttpRequest, action: MessageAction, done: int, skipped: int) -> None:
-        label = {"label": action.label, "count": f"{done:,}"}
         if done:
-            text = (
-                "%(label)s: %(count)s message." if done == 1 else "%(label)s: %(count)s messages."
-            )
-            self.message_user(request, text % label, notices.SUCCESS)
+            text = f"{action.label}: {done:,} message{'' if done == 1 else 's'}."
+            self.message_user(request, text, notices.SUCCESS)
         if skipped:
             subject = "message was" if skipped == 1 else "messages were"
             text = (
-                f"%(label)s: %(count)s {subject} skipped: in flight, locked, gone, or in a state"
-                " that this action does not apply to."
+                f"{action.label}: {skipped:,} {subject} skipped: in flight, locked, gone, or in a"
+                " state that this action does not apply to."
             )
-            label["count"] = f"{skipped:,}"
-            self.message_user(request, text % label, notices.WARNING)
+            self.message_user(request, text, notices.WARNING)

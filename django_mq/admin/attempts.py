@@ -19,7 +19,16 @@ from django_mq.admin.filter_boxes import (
 from django_mq.admin.filter_moments import EndedFilter
 from django_mq.admin.filters import ErrorFilter
 from django_mq.admin.tables import TableAdmin
-from django_mq.admin.texts import block, breakable, excerpt, full, link, plain, took, when
+from django_mq.admin.texts import (
+    block,
+    breakable,
+    excerpt,
+    link,
+    moment_column,
+    plain,
+    took,
+    when,
+)
 from django_mq.models import FailedAttempt, QueuedMessage
 
 
@@ -60,13 +69,8 @@ class FailedAttemptAdmin(ErrorsAdmin, TableAdmin):
             fields += ["whole_text", "whole_traceback"]
         return [(None, {"fields": fields})]
 
-    @admin.display(description="ended")
-    def ended(self, attempt: FailedAttempt) -> Any:
-        return when(attempt.ended_at, attempt.now)  # type: ignore[attr-defined]
-
-    @admin.display(description="ended")
-    def ended_at_full(self, attempt: FailedAttempt) -> Any:
-        return full(attempt.ended_at, attempt.now)  # type: ignore[attr-defined]
+    ended = moment_column("ended_at", "ended", when)
+    ended_at_full = moment_column("ended_at", "ended")
 
     @admin.display(description="took")
     def took(self, attempt: FailedAttempt) -> Any:

@@ -116,8 +116,8 @@ class EverythingAdmin(HeadsAdmin):
             matched=None if wanted.heads else id_of(request.POST.get("matched", "")),
             using=self.alias,
         )
-        text = "Operation %(id)d begins: a worker carries it out."
-        self.message_user(request, text % {"id": made.pk}, notices.SUCCESS)
+        text = f"Operation {made.pk} begins: a worker carries it out."
+        self.message_user(request, text, notices.SUCCESS)
         if not self._has_right(request, "view_operation"):
             return HttpResponseRedirect(self.url(self.model, "changelist"))
         page = self.url(Operation, "changelist")

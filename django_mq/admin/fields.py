@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 
 from django_mq.admin.heads import HeadsAdmin
-from django_mq.admin.texts import excerpt, full, link, plain
+from django_mq.admin.texts import excerpt, full, link, moment_column, plain
 from django_mq.models import QueuedMessage, QueueState, Result, UniqueKey
 from django_mq.policy.durations import span
 from django_mq.queues.reasons import OWN_REASONS
@@ -21,38 +21,16 @@ from django_mq.states import MessageState
 
 #: States whose explanation already includes the last error.
 EXPLAINED = (MessageState.DEAD, MessageState.HELD, MessageState.RETRYING)
-FIELDS: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (
-        None,
-        (
-            "type",
-            "queue_link",
-            "handler_name",
-            "priority",
-            "key_link",
-            "in_line",
-            "followers",
-            "unique",
-            "created",
-        ),
+FIELDS: dict[str | None, tuple[str, ...]] = {
+    None: (
+        *("type", "queue_link", "handler_name", "priority", "key_link", "in_line", "followers"),
+        *("unique", "created"),
     ),
-    (
-        "Delivery",
-        (
-            "processable",
-            "leased",
-            "attempts_used",
-            "retry_policy",
-            "expires",
-            "blocker",
-            "held",
-            "suspicion",
-            "result_link",
-            "died",
-            "error_line",
-        ),
+    "Delivery": (
+        *("processable", "leased", "attempts_used", "retry_policy", "expires", "blocker", "held"),
+        *("suspicion", "result_link", "died", "error_line"),
     ),
-)
+}
 #: Fields that are left out while their column is empty.
 COLUMNS = {
     "key_link": "key",
@@ -85,7 +63,7 @@ class MessageFieldsAdmin(HeadsAdmin):
             empty.add("error_line")
         return [
             (title, {"fields": [name for name in names if name not in empty]})
-            for title, names in FIELDS
+            for title, names in FIELDS.items()
         ]
 
     @admin.display(description="queue")
@@ -112,9 +90,9 @@ class MessageFieldsAdmin(HeadsAdmin):
     @admin.display(description="behind it")
     def followers(self, message: QueuedMessage) -> Any:
         count = shown_count(message.standing.behind)  # type: ignore[attr-defined]
-        words = "%(count)s of its key" if message.key else "%(count)s of its queue"
+        words = f"{count} of its {'key' if message.key else 'queue'}"
         key = None if message.ordered else message.key
-        return link(self.line_url(message.queue, message.handler, key), words % {"count": count})
+        return link(self.line_url(message.queue, message.handler, key), words)
 
     @admin.display(description="unique id")
     def unique(self, message: QueuedMessage) -> Any:
@@ -135,23 +113,15 @@ class MessageFieldsAdmin(HeadsAdmin):
             notes.append(f"stays taken for {span(message.unique_for)} after a success")
         return format_html('{} <span class="mq-quiet">{}</span>', text, "; ".join(notes))
 
-    @admin.display(description="created")
-    def created(self, message: QueuedMessage) -> Any:
-        return _moment(message, message.created_at)
-
-    @admin.display(description="processable")
-    def processable(self, message: QueuedMessage) -> Any:
-        return _moment(message, message.processable_after)
+    created = moment_column("created_at", "created")
+    processable = moment_column("processable_after", "processable")
+    expires = moment_column("expires_at", "expires")
+    held = moment_column("held_since", "held since")
 
     @admin.display(description="leased")
     def leased(self, message: QueuedMessage) -> Any:
-        return format_html(
-            "{} {} {} <code>{}</code>",
-            "until",
-            _moment(message, message.leased_until),
-            "by",
-            message.claimed_by,
-        )
+        until = _moment(message, message.leased_until)
+        return format_html("until {} by <code>{}</code>", until, message.claimed_by)
 
     @admin.display(description="attempts")
     def attempts_used(self, message: QueuedMessage) -> Any:
@@ -166,10 +136,6 @@ class MessageFieldsAdmin(HeadsAdmin):
             text = rows.values_list(Cast("retry", TextField()), flat=True).first()
         return "the handler's" if text is None else format_html("<code>{}</code>", excerpt(text))
 
-    @admin.display(description="expires")
-    def expires(self, message: QueuedMessage) -> Any:
-        return _moment(message, message.expires_at)
-
     @admin.display(description="waits behind")
     def blocker(self, message: QueuedMessage) -> Any:
         standing = message.standing  # type: ignore[attr-defined]
@@ -180,10 +146,6 @@ class MessageFieldsAdmin(HeadsAdmin):
             return first
         others = f"the first of {shown_count(standing.ahead)}"
         return format_html('{} <span class="mq-quiet">{}</span>', first, others)
-
-    @admin.display(description="held since")
-    def held(self, message: QueuedMessage) -> Any:
-        return _moment(message, message.held_since)
 
     @admin.display(description="suspect")
     def suspicion(self, message: QueuedMessage) -> Any:

@@ -62,13 +62,9 @@ def handlers_of(names: Collection[str]) -> set[str]:
 def _shown(found: Durations | None) -> Shown | None:
     if found is None:
         return None
-    text = (
-        "last %(last)s, from %(min)s to %(max)s, mean %(mean)s, deviation %(deviation)s,"
-        " 90th percentile %(p90)s"
+    summary = (
+        f"last {measured(found.last)}, from {measured(found.min)} to {measured(found.max)},"
+        f" mean {measured(found.mean)}, deviation {measured(found.deviation)},"
+        f" 90th percentile {measured(found.p90)}"
     )
-    names = ("last", "min", "max", "mean", "deviation", "p90")
-    return Shown(
-        measured(found.p50),
-        measured(found.p99),
-        text % {name: measured(getattr(found, name)) for name in names},
-    )
+    return Shown(measured(found.p50), measured(found.p99), summary)

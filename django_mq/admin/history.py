@@ -15,7 +15,16 @@ from django_mq.admin.exports import ExportAdmin
 from django_mq.admin.filter_boxes import HandlerFilter, QueueFilter, TypeFilter
 from django_mq.admin.filter_moments import EndedFilter
 from django_mq.admin.replaying import ReplayingAdmin
-from django_mq.admin.texts import block, breakable, full, link, pretty, took, under, when
+from django_mq.admin.texts import (
+    block,
+    breakable,
+    link,
+    moment_column,
+    pretty,
+    took,
+    under,
+    when,
+)
 from django_mq.models import FailedAttempt, HandledMessage
 from django_mq.queues.history import CONTENT
 
@@ -110,9 +119,12 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
     def where(self, message: HandledMessage) -> Any:
         return format_html('<span class="mq-name">{}</span>', breakable(message.queue))
 
-    @admin.display(description="ended")
-    def ended(self, message: HandledMessage) -> Any:
-        return when(message.ended_at, message.now)  # type: ignore[attr-defined]
+    ended = moment_column("ended_at", "ended", when)
+    created = moment_column("created_at", "broadcast")
+    due = moment_column("due_at", "due")
+    started = moment_column("started_at", "started")
+    ended_full = moment_column("ended_at", "ended")
+    kept = moment_column("keep_until", "kept until")
 
     @admin.display(description="attempts")
     def tries(self, message: HandledMessage) -> Any:
@@ -135,26 +147,6 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
     @admin.display(description="size of the payload")
     def bytes(self, message: HandledMessage) -> Any:
         return filesizeformat(message.size)
-
-    @admin.display(description="broadcast")
-    def created(self, message: HandledMessage) -> Any:
-        return full(message.created_at, message.now)  # type: ignore[attr-defined]
-
-    @admin.display(description="due")
-    def due(self, message: HandledMessage) -> Any:
-        return full(message.due_at, message.now)  # type: ignore[attr-defined]
-
-    @admin.display(description="started")
-    def started(self, message: HandledMessage) -> Any:
-        return full(message.started_at, message.now)  # type: ignore[attr-defined]
-
-    @admin.display(description="ended")
-    def ended_full(self, message: HandledMessage) -> Any:
-        return full(message.ended_at, message.now)  # type: ignore[attr-defined]
-
-    @admin.display(description="kept until")
-    def kept(self, message: HandledMessage) -> Any:
-        return full(message.keep_until, message.now)  # type: ignore[attr-defined]
 
     @admin.display(description="payload")
     def whole_payload(self, message: HandledMessage) -> Any:

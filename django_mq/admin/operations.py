@@ -18,7 +18,7 @@ from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, id_of
 from django_mq.admin.bounds import ran_out
 from django_mq.admin.message_actions import MESSAGE_ACTIONS
-from django_mq.admin.texts import excerpt, full, took, under, when
+from django_mq.admin.texts import excerpt, moment_column, took, under, when
 from django_mq.models import Operation
 from django_mq.operations.filter_words import in_words
 from django_mq.queues.transactions import writing
@@ -88,11 +88,11 @@ class OperationAdmin(ReadOnlyAdmin):
         except OperationalError as error:
             if not ran_out(error):
                 raise
-            text = "A worker is carrying out operation %(id)d. Try again in a moment."
-            self.message_user(request, text % {"id": row.pk}, notices.ERROR)
+            text = f"A worker is carrying out operation {row.pk}. Try again in a moment."
+            self.message_user(request, text, notices.ERROR)
             return back
-        text = "Operation %(id)d is cancelled." if cancelled else "Operation %(id)d was over."
-        self.message_user(request, text % {"id": row.pk}, notices.SUCCESS)
+        text = f"Operation {row.pk} {'is cancelled' if cancelled else 'was over'}."
+        self.message_user(request, text, notices.SUCCESS)
         return back
 
     @admin.display(description="operation")
@@ -111,24 +111,19 @@ class OperationAdmin(ReadOnlyAdmin):
             bar = format_html(
                 '<progress max="{}" value="{}"></progress> ', row.matched, min(seen, row.matched)
             )
-        text = "{done} changed".format(done=f"{row.done:,}")
+        text = f"{row.done:,} changed"
         if row.matched is not None:
-            text += " " + "of {matched}".format(matched=f"{row.matched:,}")
+            text += f" of {row.matched:,}"
         if row.skipped:
-            text += ", " + "{skipped} skipped".format(skipped=f"{row.skipped:,}")
+            text += f", {row.skipped:,} skipped"
         return format_html('{}<span class="mq-number">{}</span> {}', bar, text, self._button(row))
 
     @admin.display(description="state")
     def condition(self, row: Operation) -> Any:
         return format_html("{}{}", row.get_state_display(), under(*filter(None, [row.error])))
 
-    @admin.display(description="requested")
-    def asked(self, row: Operation) -> Any:
-        return when(row.created_at, row.now)  # type: ignore[attr-defined]
-
-    @admin.display(description="requested")
-    def asked_full(self, row: Operation) -> Any:
-        return full(row.created_at, row.now)  # type: ignore[attr-defined]
+    asked = moment_column("created_at", "requested", when)
+    asked_full = moment_column("created_at", "requested")
 
     @admin.display(description="took")
     def lasted(self, row: Operation) -> Any:

@@ -99,18 +99,16 @@ class QueueRow:
             until = counts.paused_until
             return f"until {clock(until)}" if until else "until resumed"
         if counts.backoff_level:
+            level = f"level {counts.backoff_level}"
             if counts.backoff_until is None:
-                probes, due = "level %d, probing", "level %d, probe due"
-                return (probes if counts.probe_by else due) % counts.backoff_level
-            note = "until %(at)s, level %(level)d"
-            return note % {"at": clock(counts.backoff_until), "level": counts.backoff_level}
+                return f"{level}, {'probing' if counts.probe_by else 'probe due'}"
+            return f"until {clock(counts.backoff_until)}, {level}"
         if counts.max_in_flight == 0:
             return "its limit is 0"
         if self.names_first:
-            dead, other = "behind dead #%d", "behind #%d"
-            return (dead if self.needs_operator else other) % self.first
+            return f"behind {'dead ' if self.needs_operator else ''}#{self.first}"
         count = len(self.workers)
-        return ("%(count)d worker" if count == 1 else "%(count)d workers") % {"count": count}
+        return f"{count} worker{'' if count == 1 else 's'}"
 
     @property
     def names_first(self) -> bool:

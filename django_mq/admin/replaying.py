@@ -42,8 +42,8 @@ class ReplayingAdmin(ChainsAdmin):
             ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MOST + 1])
         if len(ids) > MOST:
             ids = ids[:MOST]
-            text = "More than %(most)s messages were selected: these are the oldest."
-            self.message_user(request, text % {"most": f"{MOST:,}"}, notices.WARNING)
+            text = f"More than {MOST:,} messages were selected: these are the oldest."
+            self.message_user(request, text, notices.WARNING)
         return self._confirm(request, ids)
 
     def has_replay_permission(self, request: HttpRequest) -> bool:
@@ -136,6 +136,5 @@ class ReplayingAdmin(ChainsAdmin):
                 note = f"Replayed to {to or 'its own handler'}, one of {len(done.ids)} messages."
                 self.log(request, [rows[id] for id in done.ids], CHANGE, note)
         count = len(rows)
-        text = "%(count)s message replayed." if count == 1 else "%(count)s messages replayed."
-        level = notices.SUCCESS if count else notices.WARNING
-        self.message_user(request, text % {"count": f"{count:,}"}, level)
+        text = f"{count:,} message{'' if count == 1 else 's'} replayed."
+        self.message_user(request, text, notices.SUCCESS if count else notices.WARNING)

@@ -12,7 +12,7 @@ from django_mq.admin.filter_boxes import HandlerFilter
 from django_mq.admin.filter_moments import CreatedFilter
 from django_mq.admin.filters import OutcomeFilter
 from django_mq.admin.tables import TableAdmin
-from django_mq.admin.texts import badge, block, excerpt, full, plain, pretty, when
+from django_mq.admin.texts import badge, block, excerpt, full, moment_column, plain, pretty, when
 from django_mq.models import Result
 
 
@@ -46,18 +46,9 @@ class ResultAdmin(TableAdmin):
             return badge("dead", excerpt(result.error_class))
         return badge("processable", "returned")
 
-    @admin.display(description="created")
-    def created(self, result: Result) -> Any:
-        return when(result.created_at, result.now)  # type: ignore[attr-defined]
-
-    @admin.display(description="created")
-    def created_full(self, result: Result) -> Any:
-        return full(result.created_at, result.now)  # type: ignore[attr-defined]
-
-    @admin.display(description="enqueued")
-    def enqueued_full(self, result: Result) -> Any:
-        at = result.enqueued_at
-        return "" if at is None else full(at, result.now)  # type: ignore[attr-defined]
+    created = moment_column("created_at", "created", when)
+    created_full = moment_column("created_at", "created")
+    enqueued_full = moment_column("enqueued_at", "enqueued")
 
     @admin.display(description="kept until")
     def kept(self, result: Result) -> Any:

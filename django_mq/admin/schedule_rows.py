@@ -9,7 +9,17 @@ from django.utils.html import format_html, format_html_join
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.texts import badge, block, breakable, full, link, moment, pretty, when
+from django_mq.admin.texts import (
+    badge,
+    block,
+    breakable,
+    full,
+    link,
+    moment,
+    moment_column,
+    pretty,
+    when,
+)
 from django_mq.exceptions import InvalidOption
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.policy.durations import span
@@ -63,7 +73,7 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
         if row.last_at is None:
             return None
         return format_html(
-            '{}<span class="mq-under">{}</span>', _when(row, row.last_at), self._message(row)
+            '{}<span class="mq-under">{}</span>', when(row.last_at, _now(row)), self._message(row)
         )
 
     @admin.display(description="last time")
@@ -72,9 +82,7 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
             return self.get_empty_value_display()
         return format_html("{} {}", full(row.last_at, _now(row)), self._message(row))
 
-    @admin.display(description="next")
-    def next(self, row: Schedule) -> Any:
-        return None if row.next_at is None else _when(row, row.next_at)
+    next = moment_column("next_at", "next", when)
 
     @admin.display(description="next times")
     def next_full(self, row: Schedule) -> Any:
@@ -118,7 +126,3 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
 
 def _now(row: Schedule) -> Any:
     return row.now  # type: ignore[attr-defined]  # annotated
-
-
-def _when(row: Schedule, at: Any) -> Any:
-    return when(at, _now(row))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any
 
+from django.contrib import admin
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
@@ -123,6 +124,19 @@ def full(at: datetime, now: datetime) -> SafeString:
         moment(at),
         since(at, now),
     )
+
+
+def moment_column(
+    column: str, description: str, show: Callable[[datetime, datetime], SafeString] = full
+) -> Any:
+    """Return a column of a page that shows a time of its rows; nothing if it is null."""
+
+    @admin.display(description=description)
+    def shown(page: Any, row: Any) -> Any:
+        at = getattr(row, column)
+        return None if at is None else show(at, row.now)
+
+    return shown
 
 
 def badge(state: str, text: Any = None) -> SafeString:

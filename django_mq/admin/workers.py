@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 
 from django_mq import queues
 from django_mq.admin.handler_stats import timing_rows
-from django_mq.admin.texts import badge, excerpt, full, link, moment, when
+from django_mq.admin.texts import badge, excerpt, link, moment, moment_column, when
 from django_mq.admin.worker_orders import LABELS, WorkerOrdersAdmin
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.policy.durations import span
@@ -168,13 +168,8 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
         context = {"timings": beat.timings_seen}
         return render_to_string("admin/django_mq/includes/timings.html", context)
 
-    @admin.display(description="started")
-    def started(self, beat: Any) -> Any:
-        return full(beat.started_at, beat.now)
-
-    @admin.display(description="last seen")
-    def seen(self, beat: Any) -> Any:
-        return full(beat.last_seen, beat.now)
+    started = moment_column("started_at", "started")
+    seen = moment_column("last_seen", "last seen")
 
     @admin.display(description="told in the last hour")
     def told(self, beat: Any) -> Any:
