@@ -9,36 +9,16 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_mq.store.queue_names import LANES
+
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
 # Every subquery stops at the limit and asks for the order of its index, so that no plan scans the
 # table. No index finds blocked rows by queue, so the scan covers the keyed rows. Each queue has its
 # priorities in an array: to look them up in `lane` for each queue would be quadratic.
-COUNTS = """
-with recursive lane (queue, priority) as (
-    select asked.queue, highest.priority
-      from unnest(%(queues)s::text[]) as asked (queue)
-     cross join lateral (
-        select m.priority
-          from django_mq_queuedmessage m
-         where m.queue = asked.queue
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-         order by m.priority desc
-         limit 1
-     ) highest
-    union all
-    select lane.queue, following.priority
-      from lane
-     cross join lateral (
-        select m.priority
-          from django_mq_queuedmessage m
-         where m.queue = lane.queue and m.priority < lane.priority
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-         order by m.priority desc
-         limit 1
-     ) following
-), named (queue, priorities) as materialized (
+COUNTS = f"""
+with recursive {LANES}, named (queue, priorities) as materialized (
     select asked.queue, lanes.priorities
       from unnest(%(queues)s::text[]) as asked (queue)
       left join (
@@ -205,7 +185,7 @@ select named.queue,
      ) first
  ) oldest
   left join django_mq_queuestate s on s.queue = named.queue
-"""
+"""  # noqa: S608
 
 
 class Census(NamedTuple):

@@ -1,4 +1,4 @@
-"""The names of all queues, found by loose index scans: one probe per queue and index."""
+"""Queues and their priorities, found by loose index scans: one probe for each and per index."""
 
 from __future__ import annotations
 
@@ -11,6 +11,31 @@ if TYPE_CHECKING:
 CHORES = ":"
 
 WAITING = "m.leased_until is null and m.blocked_by is null and m.dead_at is null"
+
+#: A CTE of WITH RECURSIVE: the priorities at which messages wait in `%(queues)s`.
+LANES = """lane (queue, priority) as (
+    select asked.queue, highest.priority
+      from unnest(%(queues)s::text[]) as asked (queue)
+     cross join lateral (
+        select m.priority
+          from django_mq_queuedmessage m
+         where m.queue = asked.queue
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+         order by m.priority desc
+         limit 1
+     ) highest
+    union all
+    select lane.queue, following.priority
+      from lane
+     cross join lateral (
+        select m.priority
+          from django_mq_queuedmessage m
+         where m.queue = lane.queue and m.priority < lane.priority
+           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+         order by m.priority desc
+         limit 1
+     ) following
+)"""
 
 
 def queue_scan(name: str, where: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_mq.store.queue_names import LANES
 from django_mq.store.readers import prepare_to_read
 
 if TYPE_CHECKING:
@@ -18,26 +19,8 @@ WINDOW = 1000
 # two readers do not hide it from each other. A row behind another of its key is not due either: the
 # subquery for the head of a key is memoized, one probe per key. With earlier.key = first.key, the
 # planner may scan the primary key (see claim_keyed). `overdue` is read only if nothing is due.
-_STATE = """
-with recursive lane (priority) as (
-    (select m.priority
-       from django_mq_queuedmessage m
-      where m.queue = %(queue)s
-        and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-      order by m.priority desc
-      limit 1)
-    union all
-    select following.priority
-      from lane
-     cross join lateral (
-        select m.priority
-          from django_mq_queuedmessage m
-         where m.queue = %(queue)s and m.priority < lane.priority
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-         order by m.priority desc
-         limit 1
-     ) following
-), due as materialized (
+_STATE = f"""
+with recursive {LANES}, due as materialized (
     select m.id
       from lane
      cross join lateral (
@@ -64,7 +47,7 @@ with recursive lane (priority) as (
          where m.id = first.id
            and m.leased_until is null and m.blocked_by is null and m.dead_at is null
            and m.processable_after <= statement_timestamp()
-        {locking}
+        {{locking}}
      ) m
      where (first.expires_at is null or first.expires_at > statement_timestamp())
        and (first.key is null or first.id = head.id)
@@ -75,7 +58,7 @@ with recursive lane (priority) as (
      where m.queue = %(queue)s and m.leased_until <= statement_timestamp()
      order by m.leased_until, m.id
      limit 1
-    {locking}
+    {{locking}}
 ), next as (
     select min(soonest.at) as at
       from lane
@@ -128,7 +111,7 @@ select found.due,
  cross join next
   left join lapse on true
   left join django_mq_queuestate s on s.queue = %(queue)s
-"""
+"""  # noqa: S608
 STATE = _STATE.format(locking="for share of m skip locked")
 #: For logins and servers that only read: a row that another session has locked counts as due.
 STATE_UNLOCKED = _STATE.format(locking="")
@@ -161,6 +144,6 @@ def state(cursor: Cursor, *, queue: str, skip_dead: bool, window: int = WINDOW) 
     locks = prepare_to_read(cursor)
     cursor.execute(
         STATE if locks else STATE_UNLOCKED,
-        {"queue": queue, "skip_dead": skip_dead, "window": window},
+        {"queue": queue, "queues": [queue], "skip_dead": skip_dead, "window": window},
     )
     return QueueSnapshot._make(cursor.fetchone())

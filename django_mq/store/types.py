@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from django_mq.store.queue_names import LANES
+
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
@@ -36,30 +38,8 @@ def newest(cursor: Cursor, *, limit: int, queues: Collection[str] | None) -> dic
 # Held messages are claimed again and again, so they lie anywhere in the order of the claim: among
 # those due for longest or last, where a backlog is long, or due next. The limits bound the rows
 # read of each queue and priority, and of all.
-HELD = """
-with recursive lane (queue, priority) as (
-    select asked.queue, highest.priority
-      from unnest(%(queues)s::text[]) as asked (queue)
-     cross join lateral (
-        select m.priority
-          from django_mq_queuedmessage m
-         where m.queue = asked.queue
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-         order by m.priority desc
-         limit 1
-     ) highest
-    union all
-    select lane.queue, following.priority
-      from lane
-     cross join lateral (
-        select m.priority
-          from django_mq_queuedmessage m
-         where m.queue = lane.queue and m.priority < lane.priority
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-         order by m.priority desc
-         limit 1
-     ) following
-)
+HELD = f"""
+with recursive {LANES}
 select distinct looked.type
   from (
     select near.type, near.held_since
@@ -92,7 +72,7 @@ select distinct looked.type
      limit %(most)s
   ) looked
  where looked.held_since is not null
-"""
+"""  # noqa: S608
 
 
 def held(cursor: Cursor, *, queues: Sequence[str], limit: int, most: int) -> set[str]:

@@ -209,7 +209,7 @@ def test_state_reads_by_its_indexes():
         cursor.execute("analyze django_mq_queuedmessage")
         cursor.execute(
             "explain (analyze, costs off, timing off) " + store.STATE,
-            {"queue": "q1", "skip_dead": False, "window": store.WINDOW},
+            {"queue": "q1", "queues": ["q1"], "skip_dead": False, "window": store.WINDOW},
         )
         plan = "\n".join(line for (line,) in cursor.fetchall())
     assert "mq_claim" in plan
