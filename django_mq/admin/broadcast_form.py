@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
 
-from django_mq.admin.json_field import JSONTextField
+from django_mq.admin.checked_forms import CheckedForm, JSONTextField, checked
 from django_mq.conf import get_settings
-from django_mq.exceptions import InvalidName, InvalidOption, InvalidPayload, MQError, RoutingError
+from django_mq.exceptions import InvalidName, InvalidOption, InvalidPayload, RoutingError
 from django_mq.handlers.periodic import check_metadata
 from django_mq.messages.classes import class_of_type
 from django_mq.outbox.build import HIGHEST, LOWEST
 from django_mq.policy.routing import MAX_NAME, check_key, check_name
-
-#: The field of an error that `broadcast()` raises.
-FIELDS = (
-    (RoutingError, "queue"),
-    (InvalidName, "type"),
-    (InvalidPayload, "payload"),
-    (InvalidOption, "after"),
-)
 
 
 def _suggesting(name: str) -> forms.TextInput:
@@ -33,9 +24,15 @@ def _suggesting(name: str) -> forms.TextInput:
     )
 
 
-class BroadcastForm(forms.Form):
+class BroadcastForm(CheckedForm):
     """The arguments of `broadcast()`."""
 
+    error_fields = {
+        RoutingError: "queue",
+        InvalidName: "type",
+        InvalidPayload: "payload",
+        InvalidOption: "after",
+    }
     type = forms.CharField(max_length=MAX_NAME, widget=_suggesting("type"))
     queue = forms.CharField(
         max_length=MAX_NAME,
@@ -62,25 +59,25 @@ class BroadcastForm(forms.Form):
 
     def clean_type(self) -> str:
         type: str = self.cleaned_data["type"]
-        self._checked(lambda: check_name(type, "type"))
+        checked(lambda: check_name(type, "type"))
         return type
 
     def clean_queue(self) -> str | None:
         queue: str = self.cleaned_data["queue"]
         if queue:
-            self._checked(lambda: check_name(queue, "queue"))
+            checked(lambda: check_name(queue, "queue"))
         return queue or None
 
     def clean_key(self) -> str | None:
         key: str = self.cleaned_data["key"]
         if key:
-            self._checked(lambda: check_key(key, "order key"))
+            checked(lambda: check_key(key, "order key"))
         return key or None
 
     def clean_unique_id(self) -> str | None:
         id: str = self.cleaned_data["unique_id"]
         if id:
-            self._checked(lambda: check_key(id, "unique id"))
+            checked(lambda: check_key(id, "unique id"))
         return id or None
 
     def clean_after(self) -> timedelta | None:
@@ -91,28 +88,17 @@ class BroadcastForm(forms.Form):
 
     def clean_metadata(self) -> Any:
         found = self.cleaned_data["metadata"]
-        self._checked(lambda: get_settings().encode(check_metadata(found), "metadata"))
+        checked(lambda: get_settings().encode(check_metadata(found), "metadata"))
         return found
 
     def clean_payload(self) -> Any:
         found = self.cleaned_data["payload"]
-        self._checked(lambda: get_settings().encode(found, "payload"))
+        checked(lambda: get_settings().encode(found, "payload"))
         if known := class_of_type(self.cleaned_data.get("type", "")):
-            self._checked(lambda: known.load(found, known.version))
+            checked(lambda: known.load(found, known.version))
         return found
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `broadcast()`."""
         known = class_of_type(self.cleaned_data["type"])
         return {**self.cleaned_data, "schema_version": known.version if known else 1}
-
-    def refuse(self, error: MQError) -> None:
-        """Put an error of `broadcast()` at its field."""
-        field = next((name for kind, name in FIELDS if isinstance(error, kind)), None)
-        self.add_error(field, str(error))
-
-    def _checked(self, check: Callable[[], Any]) -> None:
-        try:
-            check()
-        except MQError as error:
-            raise ValidationError(str(error)) from error

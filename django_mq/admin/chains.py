@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from django.http import HttpRequest
+from django.contrib.admin.utils import unquote
+from django.http import HttpRequest, HttpResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
@@ -36,6 +37,26 @@ class LinkRow:
 
 class ChainsAdmin(ReadOnlyAdmin):
     """Pages that show the chain of a message."""
+
+    def page_extras(self, request: HttpRequest, message: Any) -> dict[str, Any]:
+        """Return what the page of `message` shows besides its fields."""
+        return self.chain_context(request, message.pk)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        message = self.get_object(request, unquote(object_id))
+        context: dict[str, Any] = {}
+        if message is not None and self.has_view_permission(request, message):
+            title = f"Message {message.pk}: {message.type}"
+            context = {"title": title, "subtitle": None, **self.page_extras(request, message)}
+        return super().change_view(
+            request, object_id, form_url, {**context, **(extra_context or {})}
+        )
 
     def chain_context(self, request: HttpRequest, id: int) -> dict[str, Any]:
         """Return the chain of message `id` for the page, if other messages belong to it."""

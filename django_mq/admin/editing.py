@@ -18,7 +18,7 @@ from django.template.response import TemplateResponse
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import ran_out
-from django_mq.admin.json_field import JSONTextField
+from django_mq.admin.checked_forms import CheckedForm, JSONTextField, checked
 from django_mq.admin.texts import LONGEST
 from django_mq.conf import get_settings
 from django_mq.conf.local_time import aware
@@ -27,13 +27,11 @@ from django_mq.models import QueuedMessage
 from django_mq.outbox.build import HIGHEST, LOWEST
 from django_mq.queues.transactions import writing
 
-#: The field of an error that `queues.edit()` raises.
-FIELDS = ((InvalidPayload, "payload"), (InvalidOption, "due"))
 
-
-class EditForm(forms.Form):
+class EditForm(CheckedForm):
     """The editable fields of a waiting message. `digest` is that of the payload shown."""
 
+    error_fields = {InvalidPayload: "payload", InvalidOption: "due"}
     payload = JSONTextField(rows=14, help_text="JSON. It replaces the whole payload.")
     due = forms.DateTimeField(
         show_hidden_initial=True,
@@ -46,10 +44,7 @@ class EditForm(forms.Form):
 
     def clean_payload(self) -> Any:
         found = self.cleaned_data["payload"]
-        try:
-            get_settings().encode(found, "payload")
-        except MQError as error:
-            raise forms.ValidationError(str(error)) from error
+        checked(lambda: get_settings().encode(found, "payload"))
         return found
 
     def clean_due(self) -> datetime:
@@ -62,12 +57,6 @@ class EditForm(forms.Form):
         if "payload" in found:
             found["digest"] = self.cleaned_data["digest"]
         return found
-
-    def refuse(self, error: MQError) -> None:
-        """Put an error of `queues.edit()` at its field."""
-        self.add_error(
-            next((name for kind, name in FIELDS if isinstance(error, kind)), None), str(error)
-        )
 
 
 class EditingAdmin(ReadOnlyAdmin):

@@ -99,9 +99,8 @@ class MessageQueueFilter(QueueFilter):
     def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
         return of_queues(Q(queue=self.value()), rows)
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        value = self.value()
-        return None if value is None else self.narrow(queryset)
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        return self.narrow(rows)
 
 
 class HandlerFilter(BoxFilter):
@@ -129,11 +128,10 @@ class TypeFilter(BoxFilter):
     parameter_name = "type"
     hint = "exact, or shop.orders.*"
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        value = self.value()
-        if value is None or not value.endswith("*"):
-            return super().queryset(request, queryset)
-        return queryset.filter(type__startswith=value[:-1])
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        if value.endswith("*"):
+            return rows.filter(type__startswith=value[:-1])
+        return super().matching(rows, value)
 
 
 def read_priority(text: str) -> int:
@@ -150,12 +148,9 @@ class PriorityFilter(BoxFilter):
     parameter_name = "priority"
     hint = "a whole number, from -100 to 100"
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        value = self.value()
-        if value is None:
-            return None
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         try:
-            return queryset.filter(priority=read_priority(value))
+            return rows.filter(priority=read_priority(value))
         except ValueError as error:
             raise IncorrectLookupParameters(str(error)) from error
 
@@ -181,8 +176,8 @@ class KeyFilter(BoxFilter):
             found = find_messages.find(cursor, key=key, unique_id=None, limit=LOOK)
         return rows.filter(pk__in=found)
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        return None if self.value() is None else self.narrow(queryset)
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        return self.narrow(rows)
 
 
 class WorkerFilter(BoxFilter):
@@ -195,12 +190,9 @@ class WorkerFilter(BoxFilter):
     def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
         return rows.filter(leased_until__isnull=False)
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        value = self.value()
-        if value is None:
-            return None
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         wanted = Q(claimed_by=value) | Q(claimed_by__startswith=f"{value}:")
-        return self.narrow(queryset).filter(wanted)
+        return self.narrow(rows).filter(wanted)
 
 
 class AttemptWorkerFilter(BoxFilter):
@@ -209,11 +201,8 @@ class AttemptWorkerFilter(BoxFilter):
     title = "worker"
     parameter_name = "worker"
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        value = self.value()
-        if value is None:
-            return None
-        return queryset.filter(Q(worker=value) | Q(worker__startswith=f"{value}:"))
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        return rows.filter(Q(worker=value) | Q(worker__startswith=f"{value}:"))
 
 
 class FingerprintFilter(BoxFilter):
@@ -229,16 +218,11 @@ class FingerprintFilter(BoxFilter):
         failed = FailedAttempt.objects.using(rows.db).filter(fingerprint=self.value())
         return rows.filter(pk__in=failed.values("message_id"))
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        value = self.value()
-        if value is None:
-            return None
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         if FINGERPRINT.fullmatch(value) is None:
             raise IncorrectLookupParameters
         newest = FailedAttempt.objects.filter(message_id=OuterRef("pk")).order_by("-attempt", "-pk")
-        return self.narrow(queryset).filter(
-            Exact(Subquery(newest.values("fingerprint")[:1]), value)
-        )
+        return self.narrow(rows).filter(Exact(Subquery(newest.values("fingerprint")[:1]), value))
 
 
 class LastErrorFilter(BoxFilter):
@@ -257,10 +241,7 @@ class LastErrorFilter(BoxFilter):
         newest = model_admin.scoped(request, newest)[:RECENT]
         return self.offer(filter(None, set(newest.values_list("error_class", flat=True))))
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        value = self.value()
-        if value is None:
-            return None
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         if _CLASS.fullmatch(value) is None:
             raise IncorrectLookupParameters
-        return queryset.filter(Q(last_error=value) | Q(last_error__startswith=f"{value}: "))
+        return rows.filter(Q(last_error=value) | Q(last_error__startswith=f"{value}: "))

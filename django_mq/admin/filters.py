@@ -106,7 +106,11 @@ class ExactFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         value = self.value()
-        return None if value is None else queryset.filter(**{str(self.parameter_name): value})
+        return None if value is None else self.matching(queryset, value)
+
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the rows with the chosen value."""
+        return rows.filter(**{str(self.parameter_name): value})
 
     def offer(self, values: Iterable[str]) -> list[tuple[str, str]]:
         """Return the choices, always including the chosen value."""
@@ -130,7 +134,7 @@ class ErrorFilter(ExactFilter):
         return [(name, f"{name} ({count:,})") for name, count in found.most_common(12)]
 
 
-class OutcomeFilter(admin.SimpleListFilter):
+class OutcomeFilter(ExactFilter):
     """Results: returned values or errors."""
 
     title = "outcome"
@@ -139,11 +143,8 @@ class OutcomeFilter(admin.SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("returned", "returned"), ("error", "error")]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        value = self.value()
-        if value is None:
-            return None
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         if value not in ("returned", "error"):
             raise IncorrectLookupParameters
         found = Q(error_class="")
-        return queryset.filter(found if value == "returned" else ~found)
+        return rows.filter(found if value == "returned" else ~found)

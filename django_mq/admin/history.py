@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.defaultfilters import filesizeformat
@@ -71,28 +70,10 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
             return None
         return self.get_queryset(request).filter(pk=id).order_by("-ended_at").first()
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        """Show the message with its chain."""
-        message = self.get_object(request, unquote(object_id))
-        context: dict[str, Any] = {}
-        if message is not None and self.has_view_permission(request, message):
-            context = {
-                "title": f"Message {message.pk}: {message.type}",
-                "subtitle": None,
-                "replay_url": self.url(HandledMessage, "replay")
-                if self.may_replay(request)
-                else "",
-                **self.chain_context(request, message.pk),
-            }
-        return super().change_view(
-            request, object_id, form_url, {**context, **(extra_context or {})}
-        )
+    def page_extras(self, request: HttpRequest, message: Any) -> dict[str, Any]:
+        """Return the chain of a message, and the URL of the button that replays it."""
+        url = self.url(HandledMessage, "replay") if self.may_replay(request) else ""
+        return {"replay_url": url, **super().page_extras(request, message)}
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ["handler", "queue", "key", "attempts_linked", "worker", "bytes"]

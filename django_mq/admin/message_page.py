@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.admin.utils import unquote
 from django.db.models import TextField
 from django.db.models.functions import Cast
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 
 from django_mq.admin.actions import FILTERS, MessageActionsAdmin
 from django_mq.admin.chains import ChainsAdmin
@@ -32,22 +31,6 @@ class MessagePageAdmin(
 
     change_form_template = "admin/django_mq/message.html"
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        """Show the message with its explanation, documents and attempts."""
-        message = self.get_object(request, unquote(object_id))
-        context: dict[str, Any] = {}
-        if message is not None and self.has_view_permission(request, message):
-            context = self._message_context(request, message)
-        return super().change_view(
-            request, object_id, form_url, {**context, **(extra_context or {})}
-        )
-
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the message with its position in its line; a request reads it once."""
         read: dict[str, Any] = request.__dict__.setdefault("mq_messages", {})
@@ -58,7 +41,8 @@ class MessagePageAdmin(
             read[object_id] = found
         return read[object_id]
 
-    def _message_context(self, request: HttpRequest, message: QueuedMessage) -> dict[str, Any]:
+    def page_extras(self, request: HttpRequest, message: QueuedMessage) -> dict[str, Any]:
+        """Return the explanation, the documents and the attempts of a message."""
         private = self.may_see_payloads(request)
         head = self._head(request, message)
         why = explain(message, message.standing, head, using=self.alias)  # type: ignore[attr-defined]
@@ -67,8 +51,6 @@ class MessagePageAdmin(
         return {
             "filters": filters,
             "back": self.list_url(filters),
-            "title": f"Message {message.pk}: {message.type}",
-            "subtitle": None,
             "why": why,
             "badge": badge(message.state),
             "why_error": plain(why.error) if private else "",
@@ -78,7 +60,7 @@ class MessagePageAdmin(
             **self.running_context(request, message),
             "private": private,
             "documents": self._documents(message) if private else (),
-            **self.chain_context(request, message.pk),
+            **super().page_extras(request, message),
             "attempts": attempts[:RECENT],
             "timeline": timeline(message, [each["row"] for each in attempts]),
             "attempts_url": self.url(FailedAttempt, "changelist", message_id=message.pk)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.core.exceptions import ValidationError
 
+from django_mq.admin.checked_forms import checked
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
 from django_mq.handlers.cron import times_of
@@ -25,17 +26,8 @@ CONTENT = ("payload", "metadata")
 #: A change of one of these recomputes the next time.
 TIMING = ("cron", "every", "tz", "enabled")
 EDITABLE = (
-    "name",
-    "type",
-    *CONTENT,
-    "queue",
-    "cron",
-    "every",
-    "tz",
-    "catch_up",
-    "overlap",
-    "expires",
-    "enabled",
+    *("name", "type", *CONTENT, "queue", "cron", "every", "tz", "catch_up", "overlap"),
+    *("expires", "enabled"),
 )
 
 
@@ -50,15 +42,15 @@ class ScheduleForm(StockForm):
         fields = EDITABLE
 
     def clean_name(self) -> Any:
-        return self._checked(lambda: check_name(self.cleaned_data["name"], "name"))
+        return checked(lambda: check_name(self.cleaned_data["name"], "name"))
 
     def clean_type(self) -> Any:
-        return self._checked(lambda: check_type(self.cleaned_data["type"]))
+        return checked(lambda: check_type(self.cleaned_data["type"]))
 
     def clean_queue(self) -> str:
         queue: str = self.cleaned_data["queue"]
         if queue:
-            self._checked(lambda: check_name(queue, "queue"))
+            checked(lambda: check_name(queue, "queue"))
         if self.allowed_queues is not None and queue not in self.allowed_queues:
             raise ValidationError("Choose a queue that you may see.")
         return queue
@@ -69,8 +61,8 @@ class ScheduleForm(StockForm):
 
     def clean_metadata(self) -> Any:
         found = self.cleaned_data["metadata"]
-        checked = self._checked(lambda: check_metadata({} if found is None else found))
-        return self._encodable(checked, "metadata")
+        metadata = checked(lambda: check_metadata({} if found is None else found))
+        return self._encodable(metadata, "metadata")
 
     def clean(self) -> dict[str, Any]:
         """Check the timing."""
@@ -88,11 +80,5 @@ class ScheduleForm(StockForm):
         return found
 
     def _encodable(self, value: Any, what: str) -> Any:
-        self._checked(lambda: get_settings().encode(value, what))
+        checked(lambda: get_settings().encode(value, what))
         return value
-
-    def _checked(self, check: Callable[[], Any]) -> Any:
-        try:
-            return check()
-        except MQError as error:
-            raise ValidationError(str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.contrib import messages as notices
@@ -28,6 +29,28 @@ SHOWN = ("condition_full", "last_full", "next_full", "source")
 FIXED = ("what_full", "timing", "queue", "catch_up", "overlap", "lifetime")
 
 LOCKED = "Another session is changing this schedule. Try again in a moment."
+
+
+def _run(name: str, alias: str) -> tuple[str, str]:
+    receipt = queues.run_schedule(name, using=alias)
+    if not receipt:
+        return "", "Not run: the last message of %s still waits or runs."
+    ids = ", ".join(f"#{id}" for id in receipt.ids)
+    return f"Run: {ids}.", "Schedule %s was broadcast."
+
+
+def _enable(name: str, alias: str) -> tuple[str, str]:
+    queues.enable_schedule(name, using=alias)
+    return "Enabled.", "Schedule %s is enabled."
+
+
+def _disable(name: str, alias: str) -> tuple[str, str]:
+    queues.disable_schedule(name, using=alias)
+    return "Disabled.", "Schedule %s is disabled."
+
+
+#: What the buttons do; each returns a note for the log (empty if nothing changed), and the notice.
+ORDERS = {"run": _run, "enable": _enable, "disable": _disable}
 
 
 class ScheduleAdmin(ScheduleRowsAdmin):
@@ -148,44 +171,14 @@ class ScheduleAdmin(ScheduleRowsAdmin):
     # ---- what the buttons post to
 
     def get_urls(self) -> list[Any]:
-        views = {"run": self.run_view, "enable": self.enable_view, "disable": self.disable_view}
-        pages = [self.page(Schedule, name, f"{name}/", view) for name, view in views.items()]
+        pages = [
+            self.page(Schedule, order, f"{order}/", partial(self.order_view, order=order))
+            for order in ORDERS
+        ]
         return [*pages, *super().get_urls()]
 
-    def run_view(self, request: HttpRequest) -> HttpResponse:
-        """Broadcast the posted schedule now."""
-
-        def run(name: str) -> tuple[str, str]:
-            receipt = queues.run_schedule(name, using=self.alias)
-            if not receipt:
-                return "", "Not run: the last message of %s still waits or runs."
-            ids = ", ".join(f"#{id}" for id in receipt.ids)
-            return f"Run: {ids}.", "Schedule %s was broadcast."
-
-        return self._change(request, run)
-
-    def enable_view(self, request: HttpRequest) -> HttpResponse:
-        """Enable the posted schedule."""
-
-        def enable(name: str) -> tuple[str, str]:
-            queues.enable_schedule(name, using=self.alias)
-            return "Enabled.", "Schedule %s is enabled."
-
-        return self._change(request, enable)
-
-    def disable_view(self, request: HttpRequest) -> HttpResponse:
-        """Disable the posted schedule."""
-
-        def disable(name: str) -> tuple[str, str]:
-            queues.disable_schedule(name, using=self.alias)
-            return "Disabled.", "Schedule %s is disabled."
-
-        return self._change(request, disable)
-
-    def _change(
-        self, request: HttpRequest, change: Callable[[str], tuple[str, str]]
-    ) -> HttpResponse:
-        """Change the posted schedule, and log the user, in one transaction."""
+    def order_view(self, request: HttpRequest, order: str) -> HttpResponse:
+        """Run, enable or disable the posted schedule, and log the user, in one transaction."""
         if not self.may_change(request):
             raise PermissionDenied
         if request.method != "POST":
@@ -196,7 +189,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             raise Http404
         try:
             with writing(self.alias):
-                note, text = change(name)
+                note, text = ORDERS[order](name, self.alias)
                 if note:
                     self.log(request, [Schedule(name=name)], CHANGE, note)
         except MQError as error:

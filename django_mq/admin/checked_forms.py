@@ -1,12 +1,37 @@
-"""A form field for a JSON document, which may be malformed in any way."""
+"""Forms whose values the package itself checks, and a field for a JSON document."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 from django import forms
 from django.core.exceptions import ValidationError
+
+from django_mq.exceptions import MQError
+
+T = TypeVar("T")
+
+
+def checked(check: Callable[[], T]) -> T:
+    """Return the result of `check()`; an error of the package becomes one of the field."""
+    try:
+        return check()
+    except MQError as error:
+        raise ValidationError(str(error)) from error
+
+
+class CheckedForm(forms.Form):
+    """A form for one call of the package, whose error is shown at its field."""
+
+    #: The field of each class of error; the first that fits.
+    error_fields: ClassVar[dict[type[MQError], str]] = {}
+
+    def refuse(self, error: MQError) -> None:
+        """Put an error of the call at its field."""
+        fields = (name for kind, name in self.error_fields.items() if isinstance(error, kind))
+        self.add_error(next(fields, None), str(error))
 
 
 class JSONTextField(forms.CharField):
