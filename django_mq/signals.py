@@ -12,17 +12,15 @@ payload, nor the text of an exception, unless LOG_ERROR_TEXTS is on.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.dispatch import Signal
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import Reject, Retry, Snooze
+from django_mq.messages import Delivery
 from django_mq.policy.error_text import describe, source_line
 from django_mq.policy.redacted_error import redacted
-
-if TYPE_CHECKING:
-    from django_mq.messages import Delivery
 
 logger = logging.getLogger("django_mq")
 

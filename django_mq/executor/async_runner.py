@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler
@@ -18,24 +18,17 @@ from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import leased_call, result_of, sort_started
 from django_mq.executor.limit_clock import GRACE, LimitClock
 from django_mq.executor.lingering import LINGER_SHARE, Lingering
-from django_mq.executor.scoreboard import CallEntries
+from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import SharedThread
 from django_mq.executor.start_rules import has_expired, is_sure
-from django_mq.executor.tasks import most_in_call
-from django_mq.messages import current_delivery
-from django_mq.policy.outcomes import TimedOut, was_stopped
-from django_mq.policy.stack import awaited_by, raised_from
+from django_mq.executor.tasks import Task, most_in_call
+from django_mq.executor.watchdog import Link
+from django_mq.messages import ClaimedRow, current_delivery
+from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.outcomes import AttemptEnded, TimedOut, was_stopped
+from django_mq.policy.stack import Frame, awaited_by, raised_from
 from django_mq.signals import log_failure, message_started, wanted
-
-if TYPE_CHECKING:
-    from django_mq.executor.local_queue import LocalQueue
-    from django_mq.executor.scoreboard import Scoreboard
-    from django_mq.executor.tasks import Task
-    from django_mq.executor.watchdog import Link
-    from django_mq.messages import ClaimedRow
-    from django_mq.policy.backoff import RetryPolicy
-    from django_mq.policy.outcomes import AttemptEnded
-    from django_mq.policy.stack import Frame
 
 #: Seconds over which freed slots are collected before they are announced: one claim fills them all.
 ROOM_EVERY = 0.002

@@ -12,21 +12,19 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from django_mq.executor import reports
 from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.statements import Statements
+from django_mq.executor.tasks import Task
+from django_mq.executor.watchdog import Link
+from django_mq.messages import ClaimedRow, Fence
+from django_mq.policy.backoff import RetryPolicy
 from django_mq.signals import named, traced
 from django_mq.store import leases
-
-if TYPE_CHECKING:
-    from django_mq.executor.tasks import Task
-    from django_mq.executor.watchdog import Link
-    from django_mq.messages import ClaimedRow, Fence
-    from django_mq.policy.backoff import RetryPolicy
 
 logger = logging.getLogger("django_mq")
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_mq import handlers
-from django_mq.executor.ended import ACKED, Settled
+from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.minutes import FigureSource, Minutes
-from django_mq.messages import ClaimedRow
+from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.handler_stats import Tally
 from django_mq.policy.outcomes import DeadLettered, Retried
-
-if TYPE_CHECKING:
-    from django_mq.executor.ended import Ended
-    from django_mq.messages import Delivery
 
 #: The number of handlers in a heartbeat: those that ended the most messages.
 MOST = 100

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.messages import LONG_AGO
-
-if TYPE_CHECKING:
-    from django_mq.executor.tasks import Task
-    from django_mq.messages import Delivery
+from django_mq.executor.tasks import Task
+from django_mq.messages import LONG_AGO, Delivery
 
 
 def is_sure(task: Task, since: float) -> bool:

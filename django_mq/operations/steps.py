@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from django.db import DatabaseError
 from django.db.backends.utils import CursorWrapper
@@ -16,9 +16,7 @@ from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.store import message_filters as filters
 from django_mq.store import operations as store
-
-if TYPE_CHECKING:
-    from django_mq.store.operations import OperationRow, Progress
+from django_mq.store.operations import OperationRow, Progress
 
 logger = logging.getLogger("django_mq")
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from django_mq.store import Cursor
 from django_mq.store.queue_names import LANES
 from django_mq.store.readers import prepare_to_read
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 # Walks lane by lane over the first due messages: a million messages of a higher priority may be
 # delayed, and a million of its own may be due at the same moment.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
+from django_mq.store import Cursor
 
 # Scans mq_claim up to the limit.
 COUNT_WAITING = """

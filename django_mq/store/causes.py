@@ -8,12 +8,10 @@ and passes over a bounded number.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from django_mq.store import Cursor
 from django_mq.store.readers import prepare_to_read
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 
 class Origin(NamedTuple):

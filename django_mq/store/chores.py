@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from django_mq.store import Cursor
 from django_mq.store.operators import Removed
 from django_mq.store.readers import NO_JIT
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 # One worker of the fleet takes the turn; the others see that it is taken. There is no leader, and
 # no lock beyond this statement. A time in the future was not written by this clock and is ignored.

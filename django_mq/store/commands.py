@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
+from django_mq.store import Cursor
 
 # Workers read commands on each heartbeat, and at once when they are notified. Each new command also
 # removes old ones, so the table needs no chore.

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from django_mq.store import Cursor
 from django_mq.store.queue_names import LANES
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 # Every subquery stops at the limit and asks for the order of its index, so that no plan scans the
 # table. No index finds blocked rows by queue, so the scan covers the keyed rows. Each queue has its

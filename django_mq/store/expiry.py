@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from django_mq.messages import ClaimedRow
+from django_mq.store import Cursor
 from django_mq.store.claimed_row import claimed_columns
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 # The index contains leased rows, too.
 _EXPIRY = """

@@ -6,13 +6,8 @@ sessions that have ended.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from django_mq.store import literals
+from django_mq.store import Cursor, literals
 from django_mq.store.limits import Limits, begin
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 _NAME = "(a.pid || ' ' || extract(epoch from a.backend_start))"
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from django_mq.store import array, literals
+from django_mq.messages import PlainFence
+from django_mq.store import Cursor, array, literals
 from django_mq.store.limits import Limits, set_local
 from django_mq.store.row_locks import PATIENCE
-
-if TYPE_CHECKING:
-    from django_mq.messages import PlainFence
-    from django_mq.store import Cursor
 
 
 class Handled(NamedTuple):

@@ -7,14 +7,12 @@ workers and errors, when its message is long gone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from django_mq.messages import ClaimedRow
 from django_mq.policy.routing import TASKS
-
-if TYPE_CHECKING:
-    from django_mq.messages import ClaimedRow
-    from django_mq.store import Cursor
-    from django_mq.store.results import Reply
+from django_mq.store import Cursor
+from django_mq.store.results import Reply
 
 #: The metadata in which a task carries its options.
 OPTIONS = "mq.task"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from django_mq.store import LOCKED, fence_columns, fenced, literals
+from django_mq.messages import Fence
+from django_mq.store import LOCKED, Cursor, fence_columns, fenced, literals
 from django_mq.store.limits import Limits, begin
-
-if TYPE_CHECKING:
-    from django_mq.messages import Fence
-    from django_mq.store import Cursor
 
 # SKIP LOCKED: a row needs no lease while its own slice has it locked.
 RENEW = f"""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from django_mq.store import Cursor
 from django_mq.store.queue_names import queue_scan
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 # Loose index scans over mq_claim, mq_lease and mq_key: one probe per lane and per queue, however
 # many rows wait, are leased or have keys.

@@ -6,13 +6,11 @@ A page looks at a bounded range of ids, whatever the filter finds there.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from django_mq.policy.message_filter import MessageFilter
+from django_mq.store import Cursor
 from django_mq.store.error_groups import failed_last_with
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 #: Messages, matching or not, that one statement looks at.
 WINDOW = 10_000

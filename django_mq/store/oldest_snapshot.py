@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
+from django_mq.store import Cursor
 
 # While a snapshot is held, vacuum cannot remove the dead rows of a busy queue, and every claim
 # scans past them. A session's statement is not returned, since it may contain data. A login without

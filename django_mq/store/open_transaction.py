@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import psycopg
 
+from django_mq.store import Cursor
 from django_mq.store.limits import STATEMENT_SECONDS
 from django_mq.store.row_locks import PATIENCE
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 
 def set_local(settings: Mapping[str, str]) -> str:

@@ -7,10 +7,9 @@ step, the step is rolled back and another worker repeats it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
+from django_mq.store import Cursor
 
 _OPEN = "o.state in ('waiting', 'running')"
 

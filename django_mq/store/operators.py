@@ -7,13 +7,11 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from django_mq.store import Cursor
 from django_mq.store.kept_results import is_kept, keep_removed
 from django_mq.store.keys import KeyLine, free_next
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 #: The isolation level can be set only before the first statement of a transaction.
 READ_COMMITTED = "set transaction isolation level read committed"

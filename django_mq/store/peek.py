@@ -9,13 +9,9 @@ the first messages are those at the beginning of the table.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from django_mq.store import queue_names
+from django_mq.store import Cursor, queue_names
 from django_mq.store.readers import prepare_to_read
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 #: Messages with an order key that are examined per queue for blocked ones.
 WINDOW = 1000

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from django_mq.store import Cursor
 from django_mq.store.free_unique_ids import IS_FREE
 from django_mq.store.unique_ids import UniqueId, holder_of
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 LEFT_ASIDE = f"""
 with walked as materialized (

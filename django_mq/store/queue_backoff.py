@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
+from django_mq.store import Cursor
 
 
 class LevelChange(NamedTuple):

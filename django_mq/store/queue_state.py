@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from django_mq.store import Cursor
 from django_mq.store.queue_names import LANES
 from django_mq.store.readers import prepare_to_read
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 #: Due messages examined per priority: about 5 ms if all of them are behind others of their keys.
 WINDOW = 1000

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
+from django_mq.store import Cursor
 
 # The estimated cost of a bounded statement is high, since every subquery might reach its limit: JIT
 # would spend a second compiling a statement that runs for a hundredth of one.

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from django_mq.messages import ClaimedRow
-from django_mq.store import LOCKED, fence_columns, fenced
+from django_mq.messages import ClaimedRow, Fence
+from django_mq.store import LOCKED, Cursor, fence_columns, fenced
 from django_mq.store.claimed_row import REFUNDED, claimed_columns
-
-if TYPE_CHECKING:
-    from django_mq.messages import Fence
-    from django_mq.store import Cursor
 
 RELEASE_ALL_BUT = f"""
 with ours as materialized (

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from django_mq.messages import Fence
-    from django_mq.store import Cursor
+from django_mq.messages import Fence
+from django_mq.store import Cursor
 
 SPLIT = """
 with original as (

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from django_mq.policy.due_times import CatchUp, Overlap
-    from django_mq.store import Cursor
+from django_mq.policy.due_times import CatchUp, Overlap
+from django_mq.store import Cursor
 
 # One probe of the index, however many schedules there are.
 NEXT_DUE = """

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from django_mq.store import Cursor
 from django_mq.store.error_groups import failed_last_with
 from django_mq.store.readers import prepare_to_read
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 AMONG = """
 select m.id

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
+from django_mq.store import Cursor
 
 # One microsecond apart, all in the past, so that they keep their order.
 MAKE_DUE = """

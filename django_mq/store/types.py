@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
+from django_mq.store import Cursor
 from django_mq.store.queue_names import LANES
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 NEWEST = """
 select newest.type, count(*)

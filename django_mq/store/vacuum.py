@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
+from django_mq.store import Cursor
 
 #: The tables with short-lived rows, and the statement that vacuums each. It skips a table locked by
 #: another vacuum or a migration; one CPU is enough.

@@ -14,18 +14,16 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_mq.messages import Fence
 from django_mq.policy.error_text import one_line
 from django_mq.policy.stack import readable
+from django_mq.supervisor.stop_signals import StopSignals
 from django_mq.supervisor.worker_figures import EVERY, Reports
+from django_mq.worker import Worker
 from django_mq.worker.orders import QUIET
 from django_mq.worker.recovery import DeadWorker
-
-if TYPE_CHECKING:
-    from django_mq.supervisor.stop_signals import StopSignals
-    from django_mq.worker import Worker
 
 logger = logging.getLogger("django_mq")
 

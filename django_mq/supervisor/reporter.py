@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from django_mq.policy.exposition import CONTENT_TYPE
 from django_mq.supervisor.health import Answer, Endpoint
+from django_mq.supervisor.process_slot import ProcessSlot
+from django_mq.supervisor.service import Service
 from django_mq.supervisor.worker_figures import exposed, summed
-
-if TYPE_CHECKING:
-    from django_mq.supervisor.process_slot import ProcessSlot
-    from django_mq.supervisor.service import Service
 
 FAILED = "503 Service Unavailable"
 

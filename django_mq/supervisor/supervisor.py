@@ -15,7 +15,6 @@ import socket
 import sys
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.supervisor import child as child_process
@@ -24,11 +23,9 @@ from django_mq.supervisor.fork_guard import ForkGuard
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.stop_signals import STOP_SIGNALS, StopSignals, leave_by, signals_held
+from django_mq.worker import Worker
 from django_mq.worker.recovery import DeadWorker
 from django_mq.worker.wakeup import Deadline
-
-if TYPE_CHECKING:
-    from django_mq.worker import Worker
 
 logger = logging.getLogger("django_mq")
 

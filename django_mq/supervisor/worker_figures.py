@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from django_mq.executor.minutes import FigureSource
 from django_mq.policy.exposition import family, histogram
 from django_mq.policy.handler_stats import Tally
-
-if TYPE_CHECKING:
-    from django_mq.executor.minutes import FigureSource
 
 #: Seconds between two reports of a process.
 EVERY = 5.0

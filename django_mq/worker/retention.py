@@ -5,16 +5,13 @@ Each function does one piece and returns where the next one starts; None: it is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from django_mq.conf import Settings
 from django_mq.executor.statements import within_transaction
 from django_mq.states import GONE_AFTER
-from django_mq.store import chores, kept_results, operations
+from django_mq.store import Cursor, chores, kept_results, operations
 from django_mq.store import put_aside as aside
-
-if TYPE_CHECKING:
-    from django_mq.conf import Settings
-    from django_mq.store import Cursor
 
 #: Rows that one piece removes, or walks over.
 PIECE = 1000

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from functools import lru_cache
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 
@@ -15,10 +15,8 @@ from django_mq.contrib.tasks.compat import DEFAULT_TASK_QUEUE_NAME, Task
 from django_mq.contrib.tasks.options import NEVER, carried, option
 from django_mq.contrib.tasks.running import TaskRunner
 from django_mq.handlers import Handler
+from django_mq.messages import ClaimedRow
 from django_mq.policy.backoff import as_seconds
-
-if TYPE_CHECKING:
-    from django_mq.messages import ClaimedRow
 
 
 def register(task: Task[..., Any], *, timeout: float | None) -> Handler:

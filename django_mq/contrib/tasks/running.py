@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asgiref.sync import sync_to_async
 
@@ -10,9 +10,7 @@ from django_mq.contrib.tasks import results
 from django_mq.contrib.tasks.compat import Task, TaskContext, normalize_json, task_started
 from django_mq.contrib.tasks.errors import TaskInterrupted
 from django_mq.exceptions import Reject
-
-if TYPE_CHECKING:
-    from django_mq.messages import Delivery
+from django_mq.messages import Delivery
 
 
 class TaskRunner:
