@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.admin.utils import unquote
@@ -18,21 +17,6 @@ from django_mq.states import MessageState
 #: The maximum number of levels that are indented; a chain may have a hundred.
 DEEPEST = 12
 LABELS = {"handled": "handled", "gone": "gone"}
-
-
-@dataclass(frozen=True, slots=True)
-class LinkRow:
-    """A message of a chain as a page shows it."""
-
-    id: int
-    #: One item per level of indentation.
-    indent: range
-    type: Any
-    handler: Any
-    queue: str
-    badge: Any
-    url: str
-    is_current: bool
 
 
 class ChainsAdmin(ReadOnlyAdmin):
@@ -74,7 +58,9 @@ class ChainsAdmin(ReadOnlyAdmin):
             "chain_window": f"{WINDOW:,}",
         }
 
-    def _link_row(self, request: HttpRequest, link: queues.ChainLink, current: int) -> LinkRow:
+    def _link_row(
+        self, request: HttpRequest, link: queues.ChainLink, current: int
+    ) -> dict[str, Any]:
         handled = link.state == "handled"
         if link.state in LABELS:
             shown = badge("processable" if handled else "paused", LABELS[link.state])
@@ -85,13 +71,13 @@ class ChainsAdmin(ReadOnlyAdmin):
             url = self.url(HandledMessage, "change", link.id)
         elif link.state not in LABELS:
             url = self.message_url(request, link.id)
-        return LinkRow(
-            link.id,
-            range(min(link.depth, DEEPEST)),
-            breakable(link.type),
-            breakable(link.handler),
-            link.queue,
-            shown,
-            "" if link.id == current else url,
-            link.id == current,
-        )
+        return {
+            "id": link.id,
+            "indent": range(min(link.depth, DEEPEST)),  # an item per level
+            "type": breakable(link.type),
+            "handler": breakable(link.handler),
+            "queue": link.queue,
+            "badge": shown,
+            "url": "" if link.id == current else url,
+            "is_current": link.id == current,
+        }

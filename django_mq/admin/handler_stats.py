@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from typing import Any
 
 from django_mq import handlers, queues
 from django_mq.admin.texts import excerpt
@@ -12,38 +12,20 @@ from django_mq.policy.durations import measured
 from django_mq.policy.histogram import Durations
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Durations as text: the median, the 99th percentile, and a summary."""
-
-    p50: str
-    p99: str
-    summary: str
-
-
-@dataclass(frozen=True, slots=True)
-class TimingRow:
-    """One handler."""
-
-    handler: str
-    counts: tuple[str, ...]
-    durations: tuple[Shown | None, ...]
-
-
 def timing_rows(
     found: Iterable[queues.HandlerTimings], allowed: Collection[str] | None
-) -> list[TimingRow]:
+) -> list[dict[str, Any]]:
     """Return a row for each handler that takes from one of the `allowed` queues (None: any)."""
     known = None if allowed is None else handlers_of(allowed)
     return [
-        TimingRow(
-            excerpt(each.handler),
-            tuple(
+        {
+            "handler": excerpt(each.handler),
+            "counts": [
                 f"{count:,}"
                 for count in (each.acked, each.failed, each.retried, each.snoozed, each.dead)
-            ),
-            (_shown(each.waited), _shown(each.ran)),
-        )
+            ],
+            "durations": (_shown(each.waited), _shown(each.ran)),
+        }
         for each in found
         if known is None or each.handler in known
     ]
@@ -59,7 +41,8 @@ def handlers_of(names: Collection[str]) -> set[str]:
     }
 
 
-def _shown(found: Durations | None) -> Shown | None:
+def _shown(found: Durations | None) -> dict[str, str] | None:
+    """Return the median, the 99th percentile, and a summary of the others."""
     if found is None:
         return None
     summary = (
@@ -67,4 +50,4 @@ def _shown(found: Durations | None) -> Shown | None:
         f" mean {measured(found.mean)}, deviation {measured(found.deviation)},"
         f" 90th percentile {measured(found.p90)}"
     )
-    return Shown(measured(found.p50), measured(found.p99), summary)
+    return {"p50": measured(found.p50), "p99": measured(found.p99), "summary": summary}

@@ -99,19 +99,19 @@ def test_a_page_shows_the_chain(viewer, login):
     for model, id in (("handledmessage", 1), ("handledmessage", 2), ("queuedmessage", waits.pk)):
         response = viewer.get(url(model, "change", id))
         rows = response.context["chain"]
-        assert [(row.id, len(row.indent), row.is_current) for row in rows] == [
+        assert [(row["id"], len(row["indent"]), row["is_current"]) for row in rows] == [
             (1, 0, id == 1),
             (2, 1, id == 2),
             (3, 2, id == 3),
         ]
-        links = [row.url for row in rows if row.id != id]
+        links = [row["url"] for row in rows if row["id"] != id]
         assert all(link in response.content.decode() for link in links)
         assert "Caused by, and caused" in text(response)
     alone = add(id=100)
     assert "Caused by" not in text(viewer.get(url("queuedmessage", "change", alone.pk)))
     blind = login("view_queuedmessage", name="blind")
     rows = blind.get(url("queuedmessage", "change", waits.pk)).context["chain"]
-    assert [row.url for row in rows] == ["", "", ""]
+    assert [row["url"] for row in rows] == ["", "", ""]
 
 
 def test_replay_asks_does_and_logs(boss):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,17 +15,6 @@ from django_mq.admin.texts import excerpt
 from django_mq.policy.durations import measured, span
 from django_mq.policy.estimated import rough
 from django_mq.policy.figures import Latency
-
-
-@dataclass(frozen=True, slots=True)
-class StateTile:
-    """The number of messages in a state, over all queues that the user may see."""
-
-    name: str
-    label: Any
-    count: int
-    text: str
-    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,34 +84,20 @@ def overview_rows(rows: Iterable[QueueRow], rates: Mapping[str, queues.Rate]) ->
     )
 
 
-def state_tiles(found: Collection[queues.QueueCounts], urls: Mapping[str, str]) -> list[StateTile]:
+def state_tiles(
+    found: Collection[queues.QueueCounts], urls: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Return the sum of each state, an estimate where a queue's count was capped."""
     tiles = []
     for name, label in COLUMNS:
         count = sum(getattr(each, name) for each in found)
         text = summed((each, name) for each in found)
         url = urls.get(name, "") if count else ""
-        tiles.append(StateTile(name, label, count, text, url))
+        tiles.append({"name": name, "label": label, "count": count, "text": text, "url": url})
     return tiles
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerRow:
-    """The figures of one handler in the span."""
-
-    queue: str
-    handler: str
-    counts: Sequence[str]
-    waited: Latency | None
-    ran: Latency | None
-
-    @property
-    def latencies(self) -> list[list[str]]:
-        """Waited, then ran."""
-        return [_percentiles(self.waited), _percentiles(self.ran)]
-
-
-def handler_rows(figures: queues.Figures, most: int) -> tuple[list[HandlerRow], int]:
+def handler_rows(figures: queues.Figures, most: int) -> tuple[list[dict[str, Any]], int]:
     """Return the handlers that did most, and how many others there are."""
     counted = (
         (names, each)
@@ -135,13 +110,12 @@ def handler_rows(figures: queues.Figures, most: int) -> tuple[list[HandlerRow], 
         key=lambda item: (-(item[1].acked + item[1].failed + item[1].dead), item[0]),
     )
     shown = [
-        HandlerRow(
-            queue,
-            excerpt(handler),
-            [f"{count:,}" for count in (each.acked, each.failed, each.dead)],
-            each.waited,
-            each.ran,
-        )
+        {
+            "queue": queue,
+            "handler": excerpt(handler),
+            "counts": [f"{count:,}" for count in (each.acked, each.failed, each.dead)],
+            "latencies": [_percentiles(each.waited), _percentiles(each.ran)],
+        }
         for (queue, handler), each in ordered[:most]
     ]
     return shown, max(0, len(ordered) - most)
@@ -151,58 +125,35 @@ def handler_rows(figures: queues.Figures, most: int) -> tuple[list[HandlerRow], 
 STEP_LABELS = ("in", "acked", "retried", "dead")
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """One step of the charts, as a row of the equivalent table."""
-
-    at: str
-    counts: Sequence[str]
-    latencies: Sequence[Sequence[str]]
-
-    @property
-    def labelled(self) -> list[tuple[Any, str]]:
-        return list(zip(STEP_LABELS, self.counts, strict=True))
-
-
-def step_rows(figures: queues.Figures) -> list[StepRow]:
-    """Return the steps with data, the latest first."""
+def step_rows(figures: queues.Figures) -> list[dict[str, Any]]:
+    """Return the steps with data, the latest first: the charts as a table."""
     found = []
     for at, each in reversed(figures.steps.items()):
         counts = (each.broadcast, each.acked, each.retried, each.dead)
         if any(counts):
-            shown = [_percentiles(each.waited), _percentiles(each.ran)]
-            found.append(StepRow(clock(at, figures), [f"{count:,}" for count in counts], shown))
+            texts = [f"{count:,}" for count in counts]
+            row = {
+                "at": clock(at, figures),
+                "labelled": list(zip(STEP_LABELS, texts, strict=True)),
+                "latencies": [_percentiles(each.waited), _percentiles(each.ran)],
+            }
+            found.append(row)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersPanel:
-    """The worker processes in one line."""
-
-    alive: int
-    busy: int
-    draining: int
-    quiet: int
-    degraded: int
-    gone: Sequence[str]
-    url: str = ""
-    running: int = field(default=0)
-
-
-def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> WorkersPanel:
+def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> dict[str, Any]:
     """Return how many workers live, and the names of those that vanished."""
     workers = list(found)
     alive = [each for each in workers if each.alive]
-    return WorkersPanel(
-        alive=len(alive),
-        busy=sum(1 for each in alive if each.running),
-        draining=sum(1 for each in alive if each.draining),
-        quiet=sum(1 for each in alive if each.quiet and not each.draining),
-        degraded=sum(1 for each in alive if each.wakeup == "degraded"),
-        gone=[f"{each.host}:{each.pid}" for each in workers if not each.alive][:5],
-        url=url,
-        running=sum(len(each.running) for each in alive),
-    )
+    return {
+        "alive": len(alive),
+        "draining": sum(each.draining for each in alive),
+        "quiet": sum(each.quiet and not each.draining for each in alive),
+        "degraded": sum(each.wakeup == "degraded" for each in alive),
+        "gone": [f"{each.host}:{each.pid}" for each in workers if not each.alive][:5],
+        "url": url,
+        "running": sum(len(each.running) for each in alive),
+    }
 
 
 def _percentiles(found: Latency | None) -> list[str]:
