@@ -17,12 +17,12 @@ from django_mq.executor.calls import surrounded, surroundings
 from django_mq.executor.ended import ACKED, Ended, Settled, end
 from django_mq.executor.leased_delivery import Clock, LeasedDelivery
 from django_mq.executor.tasks import Line, Task
-from django_mq.messages import ClaimedRow, Fence
+from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import RetryPolicy
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Policy = Callable[["ClaimedRow"], "RetryPolicy"]
+Policy = Callable[[ClaimedRow], RetryPolicy]
 
 
 class CallClock(Clock, Protocol):
@@ -31,36 +31,12 @@ class CallClock(Clock, Protocol):
     def answered(self, id: int) -> None: ...
 
 
-class Answers(Protocol):
-    """Receives the answers to the messages of a list."""
-
-    def note_answer(self, delivery: BatchDelivery, error: BaseException) -> None:
-        """End `delivery` with `error` when the call ends."""
-
-
-class LeasedCall(Protocol):
-    """The argument of one call of a handler, and how each delivery in it ends."""
-
-    @property
-    def deliveries(self) -> Sequence[LeasedDelivery]:
-        """The deliveries, in order."""
-
-    @property
-    def argument(self) -> Any:
-        """The handler's argument; an empty list if there is nothing to call it with."""
-
-    def end(
-        self, policy: Policy, result: Any, error: BaseException | None, seconds: float
-    ) -> list[Ended]:
-        """Return how each delivery ended; `error` is what the handler raised after `seconds`."""
-
-
 def leased_call(tasks: Sequence[Task], *, alias: str, lease: float, clock: CallClock) -> LeasedCall:
     """Return the call of the handler of `tasks`; only a batch handler has several."""
     if tasks[0].handler.batch:
-        return _BatchCall(tasks, alias=alias, lease=lease, clock=clock)
+        return BatchCall(tasks, alias=alias, lease=lease, clock=clock)
     row = tasks[0].delivery._row
-    return _SingleCall(LeasedDelivery(row, alias=alias, lease=lease, clock=clock))
+    return SingleCall(LeasedDelivery(row, alias=alias, lease=lease, clock=clock))
 
 
 async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
@@ -74,7 +50,9 @@ async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
     return result
 
 
-class _SingleCall:
+class SingleCall:
+    """The call of a handler that gets one delivery."""
+
     def __init__(self, delivery: LeasedDelivery) -> None:
         self.argument = delivery
         self.deliveries = [delivery]
@@ -82,11 +60,20 @@ class _SingleCall:
     def end(
         self, policy: Policy, result: Any, error: BaseException | None, seconds: float
     ) -> list[Ended]:
+        """Return how the delivery ended; its handler may have called `finish()`."""
         delivery = self.argument
-        return [ended_nonatomic(delivery, policy, result, error, seconds)]
+        if delivery.finished:
+            if error is not None:
+                reports.failed_after_finish(delivery, error)
+            return [Ended(delivery, Settled.FINISHED, result, seconds, error=error)]
+        if error is None:
+            return [Ended(delivery, ACKED, result, seconds)]
+        return [end(delivery, policy(delivery._row), error, seconds=seconds)]
 
 
-class _BatchCall:
+class BatchCall:
+    """The call of a batch handler; its `argument` is empty if none of the list can be read."""
+
     def __init__(
         self, tasks: Sequence[Task], *, alias: str, lease: float, clock: CallClock
     ) -> None:
@@ -98,11 +85,18 @@ class _BatchCall:
         fences = [task.delivery.fence for task in tasks]
         self.deliveries = [
             BatchDelivery(
-                task.delivery._row, alias=alias, lease=lease, clock=clock, to=self, fences=fences
+                task.delivery._row,
+                alias=alias,
+                lease=lease,
+                clock=clock,
+                answer=self.note_answer,
+                fences=fences,
             )
             for task in tasks
         ]
-        self.argument = [each for each in self.deliveries if self._is_readable(each)]
+        self.argument: list[Delivery] = [
+            each for each in self.deliveries if self._is_readable(each)
+        ]
 
     def _is_readable(self, delivery: BatchDelivery) -> bool:
         """Return whether `delivery` can be decoded; if not, the others run without it."""
@@ -140,10 +134,13 @@ class _BatchCall:
         return ended
 
 
+LeasedCall = SingleCall | BatchCall
+
+
 class BatchDelivery(LeasedDelivery):
     """A delivery in the list of a batch handler outside transactions: answered individually."""
 
-    __slots__ = ("_fences", "_to")
+    __slots__ = ("_fences", "_note_answer")
 
     def __init__(
         self,
@@ -152,26 +149,26 @@ class BatchDelivery(LeasedDelivery):
         alias: str,
         lease: float,
         clock: Clock,
-        to: Answers,
+        answer: Callable[[BatchDelivery, BaseException], None],
         fences: Sequence[Fence] = (),
     ) -> None:
         super().__init__(row, alias=alias, lease=lease, clock=clock)
-        self._to = to
+        self._note_answer = answer
         self._fences = fences
 
     def fail(self, error: Exception) -> None:
         if not isinstance(error, Exception):
             raise TypeError(f"fail({error!r}): give an exception, which operators see")
-        self._to.note_answer(self, error)
+        self._note_answer(self, error)
 
     def retry(self, after: When | None = None) -> None:
-        self._to.note_answer(self, Retry(after))
+        self._note_answer(self, Retry(after))
 
     def snooze(self, after: When, backoff: bool = False) -> None:
-        self._to.note_answer(self, Snooze(after, backoff=backoff))
+        self._note_answer(self, Snooze(after, backoff=backoff))
 
     def reject(self, reason: str = "rejected") -> None:
-        self._to.note_answer(self, Reject(reason))
+        self._note_answer(self, Reject(reason))
 
     def finish(self, result: Any = None) -> AbstractContextManager[None]:
         self._refuse("finish()")
@@ -187,23 +184,6 @@ class BatchDelivery(LeasedDelivery):
 
     def _of_this_call(self) -> list[Fence]:
         return list(self._fences)
-
-
-def ended_nonatomic(
-    delivery: LeasedDelivery,
-    policy: Policy,
-    result: Any,
-    error: BaseException | None,
-    seconds: float,
-) -> Ended:
-    """Return how a delivery ended; its handler may have called `finish()`."""
-    if delivery.finished:
-        if error is not None:
-            reports.failed_after_finish(delivery, error)
-        return Ended(delivery, Settled.FINISHED, result, seconds, error=error)
-    if error is None:
-        return Ended(delivery, Settled.ACKED, result, seconds)
-    return end(delivery, policy(delivery._row), error, seconds=seconds)
 
 
 def sort_started(

@@ -120,13 +120,12 @@ class _UnstoredOfBatch(BatchDelivery):
     answer: BaseException | None = None
 
     def __init__(self, row: ClaimedRow, alias: str) -> None:
-        super().__init__(row, alias=alias, lease=0.0, clock=self, to=self)
+        super().__init__(row, alias=alias, lease=0.0, clock=self, answer=self._keep)
 
     def extend(self, seconds: float) -> None:
         """Do nothing: there is no lease."""
 
-    def note_answer(self, delivery: BatchDelivery, error: BaseException) -> None:
-        """Keep the answer."""
+    def _keep(self, delivery: BatchDelivery, error: BaseException) -> None:
         self.answer = error
 
 
