@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -20,6 +21,7 @@ from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.queue_backoff import Step, step_of
 
 
+@dataclass(slots=True)
 class Attempts:
     """Runs handlers inside the atomic block of a slice.
 
@@ -28,22 +30,12 @@ class Attempts:
     that queue in the slice from starting.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        entries: ExecutorEntries,
-        conflicts: Conflicts,
-        policy: Callable[[ClaimedRow], RetryPolicy],
-        nested: bool,
-        backoff_queues: Collection[str],
-    ) -> None:
-        self._session = session
-        self._entries = entries
-        self._conflicts = conflicts
-        self._policy = policy
-        self._nested = nested
-        self._backoff_queues = backoff_queues
+    session: Session
+    entries: ExecutorEntries
+    conflicts: Conflicts
+    policy: Callable[[ClaimedRow], RetryPolicy]
+    nested: bool
+    backoff_queues: Collection[str]
 
     def run(
         self, tasks: list[Task], state: SliceState, *, locked: bool, until: float = 0.0
@@ -53,11 +45,11 @@ class Attempts:
         `locked`: its row was locked before it started. If it ends before `until`, another
         delivery of the slice follows. Raises SliceAborted if it ended the transaction.
         """
-        savepoint, wrapper = self._session.savepoint, self._session.wrapper
+        savepoint, wrapper = self.session.savepoint, self.session.wrapper
         hooks, wrappers = len(wrapper.run_on_commit), len(wrapper.execute_wrappers)
         result, error, seconds = None, None, 0.0
         self._show(tasks, state)
-        self._session.link.lent = True
+        self.session.link.lent = True
         try:
             if state.announcing:
                 locked |= self._announce(tasks, state)
@@ -77,8 +69,8 @@ class Attempts:
             self._blame(tasks, error or _told(raised), seconds, state)
             raise SliceAborted from raised
         finally:
-            self._session.link.lent = False
-            self._entries.end(len(tasks))
+            self.session.link.lent = False
+            self.entries.end(len(tasks))
             del wrapper.execute_wrappers[wrappers:]
         part = state.users if locked or savepoint.opened else state.others
         if savepoint.refused is not None:
@@ -90,23 +82,23 @@ class Attempts:
 
     def end(self, task: Task, error: BaseException, seconds: float) -> Ended:
         """Decide what becomes of `task`, which failed with `error` after `seconds`."""
-        return end(task.delivery, self._policy(task.delivery._row), error, seconds=seconds)
+        return end(task.delivery, self.policy(task.delivery._row), error, seconds=seconds)
 
     def _show(self, tasks: list[Task], state: SliceState) -> None:
         state.attempted = True
         began = monotonic()
         state.deadline = deadline = began + tasks[0].timeout
         if tasks[0].handler.batch:
-            self._entries.start([task.delivery.fence for task in tasks], deadline, True, began)
+            self.entries.start([task.delivery.fence for task in tasks], deadline, True, began)
         else:
-            self._entries.start_one(fence_of(tasks[0].delivery._row), deadline, True, began)
+            self.entries.start_one(fence_of(tasks[0].delivery._row), deadline, True, began)
 
     def _announce(self, tasks: list[Task], state: SliceState) -> bool:
         """Send `message_started`; return whether a receiver used the connection.
 
         Receivers run behind a savepoint of their own: their errors are not the handler's.
         """
-        savepoint = self._session.savepoint
+        savepoint = self.session.savepoint
         savepoint.arm()
         for task in tasks:
             reports.started(task.delivery)
@@ -118,8 +110,8 @@ class Attempts:
     def _succeeded(
         self, tasks: list[Task], result: Any, seconds: float, part: Ran, has_hooks: bool
     ) -> None:
-        if has_hooks and not self._nested:
-            part.hooks[tasks[0].delivery.id] = self._session.take_hooks()
+        if has_hooks and not self.nested:
+            part.hooks[tasks[0].delivery.id] = self.session.take_hooks()
         part.tasks += tasks
         part.ended += [Ended(task.delivery, ACKED, result, seconds) for task in tasks]
 
@@ -132,7 +124,7 @@ class Attempts:
         part: Ran,
     ) -> None:
         state.broken_lines.update(task.line for task in tasks)
-        if self._conflicts.may_repeat(tasks, error):
+        if self.conflicts.may_repeat(tasks, error):
             state.again.extend(tasks)
             state.stopped = True
         elif len(tasks) > 1:
@@ -142,7 +134,7 @@ class Attempts:
             part.tasks.append(tasks[0])
             part.ended.append(ended)
             queue = ended.delivery.queue
-            if queue in self._backoff_queues and step_of(ended.outcome, error) is Step.UP:
+            if queue in self.backoff_queues and step_of(ended.outcome, error) is Step.UP:
                 state.backing_off.add(queue)
 
     def _refused(
@@ -153,7 +145,7 @@ class Attempts:
         state.broken_lines.update(task.line for task in tasks)
         if isinstance(error, NotLocked):
             return
-        if self._conflicts.count(tasks):
+        if self.conflicts.count(tasks):
             state.again.extend(tasks)
         else:
             self._failed(tasks, error, seconds, state, state.others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -25,25 +26,15 @@ from django_mq.signals import message_started, wanted
 from django_mq.store import leases
 
 
+@dataclass(slots=True)
 class NonAtomic:
     """Makes one call at a time on the executor's connection."""
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        entries: ExecutorEntries,
-        settlement: Settlement,
-        settled: Callable[[Sequence[Ended]], None],
-        lease: Callable[[str], float],
-    ) -> None:
-        self._session = session
-        self._wrapper = session.wrapper
-        self._settlement = settlement
-        self._entries = entries
-        self._outage = settlement.outage
-        self._settled = settled
-        self._lease = lease
+    session: Session
+    entries: ExecutorEntries
+    settlement: Settlement
+    settled: Callable[[Sequence[Ended]], None]
+    lease: Callable[[str], float]
 
     def run(self, tasks: Sequence[Task]) -> bool:
         """Run and settle one call; return False if it could not start and is still held here.
@@ -51,21 +42,21 @@ class NonAtomic:
         `tasks` has one task, or the tasks of one batch handler in order.
         """
         fences = [task.delivery.fence for task in tasks]
-        lease = max(map(self._lease, {task.delivery.queue for task in tasks}))
+        lease = max(map(self.lease, {task.delivery.queue for task in tasks}))
         try:
             asked = leases.start_alone(fences, lease=lease)
-            started = leases.started(simple_query(self._session.connect(), asked))
+            started = leases.started(simple_query(self.session.connect(), asked))
         except (psycopg.Error, *LOST) as error:
-            self._session.close()
-            self._outage.wait(error)
+            self.session.close()
+            self.settlement.outage.wait(error)
             return False
-        self._outage.over()
+        self.settlement.outage.over()
         barred, ready = sort_started(tasks, started)
         lost = [each for each in barred if each.settled is Settled.LOST]
         if lost:
             for each in lost:
                 reports.lease_lost(each.delivery)
-            self._settled(lost)
+            self.settled(lost)
         if over := [each for each in barred if each.settled is not Settled.LOST]:
             self.settle(over)
         if ready:
@@ -74,14 +65,14 @@ class NonAtomic:
 
     def _run_started(self, tasks: Sequence[Task], lease: float) -> None:
         handler, timeout = tasks[0].handler, tasks[0].timeout
-        clock = EntryClock(self._entries.of_call([task.delivery.fence for task in tasks]))
-        call = leased_call(tasks, alias=self._wrapper.alias, lease=lease, clock=clock)
+        clock = EntryClock(self.entries.of_call([task.delivery.fence for task in tasks]))
+        call = leased_call(tasks, alias=self.session.wrapper.alias, lease=lease, clock=clock)
         if wanted(message_started):
             for delivery in call.deliveries:
                 reports.started(delivery)
         clock.extend(timeout)
         began = perf_counter()
-        self._session.link.lent = True
+        self.session.link.lent = True
         try:
             function = handler.call
             if handler.is_async:  # a suspect: it must not share the loop with others
@@ -93,19 +84,19 @@ class NonAtomic:
                     "the handler left a transaction open; it was rolled back"
                 )
         finally:
-            self._session.link.lent = False
+            self.session.link.lent = False
             clock.end()
-        self.settle(call.end(self._settlement.policy, result, error, seconds))
+        self.settle(call.end(self.settlement.policy, result, error, seconds))
 
     def settle(self, ended: Sequence[Ended]) -> None:
         """Settle `ended`, and report it."""
-        if settled := self._settlement.settle(ended):
+        if settled := self.settlement.settle(ended):
             reports.all_ended(settled)
-            self._settled(settled)
+            self.settled(settled)
         tidy_up()
 
     def _left_transaction_open(self) -> bool:
-        wrapper, driver = self._wrapper, self._wrapper.connection
+        wrapper, driver = self.session.wrapper, self.session.wrapper.connection
         within = wrapper.in_atomic_block
         if driver is not None and not driver.closed and not within:
             idle = driver.info.transaction_status == TransactionStatus.IDLE
@@ -122,9 +113,9 @@ class NonAtomic:
     def _reset(self) -> None:
         """Reset what the handler left in the session."""
         try:
-            reset_session(self._wrapper)
+            reset_session(self.session.wrapper)
         except psycopg.Error:
-            self._wrapper.close()
+            self.session.wrapper.close()
 
 
 class EntryClock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import monotonic
 
 from django_mq.executor import locks
@@ -21,6 +22,7 @@ from django_mq.store import row_locks
 MOST_SAVEPOINTS = 50
 
 
+@dataclass(slots=True)
 class SliceBody:
     """Runs the deliveries of a slice in order, until its time is over.
 
@@ -29,36 +31,27 @@ class SliceBody:
     test's, and each row is locked first.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        entries: ExecutorEntries,
-        attempts: Attempts,
-        nested: bool,
-        sure_for: float,
-    ) -> None:
-        self._session = session
-        self._entries = entries
-        self._attempts = attempts
-        self._nested = nested
-        self._sure_for = sure_for
+    session: Session
+    entries: ExecutorEntries
+    attempts: Attempts
+    nested: bool
+    sure_for: float
 
     def run(self, state: SliceState) -> None:
         """Run the deliveries of `state`. Raises SliceAborted if one ended the transaction."""
-        savepoint, batch = self._session.savepoint, state.tasks[0].handler.batch
-        if not self._nested and any(task.delivery._row.ordered for task in state.tasks):
-            self._session.record(state.tasks[0].delivery.fence.claimed_by.partition(":")[0])
+        savepoint, batch = self.session.savepoint, state.tasks[0].handler.batch
+        if not self.nested and any(task.delivery._row.ordered for task in state.tasks):
+            self.session.record(state.tasks[0].delivery.fence.claimed_by.partition(":")[0])
         savepoint.start(
             state.settings,
-            own_session=not self._session.borrowed,
+            own_session=not self.session.borrowed,
             begin=lambda: self._begin_for_handler(state),
         )
         if batch:
             self._run_batch(state)
         else:
-            always = self._nested or self._session.is_stale()
-            self._run_each(state, float("inf") if always else lease_clock() - self._sure_for)
+            always = self.nested or self.session.is_stale()
+            self._run_each(state, float("inf") if always else lease_clock() - self.sure_for)
         savepoint.leave()
 
     def _run_each(self, state: SliceState, sure_since: float) -> None:
@@ -83,7 +76,7 @@ class SliceBody:
             ):
                 continue
             ends = index == last or state.savepoints + 1 >= MOST_SAVEPOINTS
-            self._attempts.run([task], state, locked=lock, until=0.0 if ends else until)
+            self.attempts.run([task], state, locked=lock, until=0.0 if ends else until)
             state.stopped = state.stopped or (row.wants_result and not row.is_task)
 
     def _run_batch(self, state: SliceState) -> None:
@@ -95,7 +88,7 @@ class SliceBody:
             elif not self._is_barred(task, state):
                 free.append(task)
         if free:
-            self._attempts.run(free, state, locked=True)
+            self.attempts.run(free, state, locked=True)
 
     def _may_start(self, task: Task, state: SliceState) -> bool:
         """Return whether nothing before it in its line failed, and its queue does not back off."""
@@ -123,7 +116,7 @@ class SliceBody:
     def _begin(self, state: SliceState) -> None:
         """Begin the transaction before a handler starts; lock the rows that have not started."""
         _locked(state, locks.begin(state.driver, _fences(state), state.settings))
-        self._session.savepoint.begun()
+        self.session.savepoint.begun()
 
     def _begin_for_handler(self, state: SliceState) -> None:
         """Begin the transaction because a handler uses its connection; stop its timeout meanwhile.
@@ -132,8 +125,8 @@ class SliceBody:
         """
         task, began = state.tasks[state.current], monotonic()
         fences = _fences(state)
-        self._entries.move_one(float("inf"))
-        self._session.link.lent = False
+        self.entries.move_one(float("inf"))
+        self.session.link.lent = False
         try:
             locked = locks.begin(state.driver, fences, state.settings, savepoint=True)
             if task.delivery.id in locked.missing:
@@ -145,9 +138,9 @@ class SliceBody:
                 locked.missing.discard(task.delivery.id)
             _locked(state, locked)
         finally:
-            self._session.link.lent = True
+            self.session.link.lent = True
             state.deadline += monotonic() - began
-            self._entries.move_one(state.deadline)
+            self.entries.move_one(state.deadline)
 
 
 def _locked(state: SliceState, locked: row_locks.Locked) -> None:

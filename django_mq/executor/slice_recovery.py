@@ -7,6 +7,7 @@ are settled. Deliveries that used nothing are settled afterwards, as after any s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from django_mq.executor import reports
 from django_mq.executor.calls import is_conflict
@@ -18,27 +19,18 @@ from django_mq.executor.slice_state import Conflicts, LeasesLost, Ran, SliceStat
 from django_mq.executor.tasks import Task
 
 
+@dataclass(slots=True)
 class SliceRecovery:
     """Recovers slices on one session.
 
     `end` decides what becomes of a failure; `finish` is called with settled deliveries.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        conflicts: Conflicts,
-        settlement: Settlement,
-        end: Callable[[Task, BaseException, float], Ended],
-        finish: Callable[[Ran], None],
-    ) -> None:
-        self._session = session
-        self._outage = settlement.outage
-        self._conflicts = conflicts
-        self._settlement = settlement
-        self._end = end
-        self._finish = finish
+    session: Session
+    conflicts: Conflicts
+    settlement: Settlement
+    end: Callable[[Task, BaseException, float], Ended]
+    finish: Callable[[Ran], None]
 
     def recover(self, state: SliceState, error: Exception) -> None:
         """Decide what becomes of the users of a slice whose transaction ended with `error`."""
@@ -56,7 +48,7 @@ class SliceRecovery:
         if len(users.tasks) == 1 and not state.again:
             reports.lease_lost(users.tasks[0].delivery)
             users.ended = [Ended(users.tasks[0].delivery, Settled.LOST)]
-            self._finish(users)
+            self.finish(users)
         else:
             state.again.extend(users.tasks)
             users.clear()
@@ -68,8 +60,8 @@ class SliceRecovery:
         ids that it had not written to disk, so that of another transaction may be committed.
         """
         ended_by_hand = state.driver is not None and not state.driver.closed
-        self._session.close()
-        if ended_by_hand and state.users.ended and self._settlement.was_committed(state.xid):
+        self.session.close()
+        if ended_by_hand and state.users.ended and self.settlement.was_committed(state.xid):
             self._settle(state.users)
         else:
             state.left[:0] = state.users.tasks
@@ -81,27 +73,27 @@ class SliceRecovery:
         """The server refused our own statement or the COMMIT, or did not answer."""
         answered = state.driver is not None and not state.driver.closed
         if state.committing and not answered:
-            self._session.close()
-            if self._settlement.was_committed(state.xid, state.users.ended):
-                self._finish(state.users)
+            self.session.close()
+            if self.settlement.was_committed(state.xid, state.users.ended):
+                self.finish(state.users)
             else:
                 self._run_again_or_fail(state, None)
         elif not answered or (isinstance(error, LOST) and not is_conflict(error)):
-            self._session.close()
-            self._outage.wait(error)
+            self.session.close()
+            self.settlement.outage.wait(error)
             self._connection_lost(state, error)
         elif state.users.tasks or state.again or is_conflict(error):
             self._run_again_or_fail(state, error)
         else:  # nothing can begin: our permissions or the tables are wrong
-            self._session.close()
-            self._outage.wait(error)
+            self.session.close()
+            self.settlement.outage.wait(error)
 
     def _connection_lost(self, state: SliceState, error: Exception) -> None:
         """Run each user again alone; one that lost its connection too often has failed."""
         failed = Ran()
         for task, each in zip(state.users.tasks, state.users.ended, strict=True):
-            if self._conflicts.count_loss(task):
-                failed.ended.append(self._end(task, error, each.seconds))
+            if self.conflicts.count_loss(task):
+                failed.ended.append(self.end(task, error, each.seconds))
             else:
                 state.again.append(task)
         state.users.clear()
@@ -111,14 +103,14 @@ class SliceRecovery:
     def _run_again_or_fail(self, state: SliceState, error: Exception | None) -> None:
         users = state.users
         alone = len(users.tasks) == 1 and not state.again
-        if error is not None and alone and not self._conflicts.may_repeat(users.tasks, error):
+        if error is not None and alone and not self.conflicts.may_repeat(users.tasks, error):
             seconds = users.ended[0].seconds
-            self._settle(Ran(ended=[self._end(users.tasks[0], error, seconds)]))
+            self._settle(Ran(ended=[self.end(users.tasks[0], error, seconds)]))
         else:
             state.again.extend(users.tasks)
             users.clear()
 
     def _settle(self, ran: Ran) -> None:
         """Settle by fence, in a new transaction, deliveries whose transaction has ended."""
-        ran.ended = self._settlement.settle(ran.ended)
-        self._finish(ran)
+        ran.ended = self.settlement.settle(ran.ended)
+        self.finish(ran)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from traceback import walk_stack
 
 from django_mq.executor.async_runner import AsyncRunner
@@ -37,34 +38,24 @@ CANNOT = (
 NOWHERE = "Its handler is between two calls: try again."
 
 
+@dataclass(slots=True)
 class Commands:
     """Carries out commands, each batch on a thread and a connection of its own."""
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        worker: str,
-        scoreboard: Scoreboard,
-        runner: AsyncRunner,
-        end_process: Callable[[], EndProcess | None],
-        obey: Callable[[str, str], None],
-        link: Link | None = None,
-    ) -> None:
-        self._alias = alias
-        self._link = link
-        self._worker = worker
-        self._scoreboard = scoreboard
-        self._runner = runner
-        self._end_process = end_process
-        self._obey = obey
+    alias: str
+    worker: str
+    scoreboard: Scoreboard
+    runner: AsyncRunner
+    end_process: Callable[[], EndProcess | None]
+    obey: Callable[[str, str], None]
+    link: Link | None = None
 
     def take(self, commands: Sequence[Command]) -> None:
         """Obey the orders among `commands`, and begin to carry out the others; never blocks."""
         about_messages = []
         for each in commands:
             if each.message_id is None:
-                self._obey(each.action, each.by)
+                self.obey(each.action, each.by)
             else:
                 about_messages.append(each)
         if about_messages:
@@ -73,18 +64,18 @@ class Commands:
             ).start()
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
-        statements = Statements(self._alias, limits=Limits(lock=1.0), link=self._link)
+        statements = Statements(self.alias, limits=Limits(lock=1.0), link=self.link)
         try:
             answers = {each.id: self._answer(each) for each in commands}
             store.answer(statements.cursor(), answers)
         except Exception as error:
             text = "could not carry out a command for worker %s"
-            log_failure("command_failed", error, text, self._worker)
+            log_failure("command_failed", error, text, self.worker)
         finally:
             statements.close()
 
     def _answer(self, command: Command) -> str:
-        for entry in self._scoreboard.read(self._worker):
+        for entry in self.scoreboard.read(self.worker):
             if entry.fence[:2] == (command.message_id, command.attempt):
                 if command.action == "stop":
                     return self._stop(entry, command.by)
@@ -92,8 +83,8 @@ class Commands:
         return OVER
 
     def _stop(self, entry: Entry, by: str) -> str:
-        cancelled = self._runner.stop(entry.fence.id, by)
-        end_process = self._end_process()
+        cancelled = self.runner.stop(entry.fence.id, by)
+        end_process = self.end_process()
         if end_process is not None:
             end_process(entry.fence, by, GRACE if cancelled else 0.0)
         elif not cancelled:
@@ -101,7 +92,7 @@ class Commands:
         return STOPPING
 
     def _where(self, entry: Entry) -> list[Frame]:
-        if awaited := self._runner.where(entry.fence.id):
+        if awaited := self.runner.where(entry.fence.id):
             return awaited
         stacks = {
             thread: frames_of(reversed(list(walk_stack(frame))))
