@@ -19,8 +19,7 @@ from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 
 from django_mq.executor.watchdog import Link
 from django_mq.signals import named
-from django_mq.store.driver import THRESHOLD, may_prepare, results
-from django_mq.store.session_state import DISCARD
+from django_mq.store.driver import DISCARD, THRESHOLD, may_prepare, results
 
 logger = logging.getLogger("django_mq")
 

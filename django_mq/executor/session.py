@@ -20,9 +20,8 @@ from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.watchdog import Link
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, frozen_owner
-from django_mq.store.driver import may_prepare
+from django_mq.store.driver import DISCARD, may_prepare
 from django_mq.store.limits import Limits
-from django_mq.store.session_state import DISCARD
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 #: A connection prepares a statement after this many executions: not for a single request.
 THRESHOLD = 2
+#: Clears what a handler may leave in its session besides settings: releases session locks, closes
+#: cursors that were declared WITH HOLD, stops listening, and drops temporary tables. Not DISCARD
+#: ALL: its DEALLOCATE ALL would take the driver's statements along.
+DISCARD = "select pg_advisory_unlock_all(); close all; unlisten *; discard temp"
 
 
 def may_prepare(connection: BaseDatabaseWrapper) -> bool:

@@ -24,7 +24,7 @@ from django_mq.store import Cursor, chores, expiry, free_unique_ids, keys, notif
 from django_mq.store import put_aside as aside
 from django_mq.store.limits import Limits
 from django_mq.store.unique_ids import UniqueId
-from django_mq.worker import figures, history, retention, vacuum
+from django_mq.worker import retention, vacuum
 
 logger = logging.getLogger("django_mq")
 
@@ -140,10 +140,6 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
     return before if len(names) == QUEUES else None
 
 
-def _tend_figures(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    return figures.tend(cursor, PIECE) or None
-
-
 def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position:
     skipping = [name for name, queue in settings.queues.items() if queue.on_dead_head == "skip"]
     since = {} if at is None else {"after": int(at)}
@@ -248,9 +244,9 @@ CHORES = {
     "dead": Chore(_forget_dead, 100),
     "operations": Chore(retention.forget_operations, 1),
     "workers": Chore(retention.forget_workers, 1),
-    "history": Chore(history.forget, 100),
-    "days": Chore(history.tend, 10),
+    "history": Chore(retention.forget_history, 100),
+    "days": Chore(retention.tend_days, 10),
     "deep": Chore(_warn_of_deep, 1),
-    "figures": Chore(_tend_figures, 100),
+    "figures": Chore(retention.tend_figures, 100),
     "vacuum": Chore(_vacuum, 1, seconds=VACUUM_SECONDS),
 }

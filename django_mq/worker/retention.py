@@ -1,20 +1,28 @@
-"""Delete what is older than its retention, piece by piece: chores that free nothing.
+"""Delete what is older than its retention, and add up figures: chores that free nothing.
 
 Each function does one piece and returns where the next one starts; None: it is done.
 """
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from typing import Any
 
 from django_mq.conf import Settings
+from django_mq.executor import history
 from django_mq.executor.statements import within_transaction
 from django_mq.states import GONE_AFTER
-from django_mq.store import Cursor, chores, kept_results, operations
+from django_mq.store import Cursor, chores, figures, history_days, kept_results, operations
 from django_mq.store import put_aside as aside
 
 #: Rows that one piece removes, or walks over.
 PIECE = 1000
+#: How long figures are kept, in seconds: by minute and worker, and by hour.
+MINUTES_KEPT, HOURS_KEPT = 2 * 86400.0, 90 * 86400.0
+#: Days created ahead, so that a fleet that stops over a weekend finds its partitions.
+AHEAD = 3
+#: Days that one piece looks at.
+WALK = 50
 
 
 def forget_attempts(cursor: Cursor, settings: Settings, at: Any) -> Any:
@@ -58,6 +66,49 @@ def forget_workers(cursor: Cursor, settings: Settings, at: Any) -> Any:
     oldest = 4 * GONE_AFTER.total_seconds()
     with within_transaction(cursor):
         return chores.forget_workers(cursor, older_than=oldest, after=at or "", limit=PIECE)
+
+
+def forget_history(cursor: Cursor, settings: Settings, at: Any) -> Any:
+    """Delete old rows that are in no partition of a day; return a position if there may be more."""
+    with within_transaction(cursor):
+        return _again(history_days.forget(cursor, limit=PIECE))
+
+
+def tend_days(cursor: Cursor, settings: Settings, at: Any) -> Any:
+    """Create days ahead, and drop old days after `at`; return where the next piece resumes.
+
+    Does nothing unless this login owns the table: the rows then go to the default partition.
+    """
+    found = history_days.days(cursor)
+    if not found.owned:
+        return None
+    if at is None and history.is_used():
+        _create_ahead(cursor, found)
+    since = date.min if at is None else date.fromisoformat(at)
+    old = [day for day in found.days if since < day < found.today]
+    for day in old[:WALK]:
+        with within_transaction(cursor):
+            history_days.drop_day(cursor, day)
+    return old[WALK - 1].isoformat() if len(old) > WALK else None
+
+
+def _create_ahead(cursor: Cursor, found: history_days.Days) -> None:
+    for n in range(AHEAD + 1):
+        day = found.today + timedelta(days=n)
+        if day not in found.days:
+            with within_transaction(cursor):
+                history_days.create_day(cursor, day, owner=found.owner if found.foreign else None)
+
+
+def tend_figures(cursor: Cursor, settings: Settings, at: Any) -> Any:
+    """Add up a finished hour of figures or, if none is left, delete old ones."""
+    with within_transaction(cursor):
+        if figures.roll_up(cursor):
+            return True
+    with within_transaction(cursor):
+        minutes = figures.forget_minutes(cursor, older_than=MINUTES_KEPT, limit=PIECE)
+        hours = figures.forget_hours(cursor, older_than=HOURS_KEPT, limit=PIECE)
+    return _again(max(minutes, hours))
 
 
 def _again(count: int) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from django_mq.conf import get_settings
 from django_mq.models import HourFigures, MinuteFigures
 from django_mq.store import Cursor, figures
 from django_mq.store.figures import Arrived, MinuteRow
-from django_mq.worker import figures as tending
+from django_mq.worker import retention
 
 pytestmark = pytest.mark.django_db
 
@@ -89,15 +90,17 @@ def test_an_hour_that_is_added_up_stays_as_it_is(cursor: Cursor) -> None:
     assert HourFigures.objects.get(queue="mail").acked == 2
 
 
-def test_old_figures_are_forgotten_after_they_are_added_up(cursor: Cursor) -> None:
-    old = this_hour() - timedelta(seconds=tending.MINUTES_KEPT) - 2 * HOUR
+def test_old_figures_are_forgotten_after_they_are_added_up(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "PIECE", 2)
+    old = this_hour() - timedelta(seconds=retention.MINUTES_KEPT) - 2 * HOUR
     figures.write(cursor, worker="w", rows=[row(old, acked=2), row(this_hour(), acked=1)])
     HourFigures.objects.create(
-        hour=this_hour() - timedelta(seconds=tending.HOURS_KEPT) - HOUR, queue="mail"
+        hour=this_hour() - timedelta(seconds=retention.HOURS_KEPT) - HOUR, queue="mail"
     )
     MinuteFigures.objects.create(minute=this_hour() + 48 * HOUR, worker="odd")
-    pieces = [tending.tend(cursor, 2)]
-    while pieces[-1]:
-        pieces.append(tending.tend(cursor, 2))
+    while retention.tend_figures(cursor, get_settings(), None):
+        pass
     assert [each.acked for each in HourFigures.objects.all()] == [2]
     assert [each.acked for each in MinuteFigures.objects.all()] == [1]

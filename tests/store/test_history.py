@@ -11,7 +11,7 @@ from django.db import connection, transaction
 from django_mq.conf import get_settings
 from django_mq.models import HandledMessage, QueuedMessage
 from django_mq.store import history, history_days
-from django_mq.worker import history as days_of_worker
+from django_mq.worker import retention
 from tests.roles import acting_as, make_role, skip_unless_able
 from tests.rows import add
 
@@ -55,9 +55,9 @@ def create(*wanted: date) -> list[bool]:
 
 def tend() -> None:
     with connection.cursor() as cursor:
-        at = days_of_worker.tend(cursor, get_settings(), None)
+        at = retention.tend_days(cursor, get_settings(), None)
         while at is not None:
-            at = days_of_worker.tend(cursor, get_settings(), at)
+            at = retention.tend_days(cursor, get_settings(), at)
 
 
 def test_the_ack_moves_only_what_is_still_ours() -> None:
@@ -127,7 +127,7 @@ def test_days_are_created_ahead_only_where_a_history_is_used(settings: Any) -> N
     tend()
     with connection.cursor() as cursor:
         today = history_days.days(cursor).today
-    assert days() == [today + n * DAY for n in range(days_of_worker.AHEAD + 1)]
+    assert days() == [today + n * DAY for n in range(retention.AHEAD + 1)]
 
 
 def test_a_day_is_dropped_when_its_last_row_may_go() -> None:

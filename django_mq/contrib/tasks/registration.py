@@ -1,4 +1,7 @@
-"""Each task is a handler without patterns: a row names a registered task, never code."""
+"""Each task is a handler without patterns, which runs its function and announces the start.
+
+A row names a registered task, never code.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,58 @@ from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 
 from django_mq import handlers
-from django_mq.contrib.tasks.compat import DEFAULT_TASK_QUEUE_NAME, Task
+from django_mq.contrib.tasks import results
+from django_mq.contrib.tasks.compat import (
+    DEFAULT_TASK_QUEUE_NAME,
+    Task,
+    TaskContext,
+    normalize_json,
+    task_started,
+)
+from django_mq.contrib.tasks.errors import TaskInterrupted
 from django_mq.contrib.tasks.options import NEVER, carried, option
-from django_mq.contrib.tasks.running import TaskRunner
+from django_mq.exceptions import Reject
 from django_mq.handlers import Handler
-from django_mq.messages import ClaimedRow
+from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.backoff import as_seconds
+
+
+class TaskRunner:
+    """The handler function of one task: `run` of a plain function, `arun` of a coroutine."""
+
+    def __init__(self, task: Task[..., Any]) -> None:
+        self.task = task
+
+    def run(self, delivery: Delivery) -> Any:
+        """Run one attempt; return its value, which is JSON."""
+        args, kwargs = self._start(delivery)
+        try:
+            return normalize_json(self.task.func(*args, **kwargs))
+        except KeyboardInterrupt as interrupt:
+            raise TaskInterrupted from interrupt
+
+    async def arun(self, delivery: Delivery) -> Any:
+        """Run one attempt of a coroutine; return its value, which is JSON."""
+        args, kwargs = await sync_to_async(self._start)(delivery)
+        try:
+            return normalize_json(await self.task.func(*args, **kwargs))
+        except KeyboardInterrupt as interrupt:
+            raise TaskInterrupted from interrupt
+
+    def _start(self, delivery: Delivery) -> tuple[list[Any], dict[str, Any]]:
+        """Announce that the attempt starts; return the arguments of the function."""
+        found = results.running(self.task, delivery)
+        if found is None:
+            raise Reject("the payload has no args and kwargs, so no enqueue() wrote it")
+        task_started.send_robust(results.sender_of(found), task_result=found)
+        args = list(found.args)
+        if self.task.takes_context:
+            args.insert(0, TaskContext(task_result=found))
+        return args, found.kwargs
 
 
 def register(task: Task[..., Any], *, timeout: float | None) -> Handler:
