@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from asgiref.sync import sync_to_async
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -122,10 +122,10 @@ def exported(
     every = rows.model._default_manager.using(rows.db).order_by(*order).values_list(*key)
     last: tuple[Any, ...] | None = None
     while True:
-        beyond = Q() if last is None else _before(key, last)
+        beyond = Q() if last is None else _compared(key, last, "lt")
         with impatient(rows.db):
             end = next(iter(every.filter(beyond)[SCANNED - 1 : SCANNED]), None)
-            part = beyond if end is None else beyond & _from(key, end)
+            part = beyond if end is None else beyond & _compared(key, end, "gte")
             found = list(rows.filter(part).order_by(*order).values_list(*key))
         for start in range(0, len(found), READ):
             yield from _read(rows, columns, key, found[start : start + READ])
@@ -141,7 +141,7 @@ def _read(
     documents = {f"{name}_text": Cast(name, TextField()) for name in DOCUMENTS if name in columns}
     names = [*(name for name in columns if name not in DOCUMENTS), *documents, *key]
     # An id may have several rows: after a reset of the sequence, the history has it twice.
-    part = Q(pk__in=[each[-1] for each in chosen]) & _from(key, chosen[-1])
+    part = Q(pk__in=[each[-1] for each in chosen]) & _compared(key, chosen[-1], "gte")
     part &= Q(**{f"{key[0]}__lte": chosen[0][0]})
     order = [f"-{name}" for name in key]
     with impatient(rows.db):
@@ -154,22 +154,17 @@ def _read(
             yield row
 
 
-def _before(key: Sequence[str], values: Sequence[Any]) -> Q:
-    """Return the condition on the rows after the one with these values, in descending order."""
+def _compared(key: Sequence[str], values: Sequence[Any], way: Literal["lt", "gte"]) -> Q:
+    """Return the condition on the rows after the one with these values, in descending order.
+
+    With `gte`, on that row and those before it.
+    """
     name, value = key[0], values[0]
     if len(key) == 1:
-        return Q(**{f"{name}__lt": value})
-    tied = Q(**{name: value}) & _before(key[1:], values[1:])
-    return Q(**{f"{name}__lte": value}) & (Q(**{f"{name}__lt": value}) | tied)
-
-
-def _from(key: Sequence[str], values: Sequence[Any]) -> Q:
-    """Return the condition on the row with these values, and on those before it."""
-    name, value = key[0], values[0]
-    if len(key) == 1:
-        return Q(**{f"{name}__gte": value})
-    tied = Q(**{name: value}) & _from(key[1:], values[1:])
-    return Q(**{f"{name}__gte": value}) & (Q(**{f"{name}__gt": value}) | tied)
+        return Q(**{f"{name}__{way}": value})
+    tied = Q(**{name: value}) & _compared(key[1:], values[1:], way)
+    strictly = way[:2]
+    return Q(**{f"{name}__{strictly}e": value}) & (Q(**{f"{name}__{strictly}": value}) | tied)
 
 
 async def _asynchronous(lines: Iterator[str]) -> AsyncIterator[str]:

@@ -33,6 +33,8 @@ NAMED, RECORDED = 10, 1000
 MOST_ATTEMPTS = 1_000_000
 LOCK_NOT_AVAILABLE = "55P03"
 
+#: The filters of a selection besides the queue; None: any.
+NO_FILTER = dict.fromkeys(("type", "handler", "key", "fingerprint", "older_than", "limit"))
 #: One id, or several.
 Ids = int | Iterable[int]
 
@@ -200,14 +202,24 @@ def log_changed(event: str, changed: Changed, where: str = "") -> None:
 
 
 def _selected(
-    alias: str, ids: Ids | None, *, waiting: bool = False, **filters: Any
+    alias: str, ids: Ids | None, *, waiting: bool = False, queue: str | None = None, **filters: Any
 ) -> Sequence[int]:
-    """Return `ids`, or those of the messages that match `filters`; raises ValueError for both."""
-    if ids is None:
-        return _find(alias, waiting=waiting, **filters)
-    if any(value is not None for value in filters.values()):
-        raise ValueError("select messages by ids, or by queue, type and so on, not both")
-    return checked_ids(ids)
+    """Return `ids`, or those of the messages that match the filters; raises ValueError for both."""
+    if ids is not None:
+        if queue is not None or any(value is not None for value in filters.values()):
+            raise ValueError("select messages by ids, or by queue, type and so on, not both")
+        return checked_ids(ids)
+    wanted = {**NO_FILTER, **filters}
+    check_names(queue=queue, type=wanted["type"], handler=wanted["handler"])
+    if wanted["key"] is not None:
+        check_key(wanted["key"], "key")
+    if wanted["fingerprint"] is not None:
+        check_fingerprint(wanted["fingerprint"])
+    if wanted["limit"] is not None:
+        whole(wanted["limit"], "limit")
+    with reading(alias) as cursor:
+        names = sorted(queue_names.names(cursor)) if queue is None else [queue]
+        return selection.find(cursor, queues=names, waiting=waiting, **wanted)
 
 
 def _named(
@@ -222,39 +234,6 @@ def _named(
 def _among(alias: str, ids: Sequence[int], *, waiting: bool = False) -> list[int]:
     with reading(alias) as cursor:
         return selection.among(cursor, ids=ids, waiting=waiting)
-
-
-def _find(
-    alias: str,
-    *,
-    queue: str | None = None,
-    type: str | None = None,
-    handler: str | None = None,
-    key: str | None = None,
-    fingerprint: str | None = None,
-    limit: int | None = None,
-    older_than: float | None = None,
-    waiting: bool = False,
-) -> list[int]:
-    check_names(queue=queue, type=type, handler=handler)
-    if key is not None:
-        check_key(key, "key")
-    if fingerprint is not None:
-        check_fingerprint(fingerprint)
-    if limit is not None:
-        whole(limit, "limit")
-    with reading(alias) as cursor:
-        return selection.find(
-            cursor,
-            queues=sorted(queue_names.names(cursor)) if queue is None else [queue],
-            type=type,
-            handler=handler,
-            key=key,
-            fingerprint=fingerprint,
-            older_than=older_than,
-            waiting=waiting,
-            limit=limit,
-        )
 
 
 def checked_ids(ids: Ids) -> list[int]:

@@ -56,8 +56,7 @@ def chain(id: int, *, using: str | None = None) -> Chain:
     whole(id, "id")
     alias = alias_of(using)
     with reading(alias) as cursor:
-        origin = store.origin(cursor, id)
-        name = (origin and origin.chain) or str(id)
+        name = store.chain_of(cursor, id) or str(id)
         first = _first_of(name, id)
         stored, complete = store.stored(
             cursor, chain=name, id=id, first=first, window=WINDOW, limit=MOST

@@ -14,18 +14,12 @@ from django_mq.store import Cursor
 from django_mq.store.readers import prepare_to_read
 
 
-class Origin(NamedTuple):
-    """The chain that a message names, None if no handler broadcast it."""
-
-    chain: str | None
-
-
 def _cause(metadata: str) -> str:
     return f"""case when {metadata} ->> 'mq.causation_id' ~ '^[1-9][0-9]{{0,17}}$'
             then ({metadata} ->> 'mq.causation_id')::bigint end"""
 
 
-ORIGIN = """
+CHAIN_OF = """
 select left(m.metadata ->> 'mq.correlation_id', 128)
   from django_mq_queuedmessage m
  where m.id = %(id)s
@@ -35,11 +29,11 @@ select h.correlation_id from django_mq_handledmessage h where h.id = %(id)s
 """
 
 
-def origin(cursor: Cursor, id: int) -> Origin | None:
-    """Return the origin of a message that is stored or in the history, else None."""
-    cursor.execute(ORIGIN, {"id": id})
+def chain_of(cursor: Cursor, id: int) -> str | None:
+    """Return the chain that a message names; None if no handler broadcast it, or it is gone."""
+    cursor.execute(CHAIN_OF, {"id": id})
     row = cursor.fetchone()
-    return None if row is None else Origin(*row)
+    return None if row is None else row[0]
 
 
 class ChainRow(NamedTuple):

@@ -27,14 +27,15 @@ class Part(NamedTuple):
 _COLUMNS = """f.queue, f.handler, f.acked, f.failed, f.retried, f.dead, f.broadcast,
        f.waited::text, f.ran::text"""
 
-# Hours that are already added up are read as one row, later ones by minute. The server would take
-# ten times as long as Python to add up histograms.
-PARTS = f"""
-with rolled (until) as (
+# Until when hours are added up: these are read as one row, later ones by minute.
+_ROLLED = """rolled (until) as (
     select coalesce(max(h.hour) + interval '1 hour', '-infinity')
       from django_mq_hourfigures h
      where h.hour <= statement_timestamp()
-)
+)"""
+# The server would take ten times as long as Python to add up histograms.
+PARTS = f"""
+with {_ROLLED}
 select date_part('epoch', f.minute)::bigint, {_COLUMNS}
   from rolled, django_mq_minutefigures f
  where f.minute >= greatest(to_timestamp(%(since)s), rolled.until)
@@ -62,14 +63,9 @@ class Calls(NamedTuple):
     last_at: datetime
 
 
-# A message that died without an attempt counts as dead alone. Hours that are added up are read as
-# such, later ones by minute.
-CALLS = """
-with rolled (until) as (
-    select coalesce(max(h.hour) + interval '1 hour', '-infinity')
-      from django_mq_hourfigures h
-     where h.hour <= statement_timestamp()
-), part as (
+# A message that died without an attempt counts as dead alone.
+CALLS = f"""
+with {_ROLLED}, part as (
     select f.minute as at, f.handler, f.acked + f.failed as attempts
       from rolled, django_mq_minutefigures f
      where f.minute >= greatest(statement_timestamp() - make_interval(secs => %(since)s),
@@ -85,7 +81,7 @@ select part.handler, sum(part.attempts)::bigint, max(part.at)
   from part
  where part.attempts > 0
  group by part.handler
-"""
+"""  # noqa: S608
 
 
 def calls(cursor: Cursor, *, since: float) -> dict[str, Calls]:
