@@ -63,50 +63,7 @@ OPEN_LANES = f"""
              order by lane.place
 """  # noqa: S608  (built from constants, as is the next)
 
-# The due rows of a lane behind its mark, from mq_claim alone, which does not contain keys.
-DUE = """m.queue = lane.queue and m.priority = lane.priority
-                   and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-                   and (m.processable_after, m.id) > (lane.at, lane.id)
-                   and m.processable_after <= statement_timestamp()"""
-
-#: How many simultaneous claims of one lane keep apart.
-PLACES = 8
-
-# Simultaneous claims would scan the same rows, try each lock and wait for the same pages, which
-# cost two processes a twentieth of their rate. So each claim takes a free place and starts that
-# many batches further on, if the lane fills a batch from there: no preferred message waits while
-# another is taken. No claim waits for a place. A worker frozen in its claim keeps one, so a scan
-# from the front must follow; it does within a second. No other lock of the package is a hash with
-# a seed from 7392 to 8999.
-APART = f"""
-            select lane.queue, lane.priority,
-                   coalesce(ahead.at, lane.at) as at, coalesce(ahead.id, lane.id) as id
-              from ({OPEN_LANES}) lane
-             cross join lateral (
-                select coalesce((
-                    select place
-                      from generate_series(0, {PLACES} - 1) place
-                     where pg_try_advisory_xact_lock(hashtextextended(
-                               lane.queue, 8192 + {PLACES} * lane.priority + place))
-                     limit 1), 0) as place
-             ) mine
-              left join lateral (
-                select (array_agg(at))[1] as at, (array_agg(id))[1] as id
-                  from (
-                    select m.processable_after as at, m.id
-                      from django_mq_queuedmessage m
-                     where mine.place > 0 and {DUE}
-                     order by m.processable_after, m.id
-                    offset greatest(mine.place * %(limit)s - 1, 0)
-                     limit %(limit)s + 1
-                  ) seen
-                having count(*) > %(limit)s
-             ) ahead on true
-"""  # noqa: S608
-
-
-def _claim_of(lanes: str) -> str:
-    return f"""
+CLAIM = f"""
 with taken as materialized (
     select id, at, n, payload,
            (%(claimers)s::text[])[(n - 1) / %(each)s + 1] as claimer
@@ -115,11 +72,14 @@ with taken as materialized (
                sum(octet_length(d.payload)) over so_far as bytes
           from (
             select d.*
-              from ({lanes}) lane
+              from ({OPEN_LANES}) lane
              cross join lateral (
                 select m.id, m.processable_after as at, m.payload::text as payload
                   from django_mq_queuedmessage m
-                 where {DUE} and m.key is null
+                 where m.queue = lane.queue and m.priority = lane.priority and m.key is null
+                   and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+                   and (m.processable_after, m.id) > (lane.at, lane.id)
+                   and m.processable_after <= statement_timestamp()
                  order by m.processable_after, m.id
                  limit %(limit)s
                    for no key update of m skip locked
@@ -140,10 +100,6 @@ returning {claimed_columns(payload="taken.payload")},
 """  # noqa: S608
 
 
-CLAIM = _claim_of(OPEN_LANES)
-CLAIM_APART = _claim_of(APART)
-
-
 def claim(
     cursor: Cursor,
     *,
@@ -154,7 +110,6 @@ def claim(
     max_bytes: int,
     admitted: bool = False,
     further: Sequence[str] = (),
-    apart: bool = False,
 ) -> Claim:
     """Take up to `limit` due messages without a key from `lanes`, in order, for `lease` seconds.
 
@@ -163,13 +118,11 @@ def claim(
     holds the gate of the queue.
 
     `further` claimers share the taken rows: one statement makes several claims, since a transaction
-    costs the same for a few hundred messages as for one. `apart`: where other sessions claim from a
-    lane at this moment, start behind the rows that they may take, if enough follow; rows that they
-    leave lie before the marks.
+    costs the same for a few hundred messages as for one.
     """
     claimers = (claimer, *further)
     cursor.execute(
-        CLAIM_APART if apart else CLAIM,
+        CLAIM,
         {
             **lane_columns(lanes),
             "claimers": array(claimers),

@@ -128,8 +128,7 @@ class ClaimRouter:
         """Claim up to `limit` messages of `lanes`, which have the same options and way.
 
         One claimer gets no more than a batch: a larger limit makes several claims in one
-        statement. These keep apart from the claims of other workers, unless all of them start
-        at the front of their lanes. From a queue with keys, it returns marks only if asked.
+        statement. From a queue with keys, it returns marks only if asked.
         """
         if self._stopped:
             lanes = [lane for lane in lanes if not self._stopped.whole(lane.queue)]
@@ -186,8 +185,7 @@ class ClaimRouter:
     ) -> Claim:
         arguments = options.arguments(self._claimer(), limit)
         further = self._further(options, limit)
-        apart = bool(further) and any(lane.id for lane in lanes)
-        return claim.claim(cursor, lanes=lanes, further=further, apart=apart, **arguments)
+        return claim.claim(cursor, lanes=lanes, further=further, **arguments)
 
     def _further(self, options: ClaimOptions, limit: int) -> list[str]:
         """Name the claims that a claim of `limit` messages makes beside its first."""

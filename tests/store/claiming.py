@@ -18,7 +18,6 @@ def take(
     limit: int = 100,
     max_bytes: int = 1 << 22,
     further: Sequence[str] = (),
-    apart: bool = False,
 ) -> Claim:
     return claim(
         cursor,
@@ -28,7 +27,6 @@ def take(
         limit=limit,
         max_bytes=max_bytes,
         further=further,
-        apart=apart,
     )
 
 

@@ -1,19 +1,14 @@
-"""Claims take no more than requested, under any plan; simultaneous claims keep apart."""
+"""Claims take no more than requested, under any plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
 
-import psycopg
 import pytest
 
-from django_mq.store.claim import CLAIM, CLAIM_APART, PLACES, Lane, lane_columns
+from django_mq.store.claim import CLAIM, Lane, lane_columns
 from django_mq.store.claim_lapsed import CLAIM_LAPSED
-from tests.database import second_connection
-from tests.rows import add
-from tests.store.claiming import Cursor, ids, take
+from tests.store.claiming import Cursor, take
 from tests.store.conftest import take_lapsed
 from tests.store.plans import generic_plan, plan
 
@@ -64,58 +59,6 @@ def test_a_batch_is_never_exceeded_whatever_the_plan(
     assert len(take_lapsed(cursor, limit=5).taken) == 5
 
 
-def test_claims_of_one_moment_keep_apart(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
-    """So they meet no locks; rows that they leave out stay free for the next claim."""
-    rows = [add(after=n - 60).pk for n in range(12)]
-    assert ids(take(other.cursor(), limit=2, apart=True)) == rows[:2]  # not committed
-    assert ids(take(cursor, limit=4, apart=True)) == rows[4:8]
-    assert ids(take(cursor, limit=5, apart=True)) == [*rows[2:4], *rows[8:11]]  # 5 and 5 are none
-    other.commit()
-    assert ids(take(cursor, limit=4, apart=True)) == rows[11:]
-    cursor.execute(
-        "select count(*) from pg_locks where locktype = 'advisory'"
-        " and database = (select oid from pg_database where datname = current_database())"
-    )
-    assert cursor.fetchone() == (0,)
-
-
-def test_claims_keep_apart_in_each_lane_and_behind_its_mark(
-    cursor: Cursor, other: psycopg.Connection[Any]
-) -> None:
-    """Priority first: if the lane cannot fill it from there, a claim takes the first rows."""
-    low, high = ([add(after=n - 60, priority=priority).pk for n in range(6)] for priority in (0, 5))
-    elsewhere = [add("elsewhere", after=n - 60).pk for n in range(4)]
-    lanes = Lane("mail", 5), Lane("mail", 0)
-    assert ids(take(other.cursor(), *lanes[1:], limit=1, apart=True)) == low[:1]
-    assert ids(take(cursor, Lane("elsewhere", 0), limit=1, apart=True)) == elsewhere[:1]
-    assert ids(take(cursor, *lanes, limit=2, apart=True)) == high[:2]
-    ((lane, mark),) = take(cursor, *lanes[1:], limit=1).marks.items()
-    assert mark[1] == low[1]
-    assert ids(take(cursor, Lane(*lane, *mark), limit=2, apart=True)) == low[4:6]
-    assert ids(take(other.cursor(), *lanes[:1], limit=1, apart=True)) == high[2:3]
-    assert ids(take(cursor, *lanes, limit=3, apart=True)) == high[3:]
-
-
-def test_what_is_not_due_is_no_reason_to_keep_apart(
-    cursor: Cursor, other: psycopg.Connection[Any]
-) -> None:
-    due = [add(after=n - 60).pk for n in range(3)]
-    for n in range(4):
-        add(after=60 + n)
-    assert ids(take(other.cursor(), limit=1, apart=True)) == due[:1]
-    assert ids(take(cursor, limit=2, apart=True)) == due[1:]
-
-
-def test_more_claims_at_once_than_there_are_places(cursor: Cursor) -> None:
-    rows = [add(after=n - 60).pk for n in range(PLACES + 4)]
-    with ExitStack() as stack:
-        for place in range(PLACES):
-            busy = stack.enter_context(second_connection())
-            busy.autocommit = False
-            assert ids(take(busy.cursor(), limit=1, apart=True)) == [rows[place]]
-        assert ids(take(cursor, limit=2, apart=True)) == rows[PLACES : PLACES + 2]
-
-
 @pytest.fixture
 def crowd(cursor: Cursor) -> Cursor:
     """Many rows of each kind, so that a bad plan shows."""
@@ -133,14 +76,11 @@ def crowd(cursor: Cursor) -> Cursor:
     return cursor
 
 
-@pytest.mark.parametrize("statement", [CLAIM, CLAIM_APART])
 @pytest.mark.parametrize("explain", [plan, generic_plan])
-def test_the_plan_of_a_claim_names_its_index(
-    crowd: Cursor, explain: Callable[..., str], statement: str
-) -> None:
+def test_the_plan_of_a_claim_names_its_index(crowd: Cursor, explain: Callable[..., str]) -> None:
     text = explain(
         crowd,
-        statement,
+        CLAIM,
         **lane_columns([Lane("q1", 0), Lane("q2", 0)]),
         claimers="{me:1}",
         each=100,

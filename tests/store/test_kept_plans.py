@@ -95,14 +95,6 @@ def contents(cursor: Cursor) -> list[tuple[Unique, bool]]:
 ASKED: dict[str, Any] = {"claimer": "me:2", "lease": 30.0, "limit": MINE, "max_bytes": 1 << 20}
 
 
-def claim_apart(cursor: Cursor) -> None:
-    """Claim while another session has the first place."""
-    one = {**ASKED, "limit": 1}
-    with second_connection() as other, other.transaction():
-        claim.claim(other.cursor(), lanes=[Lane("mail", 0)], apart=True, **one)
-        claim.claim(cursor, lanes=[Lane("mail", 0)], apart=True, **ASKED)
-
-
 CALLS: dict[str, Call] = {
     "lock": lambda cursor, ids: lock(cursor, fences(ids)),
     "ack": lambda cursor, ids: settle.ack(cursor, fences(ids)),
@@ -132,7 +124,6 @@ CALLS: dict[str, Call] = {
     ),
     "free_stranded": lambda cursor, ids: keys.free_stranded(cursor, skipping=[], limit=MINE),
     "claim": lambda cursor, ids: claim.claim(cursor, lanes=[Lane("mail", 0)], **ASKED),
-    "claim_apart": lambda cursor, ids: claim_apart(cursor),
     "claim_keyed": lambda cursor, ids: keyed.claim(
         cursor, lanes=[Lane("keyed", 0)], skip_dead=False, **ASKED
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, cast
 
 import psycopg
@@ -11,7 +11,6 @@ import pytest
 
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow
-from django_mq.store.claim import Lane, claim
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import watermarks as marks_module
 from django_mq.worker.claim_options import ClaimOptions
@@ -20,7 +19,6 @@ from django_mq.worker.fetcher import Fetcher
 from django_mq.worker.intake import Intake
 from django_mq.worker.ordered_queues import OrderedQueues
 from tests.database import second_connection
-from tests.rows import add
 
 
 class Counting:
@@ -121,25 +119,6 @@ class Rig:
         ids = [row.id for row in self.taken]
         self.taken.clear()
         return ids
-
-
-@pytest.fixture
-def half_claimed(rig: Rig) -> Iterator[Callable[..., list[int]]]:
-    """Makes a backlog; a worker that froze in its claim has the first message, and its place."""
-
-    def make(count: int, *, batch: int) -> list[int]:
-        rows = [add(after=n - 600).pk for n in range(count)]
-        claim(
-            frozen.cursor(), lanes=[Lane("mail", 0)], claimer="frozen:1", lease=60.0, limit=1,
-            max_bytes=1 << 22, apart=True,
-        )  # fmt: skip
-        rig.options["mail"] = ClaimOptions("sync", 30.0, batch, 1 << 22)
-        rig.make()
-        return rows
-
-    with second_connection() as frozen:
-        frozen.autocommit = False
-        yield make
 
 
 @pytest.fixture

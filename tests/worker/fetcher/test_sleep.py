@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,39 +74,6 @@ def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) 
         rig.fetcher.on_ring()
         rig.fetcher.fetch(rig.cursor)
     assert "look" in rig.cursor.asked
-
-
-def test_what_is_left_when_claims_keep_apart_is_claimed_too(
-    rig: Rig, half_claimed: Callable[..., list[int]]
-) -> None:
-    """A worker that froze in its claim keeps its place: the other messages do not wait for it."""
-    rows = half_claimed(24, batch=2)
-    rig.settle()
-    assert rig.ids() == [*rows[1:3], *rows[11:], *rows[3:11]]
-    assert rig.fetcher.empty
-
-
-def test_the_first_of_a_backlog_waits_no_longer_than_a_second(
-    rig: Rig, half_claimed: Callable[..., list[int]]
-) -> None:
-    """A scan from the front does not keep apart from other workers' claims."""
-    rows = half_claimed(40, batch=1)
-    for _ in range(3):
-        rig.fetcher.fetch(rig.cursor)
-    assert rig.ids() == [rows[1], *rows[6:10], *rows[14:18]]
-    rig.clock.now += 1.01
-    rig.fetcher.fetch(rig.cursor)
-    assert rig.ids() == rows[2:6]
-
-
-def test_a_claim_of_one_batch_does_not_keep_apart(
-    rig: Rig, half_claimed: Callable[..., list[int]]
-) -> None:
-    rows = half_claimed(9, batch=2)
-    for _ in range(2):
-        rig.rooms["sync"] = 2
-        rig.fetcher.fetch(rig.cursor)
-    assert rig.ids() == rows[1:5]
 
 
 def test_a_ring_does_not_shorten_a_backoff(rig: Rig) -> None:
