@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from time import monotonic, perf_counter
 
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.store import Cursor, look
 from django_mq.store.claim import BEGINNING, Lane
 from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.claim_round import ClaimRound
 from django_mq.worker.claims import ClaimResult, ClaimRouter
 from django_mq.worker.intake import Intake
 from django_mq.worker.lanes import Lanes
@@ -20,21 +19,6 @@ from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermar
 #: Seconds after a ring, or a claim that took something, until the next look, for messages whose
 #: rings were coalesced.
 LOOK_AGAIN = 0.025
-
-
-@dataclass(slots=True)
-class _Round:
-    """The sums of one round of claims, one claim per group of lanes.
-
-    `filled`: more may be due. `no_room`: a group was skipped. `further`: a claim stopped early.
-    `contended`: another session was claiming from the queue.
-    """
-
-    count: int = 0
-    filled: bool = False
-    no_room: bool = False
-    further: bool = False
-    contended: bool = False
 
 
 class Fetcher:
@@ -63,6 +47,7 @@ class Fetcher:
         self._keyed_marks: Watermarks[LaneName] = Watermarks(full_every=1.0)
         self._lapsed_marks: Watermarks[str] = Watermarks(full_every=1.0)
         self._lanes = Lanes(patterns)
+        self._kinds: set[str] = set()
         self._leased: list[str] = []
         self._rung = self._postponed = False
         self._may_be_due = True
@@ -142,7 +127,7 @@ class Fetcher:
             return 0.0
         if claimed.count:
             self.empty = False
-            self._may_be_due |= claimed.filled or claimed.no_room
+            self._may_be_due |= bool(claimed.filled) or claimed.no_room
             self._again_at = monotonic() + LOOK_AGAIN  # there is nothing to look for until then
             return 0.0 if claimed.filled else self._until_next()
         if claimed.contended:
@@ -157,15 +142,13 @@ class Fetcher:
             return min(self._watermarks.full_in(), self._poll)
         return self._sleep(cursor)
 
-    def _claim_round(self, cursor: Cursor, full: bool) -> _Round:
+    def _claim_round(self, cursor: Cursor, full: bool) -> ClaimRound:
         """Claim once from each group of lanes, most preferred first."""
-        claimed = _Round()
+        claimed = ClaimRound()
         self._held_up = False
-        filled_kinds: set[str] = set()
-        for options, lanes in self._groups():
+        for (options, _), lanes in self._lanes.groups(self._group):
             kind = options.kind
-            if filled_kinds and ("both" in (kind, *filled_kinds) or kind in filled_kinds):
-                claimed.no_room = True  # a preferred queue may have more, and goes first
+            if claimed.is_filled(kind):
                 continue
             room = self._intake.room(kind, options.list_size)
             room = min(room, self._claims.most(lanes[0][0], options))
@@ -180,8 +163,9 @@ class Fetcher:
             claimed.contended |= result.contended
             size = sum(len(row.payload) for row in rows)
             if len(rows) == room or size > options.batch_bytes // 2:
-                claimed.filled = True
-                filled_kinds.add(kind)
+                claimed.filled.add(kind)
+                if all(map(claimed.is_filled, self._kinds)):
+                    break
         return claimed
 
     def _claim_from(
@@ -205,6 +189,7 @@ class Fetcher:
             own.found_little()
             result = result._replace(claim=result.claim._replace(further=True))
         if result.claim.rows:
+            self._lanes.pass_turn(lanes, {(row.queue, row.priority) for row in result.claim.rows})
             self._intake.take(cursor, result.claim.rows, lapsed=False, asked_at=asked_at)
         return result
 
@@ -250,6 +235,7 @@ class Fetcher:
         lanes = [(each.queue, each.priority) for each in mine if each.kind == "lane"]
         self.due_queues = {each.queue for each in mine if each.due}
         self._lanes.update(lanes, now)
+        self._kinds = {self._options(queue).kind for queue, _ in self._lanes.known}
         self._watermarks.keep(self._lanes.known)
         self._keyed_marks.keep(self._lanes.known)
         self._lapsed_marks.keep(self._leased)
@@ -277,12 +263,8 @@ class Fetcher:
             until = min(until, self._look_allowed_at)
         return max(0.0, min(until - monotonic(), self._ordered_queues.turn_in()))
 
-    def _groups(self) -> Iterator[tuple[ClaimOptions, list[LaneName]]]:
-        """Yield neighbouring lanes that one claim can serve: their order is the preference."""
-        for (options, _), lanes in groupby(self._lanes.in_order(), self._group):
-            yield options, list(lanes)
-
     def _group(self, lane: LaneName) -> tuple[ClaimOptions, str]:
+        """Return what the lanes of one claim have in common."""
         options = self._options(lane[0])
         return options, self._claims.way(lane[0], options)
 

@@ -5,44 +5,78 @@ A lane is one queue at one priority.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import chain, groupby
+from typing import TypeVar
 
 from django_mq.policy.routing import Pattern
 from django_mq.worker.watermarks import LaneName
 
 #: Seconds for which a lane is still claimed from after a look last saw a message in it.
 FORGET_LANE = 60.0
+#: How many lanes are claimed from before the others: mostly they fill the claim, and each further
+#: lane would cost it as much as a tenth of a message.
+FIRST_LANES = 50
+
+Key = TypeVar("Key")
 
 
 class Lanes:
-    """The known lanes of the queues that match `patterns`; earlier patterns are preferred."""
+    """The known lanes of the queues that match `patterns`.
+
+    Their order is that of the patterns, then of the priorities. Equal lanes take turns in being
+    first.
+    """
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = [Pattern(text) for text in patterns]
         self._fixed = [(text, 0) for text in patterns if "*" not in text and "#" not in text]
         self._seen_at: dict[LaneName, float] = {}
-        self._turn = 0
+        # Equal lanes, by preference and priority. The dictionaries serve as ordered sets.
+        self._equals: dict[tuple[int, int], dict[LaneName, None]] = {}
+        #: Return the index of the first pattern that a queue matches; None if it matches none.
+        self.preference = cache(self._preference)
         #: Every known lane, sorted.
         self.known: list[LaneName] = []
-
-    def preference(self, queue: str) -> int | None:
-        """Return the index of the first pattern that `queue` matches; None if it matches none."""
-        for index, pattern in enumerate(self._patterns):
-            if pattern.matches(queue):
-                return index
-        return None
 
     def update(self, lanes: Iterable[LaneName], now: float) -> None:
         """Add `lanes`, in which a look saw messages at `now`; forget those unseen for long."""
         self._seen_at.update(dict.fromkeys(lanes, now))
         self._seen_at = {lane: at for lane, at in self._seen_at.items() if now - at < FORGET_LANE}
-        self.known = sorted({*self._fixed, *self._seen_at})
+        known = {*self._fixed, *self._seen_at}
+        self.known = sorted(known)
+        ordered = dict.fromkeys(
+            [*(lane for lane in self._in_order() if lane in known), *self.known]
+        )
+        self._equals = {}
+        for lane in sorted(ordered, key=self._rank):
+            self._equals.setdefault(self._rank(lane), {})[lane] = None
 
-    def in_order(self) -> list[LaneName]:
-        """Return the lanes by preference, then priority; equal lanes take turns in being first."""
-        if len(self.known) < 2:
-            return self.known
-        self._turn += 1
-        turn = self._turn % len(self.known)
-        rotated = self.known[turn:] + self.known[:turn]
-        return sorted(rotated, key=lambda lane: (self.preference(lane[0]), -lane[1]))
+    def groups(self, key: Callable[[LaneName], Key]) -> Iterator[tuple[Key, list[LaneName]]]:
+        """Yield neighbouring lanes with equal keys; the first FIRST_LANES apart from the others."""
+        lanes = self._in_order()
+        for part in lanes[:FIRST_LANES], lanes[FIRST_LANES:]:
+            for shared, group in groupby(part, key):
+                yield shared, list(group)
+
+    def pass_turn(self, lanes: Sequence[LaneName], taken: Collection[LaneName]) -> None:
+        """Put `lanes`, up to the last of those `taken` from, behind their equals."""
+        last = max((n for n, lane in enumerate(lanes) if lane in taken), default=len(lanes))
+        for lane in lanes[: last + 1]:
+            equals = self._equals[self._rank(lane)]
+            del equals[lane]
+            equals[lane] = None
+
+    def _in_order(self) -> list[LaneName]:
+        return list(chain.from_iterable(self._equals.values()))
+
+    def _rank(self, lane: LaneName) -> tuple[int, int]:
+        queue, priority = lane
+        return self.preference(queue) or 0, -priority
+
+    def _preference(self, queue: str) -> int | None:
+        for index, pattern in enumerate(self._patterns):
+            if pattern.matches(queue):
+                return index
+        return None

@@ -30,6 +30,8 @@ class Counting:
         #: The seconds that a statement takes.
         self.takes = 0.0
         self.asked: list[str] = []
+        #: How many lanes each claim had.
+        self.lanes: list[int] = []
 
     def execute(self, statement: str, params: Any = None) -> Any:
         self._clock.now += self.takes
@@ -37,6 +39,8 @@ class Counting:
         head = statement.strip()
         found = (kind for start, kind in kinds.items() if head.startswith(start))
         self.asked.append(next(found, "gate"))
+        if self.asked[-1] == "claim":
+            self.lanes.append(params["queues"].count(",") + 1)
         return self._cursor.execute(statement, params)
 
     def __getattr__(self, name: str) -> Any:

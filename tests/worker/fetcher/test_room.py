@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_mq.models import QueuedMessage
+from django_mq.worker import lanes as lanes_module
 from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claims import TOGETHER
 from tests.rows import add
@@ -147,3 +148,64 @@ def test_equal_queues_take_turns(rig: Rig) -> None:
     rig.fetcher.fetch(rig.cursor)
     rig.fetcher.fetch(rig.cursor)
     assert {row.queue for row in rig.taken} == {"a", "b"}
+
+
+@pytest.fixture
+def two_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "FIRST_LANES", 2)
+
+
+@pytest.mark.usefixtures("two_first")
+def test_lanes_that_fill_a_claim_keep_it_from_all_others(rig: Rig) -> None:
+    """With 1,000 queues, most of a claim's time went to lanes that it did not reach."""
+    for queue in "abcdef":
+        add(queue)
+    rig.rooms["sync"] = 2
+    rig.make("#")
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.cursor.asked.count("claim") == 1
+    assert rig.cursor.lanes == [2]
+    assert sorted(row.queue for row in rig.taken) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("two_first")
+def test_one_round_claims_from_all_lanes_if_the_first_do_not_fill_it(rig: Rig) -> None:
+    for queue in "bdf":
+        add(queue)
+    rig.make("a", "b", "c", "d", "e", "f")
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.cursor.lanes == [2, 4]
+    assert [row.queue for row in rig.taken] == ["b", "d", "f"]
+
+
+@pytest.mark.usefixtures("two_first")
+def test_each_of_many_equal_queues_has_its_turn(rig: Rig) -> None:
+    """However much waits in those before it."""
+    for queue in "abcde":
+        rig.options[queue] = ClaimOptions("sync", 30.0, 2, 1 << 22)
+        for n in range(20):
+            add(queue, after=-60 + n)
+    rig.rooms["sync"] = 10**6
+    rig.make("#")
+    for _ in range(5):
+        rig.fetcher.fetch(rig.cursor)
+    assert {row.queue for row in rig.taken} == set("abcde")
+
+
+@pytest.mark.usefixtures("two_first")
+def test_a_queue_without_room_keeps_its_turn(rig: Rig) -> None:
+    """Those of another kind go on meanwhile."""
+    for queue in "abcd":
+        rig.options[queue] = ClaimOptions("async" if queue in "ac" else "sync", 30.0, 1, 1 << 22)
+        for n in range(5):
+            add(queue, after=-60 + n)
+    rig.make("#")
+    rig.rooms.update(sync=0, **{"async": 3})
+    for _ in range(3):
+        rig.fetcher.fetch(rig.cursor)
+    assert {row.queue for row in rig.taken} == {"a", "c"}
+    rig.taken.clear()
+    for _ in "bd":
+        rig.rooms["sync"] = 1
+        rig.fetcher.fetch(rig.cursor)
+    assert "".join(row.queue for row in rig.taken) == "bd"

@@ -1,0 +1,24 @@
+"""What one round of claims has found so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class ClaimRound:
+    """The sums of one round of claims, one claim per group of lanes.
+
+    `filled`: the kinds of executors for which more may be due. `no_room`: a group was skipped.
+    `further`: a claim stopped early. `contended`: another session was claiming from the queue.
+    """
+
+    count: int = 0
+    filled: set[str] = field(default_factory=set)
+    no_room: bool = False
+    further: bool = False
+    contended: bool = False
+
+    def is_filled(self, kind: str) -> bool:
+        """Return whether a queue that is preferred to others of `kind` may have more."""
+        return bool(self.filled) and ("both" in (kind, *self.filled) or kind in self.filled)

@@ -1,0 +1,82 @@
+"""The order in which a worker tries its lanes, without a database."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mq.worker import lanes as lanes_module
+from django_mq.worker.lanes import FORGET_LANE, Lanes
+from django_mq.worker.watermarks import LaneName
+
+
+def in_order(lanes: Lanes) -> list[LaneName]:
+    return [lane for _, group in lanes.groups(lambda lane: None) for lane in group]
+
+
+def queues(lanes: Lanes) -> str:
+    return "".join(queue for queue, _ in in_order(lanes))
+
+
+def named(text: str) -> list[LaneName]:
+    """One lane of priority 0 for each letter."""
+    return [(queue, 0) for queue in text]
+
+
+def test_patterns_as_named_then_priorities_then_names() -> None:
+    lanes = Lanes(["mail", "shop.*"])
+    seen = [("shop.a", 9), ("mail", 0), ("shop.b", -1), ("shop.b", 9), ("mail", 5)]
+    lanes.update(seen, 0.0)
+    assert in_order(lanes) == [
+        ("mail", 5), ("mail", 0), ("shop.a", 9), ("shop.b", 9), ("shop.b", -1),
+    ]  # fmt: skip
+
+
+def test_lanes_up_to_the_last_that_gave_messages_go_behind_their_equals() -> None:
+    lanes = Lanes(["#"])
+    lanes.update(named("abcde"), 0.0)
+    lanes.pass_turn(in_order(lanes), {("b", 0)})
+    assert queues(lanes) == "cdeab"
+    lanes.pass_turn(in_order(lanes), {("d", 0), ("c", 0)})
+    assert queues(lanes) == "eabcd"
+
+
+def test_a_turn_never_moves_a_lane_behind_one_that_is_less_preferred() -> None:
+    lanes = Lanes(["a", "#"])
+    lanes.update([("a", 0), ("b", 5), ("c", 5), ("b", 0)], 0.0)
+    lanes.pass_turn(in_order(lanes), {("b", 5)})
+    assert in_order(lanes) == [("a", 0), ("c", 5), ("b", 5), ("b", 0)]
+
+
+def test_all_lanes_of_a_claim_had_their_turn_if_its_rows_are_of_other_priorities() -> None:
+    """An ordered queue, and the followers of a key, do not go by priority."""
+    lanes = Lanes(["#"])
+    lanes.update(named("abc"), 0.0)
+    lanes.pass_turn(named("ab"), {("a", 7)})
+    assert queues(lanes) == "cab"
+
+
+def test_a_look_keeps_the_turns_and_adds_new_lanes_behind() -> None:
+    lanes = Lanes(["#"])
+    lanes.update(named("bcd"), 0.0)
+    lanes.pass_turn(named("b"), {("b", 0)})
+    lanes.update(named("abd"), FORGET_LANE)
+    assert queues(lanes) == "dba"
+    assert lanes.known == named("abd")
+
+
+def test_named_queues_are_lanes_before_any_message() -> None:
+    lanes = Lanes(["b", "a", "c.#"])
+    lanes.update([], 0.0)
+    assert queues(lanes) == "ba"
+
+
+def test_neighbours_share_a_group_but_never_the_first_lanes_with_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes_module, "FIRST_LANES", 3)
+    lanes = Lanes(["#"])
+    lanes.update(named("aAbcdE"), 0.0)
+    groups = lanes.groups(lambda lane: lane[0].isupper())
+    assert [(key, "".join(queue for queue, _ in group)) for key, group in groups] == [
+        (True, "AE"), (False, "a"), (False, "bcd"),
+    ]  # fmt: skip
