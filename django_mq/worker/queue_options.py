@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 
 from django_mq import handlers
 from django_mq.conf import Settings
@@ -19,6 +19,7 @@ class ClaimOptionsCache:
     def __init__(self, settings: Settings, *, batch_size: int | None) -> None:
         self._settings = settings
         self._batch_size = batch_size
+        self._queues = cache(partial(handlers.allowed_queues, settings=settings))
         self.of = cache(self._make)
 
     def lease(self, queue: str) -> float:
@@ -44,11 +45,7 @@ class ClaimOptionsCache:
 
     def _make(self, queue: str) -> ClaimOptions:
         options = self._settings.queue(queue)
-        found = [
-            each
-            for each in handlers.all_handlers()
-            if queue in handlers.allowed_queues(each, self._settings)
-        ]
+        found = [each for each in handlers.all_handlers() if queue in self._queues(each)]
         batch_size = self._batch_size or options.batch_size
         lists = (
             min(batch_size, each.max_batch or batch_size)
