@@ -13,6 +13,8 @@ from benchmarks.bare import WRITE
 from django_mq import Delivery, handler
 
 QUEUE = "bench"
+#: The queue of coroutines. They have a limit at once, which would also limit the claims of QUEUE.
+PAUSES = "pauses"
 #: The queues of a worker with many queues.
 SPREAD = tuple(f"bench{number}" for number in range(1000))
 #: How many handlers get a copy of a broadcast.
@@ -64,7 +66,7 @@ def orm(delivery: Delivery) -> None:
     recorder.called(delivery.id)
 
 
-@handler("bench.pause", queue=QUEUE, name="bench.pause")
+@handler("bench.pause", queue=PAUSES, name="bench.pause")
 async def pause(delivery: Delivery) -> None:
     """Sleep, as a handler that waits for another service."""
     await asyncio.sleep(PAUSE)

@@ -17,7 +17,7 @@ from time import perf_counter, process_time
 from django.db import connection, transaction
 
 from benchmarks import bare
-from benchmarks.app.handlers import FAN, PAUSE, SPREAD
+from benchmarks.app.handlers import FAN, PAUSE, PAUSES, SPREAD
 from benchmarks.app.models import Order
 from benchmarks.database import Database, check
 from benchmarks.footprints import Cost, costs_compared
@@ -123,7 +123,7 @@ def _verify_orm(database: Database, count: int) -> None:
 def waited_for(database: Database, count: int) -> Figures:
     """Seconds of all coroutines, and CPU seconds of their process."""
     database.clear()
-    database.fill(count, "bench.pause")
+    database.fill(count, "bench.pause", queue=PAUSES)
     database.settle()
     due, acks = database.ids(), {"acks": True}
     with Worker(database, "--until-empty", expected=count, recording=acks) as worker:
