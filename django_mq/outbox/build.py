@@ -16,7 +16,7 @@ from django_mq.outbox.options import check_retry, check_unique, check_whole, mom
 from django_mq.outbox.origin import joined, origin_metadata
 from django_mq.outbox.write import CallQueues
 from django_mq.policy.routing import MAX_NAME, TASKS, check_key, check_name
-from django_mq.store.rows import Kind, NewRow, Rows
+from django_mq.store.rows import NewRow, Rows
 
 if TYPE_CHECKING:
     from json import JSONEncoder
@@ -40,7 +40,7 @@ class _Cache(NamedTuple):
     table: object
     encoder: type[JSONEncoder]
     #: For each route, the row of each subscriber without its payload.
-    kinds: dict[Route | None, list[Kind]]
+    kinds: dict[Route | None, list[NewRow]]
 
 
 _cache: _Cache | None = None
@@ -89,25 +89,24 @@ class RowBuilder:
         route = _route_of(message)
         kinds = self._cached_kinds.get(route)
         if kinds is None:
-            found = self._build(message, route)
-            rows.extend(found)
-            return len(found)
+            kinds = self._kinds(message, route)
         payload = self._encode(message.payload, "payload")
         for kind in kinds:
             rows.add(kind, payload)
         return len(kinds)
 
-    def _build(self, message: Message, route: Route | None) -> list[NewRow]:
-        rows = self._checked_rows(message)
+    def _kinds(self, message: Message, route: Route | None) -> list[NewRow]:
+        kinds = self._checked_kinds(message)
         # Most messages of a bulk call differ only in their payload: the rest is checked and routed
         # once. Each call must note a queue with a limit, or in commit order, again.
         if route is not None and not (self.queues.limits or self.queues.in_commit_order):
             if len(self._cached_kinds) >= MAX_CACHED_ROUTES:
                 self._cached_kinds.clear()
-            self._cached_kinds[route] = [row.kind for row in rows]
-        return rows
+            self._cached_kinds[route] = kinds
+        return kinds
 
-    def _checked_rows(self, message: Message) -> list[NewRow]:
+    def _checked_kinds(self, message: Message) -> list[NewRow]:
+        """Check all but the payload; return the row of each subscriber without it."""
         max_delay = self.settings.max_delay
         type = check_name(message.type, "type")
         queue = None if message.queue is None else check_name(message.queue, "queue")
@@ -117,7 +116,6 @@ class RowBuilder:
         version = check_whole(message.schema_version, "schema_version", 1, _LARGEST)
         due, delay, expires, lifetime = moments(message, max_delay)
         policy = check_retry(message.retry)
-        payload = self._encode(message.payload, "payload")
         metadata = self._encode_metadata(message.metadata)
         if self._recipient is None:
             subscribers = self._subscribers(type, metadata)
@@ -125,7 +123,7 @@ class RowBuilder:
             subscribers = (self._recipient,)
         shared = {
             "type": type,
-            "payload": payload,
+            "payload": "",
             "schema_version": version,
             "metadata": joined(metadata, self._origin),
             "priority": priority,

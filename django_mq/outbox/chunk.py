@@ -12,7 +12,7 @@ from django_mq.messages import Message, Receipt
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.dedupe_plan import Candidate, candidate_maker
 from django_mq.outbox.write import RowWriter
-from django_mq.store.rows import Kind, NewRow, Rows
+from django_mq.store.rows import NewRow, Rows
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class ReceiptBuilder:
     The server takes longer to read the rows than this process takes for the receipts.
     """
 
-    def __init__(self, kinds: Sequence[Kind], counts: Sequence[int]) -> None:
+    def __init__(self, kinds: Sequence[NewRow], counts: Sequence[int]) -> None:
         self.receipts: list[Receipt] = []
         self._kinds = kinds
         self._counts = counts
@@ -115,7 +115,7 @@ class ReceiptBuilder:
             self._start = end
 
 
-def _receipt_of(kinds: Sequence[Kind], ids: Iterable[int]) -> Receipt:
+def _receipt_of(kinds: Sequence[NewRow], ids: Iterable[int]) -> Receipt:
     if len(kinds) == 1:
         return Receipt.of_added(_single_route(kinds[0].handler, kinds[0].queue), tuple(ids))
     return Receipt.of_added(tuple((kind.handler, kind.queue) for kind in kinds), tuple(ids))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from django_mq import handlers
 from django_mq.exceptions import NothingKept, RoutingError
 from django_mq.outbox.write import CallQueues, RowWriter
-from django_mq.store.rows import NewRow
+from django_mq.store.rows import NewRow, Rows
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -32,7 +32,7 @@ class Replays:
 
     def write(self, connection: BaseDatabaseWrapper, past: Sequence[Past]) -> None:
         """Store a copy of each message, all or none."""
-        rows = [self._row(each) for each in past]
+        rows = Rows(self._row(each) for each in past)
         RowWriter(connection, self._queues).insert(rows)
 
     def check(self, past: Sequence[Past]) -> None:

@@ -47,9 +47,8 @@ def send(
     `reserved` is `mq.` metadata that the package itself adds.
     """
     connection = connection_in_transaction(using)
-    builder = RowBuilder(
-        get_settings(), wants_result=wants_result, reserved=json.dumps(dict(reserved or {}))
-    )
+    own = json.dumps(dict(reserved)) if reserved else "{}"
+    builder = RowBuilder(get_settings(), wants_result=wants_result, reserved=own)
     return _checked(connection, [message], builder)()[0]
 
 

@@ -16,7 +16,7 @@ from django_mq.outbox.backlog import admit
 from django_mq.outbox.dedupe_plan import Candidate
 from django_mq.store.backlog import lock_lines
 from django_mq.store.insert import FEW, insert, nobody
-from django_mq.store.rows import NewRow
+from django_mq.store.rows import NewRow, Rows
 
 if TYPE_CHECKING:
     from django_mq.conf import QueueOptions, Settings
@@ -55,9 +55,7 @@ class RowWriter:
         self._in_commit_order = queues.in_commit_order
         self._has_savepoint = has_savepoint
 
-    def insert(
-        self, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
-    ) -> None:
+    def insert(self, rows: Rows, *, sent: Callable[[Sequence[int]], None] = nobody) -> None:
         """Insert rows without unique ids, all or none.
 
         `sent` is called with the ids, for many rows in several parts as they become known.
@@ -66,17 +64,21 @@ class RowWriter:
             return
         # A single statement is atomic and needs no savepoint: the rows were checked, so the server
         # does not refuse them.
-        single = len(rows) <= FEW and not self._needs_block()
-        block = transaction.atomic(using=self.connection.alias)
-        with nullcontext() if single or self._has_savepoint else block:
-            if self._limits:
-                admit(self.connection, self._limits, rows)
-            if self._in_commit_order:
-                self._join_lines(rows)
-            # Django's cursor does not wrap the errors of COPY.
-            with self.connection.wrap_database_errors, self.connection.cursor() as cursor:
-                insert(cursor, rows, sent=sent)
-            self._ring(rows)
+        if self._has_savepoint or (len(rows) <= FEW and not self._needs_block()):
+            self._insert(rows, sent)
+        else:
+            with transaction.atomic(using=self.connection.alias):
+                self._insert(rows, sent)
+
+    def _insert(self, rows: Rows, sent: Callable[[Sequence[int]], None]) -> None:
+        if self._limits:
+            admit(self.connection, self._limits, rows.kinds)
+        if self._in_commit_order:
+            self._join_lines(rows.kinds)
+        # Django's cursor does not wrap the errors of COPY.
+        with self.connection.wrap_database_errors, self.connection.cursor() as cursor:
+            insert(cursor, rows, sent=sent)
+        self._ring(rows.kinds)
 
     def dedupe(self, candidates: Sequence[Candidate]) -> list[CopyReceipt]:
         """Store rows, some with unique ids, all or none; return the outcome of each."""

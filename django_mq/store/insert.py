@@ -6,14 +6,14 @@ Delays in seconds count from the start of the statement, by the database's clock
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from django_mq.store import Cursor
-from django_mq.store.rows import Kind, NewRow, Rows
+from django_mq.store.rows import NewRow, Rows
 
 #: Up to this many rows, one statement is faster than COPY, which needs ids first, and a savepoint.
 FEW = 50
@@ -37,7 +37,7 @@ def nobody(ids: Sequence[int]) -> None:
 
 
 def insert(
-    cursor: CopyCursor, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
+    cursor: CopyCursor, rows: Rows, *, sent: Callable[[Sequence[int]], None] = nobody
 ) -> list[int]:
     """Insert the rows and return their ids, which ascend in the order of the rows.
 
@@ -50,9 +50,7 @@ def insert(
     return _insert_few(cursor, rows, sent)
 
 
-def _insert_few(
-    cursor: Cursor, rows: Sequence[NewRow], sent: Callable[[Sequence[int]], None]
-) -> list[int]:
+def _insert_few(cursor: Cursor, rows: Rows, sent: Callable[[Sequence[int]], None]) -> list[int]:
     cursor.execute(*one_statement(rows))
     # Ids are drawn in the order of the rows; RETURNING promises no order.
     ids = sorted(id for (id,) in cursor.fetchall())
@@ -60,11 +58,14 @@ def _insert_few(
     return ids
 
 
-def one_statement(rows: Sequence[NewRow]) -> tuple[str, Sequence[object]]:
+def one_statement(rows: Rows) -> tuple[str, Sequence[object]]:
     """Return the statement that inserts a few rows and returns their ids, and its parameters."""
-    if all(row[_GIVEN:] == _DEFAULTS for row in rows):
+    if _are_plain(rows):
         values = ", ".join(["(%s, %s, %s, %s, %s)"] * len(rows))
-        return INSERT_PLAIN.format(values), [value for row in rows for value in row[:_GIVEN]]
+        params: list[object] = []
+        for kind, payload in zip(rows.kinds, rows.payloads, strict=True):
+            params += (kind.queue, kind.type, payload, kind.max_attempts, kind.handler)
+        return INSERT_PLAIN.format(values), params
     if len(rows) == 1:
         return INSERT_ONE, rows[0]
     return INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",)
@@ -163,7 +164,7 @@ copy django_mq_queuedmessage (id, queue, type, payload, max_attempts, handler) f
 
 
 def copy_many(
-    cursor: CopyCursor, rows: Sequence[NewRow], *, sent: Callable[[Sequence[int]], None] = nobody
+    cursor: CopyCursor, rows: Rows, *, sent: Callable[[Sequence[int]], None] = nobody
 ) -> list[int]:
     """Insert the rows by COPY and return their ids in the order of the rows; see `insert()`.
 
@@ -173,22 +174,21 @@ def copy_many(
     now, ids, secured = draw(cursor, len(rows))
     if secured:
         return [id for part in _parts(rows) for id in _insert_few(cursor, part, sent)]
-    plain = all(row[_GIVEN:] == _DEFAULTS for row in _one_of_each(rows))
+    plain = _are_plain(rows)
     line = _line_maker(None if plain else now)
     with cursor.copy(COPY_PLAIN if plain else COPY) as copy:
         for start in range(0, len(rows), TOGETHER):
             these = ids[start : start + TOGETHER]
             part = rows[start : start + TOGETHER]
-            found = part if isinstance(part, Rows) else Rows(part)
-            lines = map(line, these, found.kinds, found.payloads)
-            long = sum(map(len, found.payloads)) > LONG
+            lines = map(line, these, part.kinds, part.payloads)
+            long = sum(map(len, part.payloads)) > LONG
             for text in lines if long else ("".join(lines),):
                 copy.write(text)
             sent(these)
     return ids
 
 
-def _parts(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
+def _parts(rows: Rows) -> Iterator[Rows]:
     """Yield the rows in parts of up to `TOGETHER` rows, or of `LONG` characters and one row."""
     start = size = 0
     for end, row in enumerate(rows, 1):
@@ -198,23 +198,21 @@ def _parts(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
             start, size = end, 0
 
 
-def _one_of_each(rows: Sequence[NewRow]) -> Iterable[NewRow]:
-    """Return at least one row of every kind."""
-    if not isinstance(rows, Rows):
-        return rows
-    return [kind.row("") for kind in {id(kind): kind for kind in rows.kinds}.values()]
+def _are_plain(rows: Rows) -> bool:
+    kinds = {id(kind): kind for kind in rows.kinds}  # many rows share few kinds
+    return all(kind[_GIVEN:] == _DEFAULTS for kind in kinds.values())
 
 
-def _line_maker(now: datetime | None) -> Callable[[int, Kind, str], str]:
+def _line_maker(now: datetime | None) -> Callable[[int, NewRow, str], str]:
     """Return a function that makes a line of COPY text; without `now`, for plain rows.
 
     The rows of one call differ in little but the payload, so the rest is rendered once per kind:
     2 us per row, where the driver's own `write_row` takes 8.
     """
-    last: Kind | None = None
+    last: NewRow | None = None
     before = after = ""
 
-    def line(id: int, kind: Kind, payload: str) -> str:
+    def line(id: int, kind: NewRow, payload: str) -> str:
         nonlocal last, before, after
         if kind is not last and kind != last:
             before, after = around(kind)
@@ -222,11 +220,10 @@ def _line_maker(now: datetime | None) -> Callable[[int, Kind, str], str]:
         return f"{id}{before}{_escaped(payload)}{after}"
 
     @cache
-    def around(kind: Kind) -> tuple[str, str]:
-        row = kind.row("")
-        columns = row[3:_GIVEN] if now is None else (*row[3:12], *_moments(row, now))
+    def around(kind: NewRow) -> tuple[str, str]:
+        columns = kind[3:_GIVEN] if now is None else (*kind[3:12], *_moments(kind, now))
         return (
-            "".join(f"\t{_copied(value)}" for value in row[:2]) + "\t",
+            "".join(f"\t{_copied(value)}" for value in kind[:2]) + "\t",
             "".join(f"\t{_copied(value)}" for value in columns) + "\n",
         )
 

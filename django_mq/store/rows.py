@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 
 class NewRow(NamedTuple):
@@ -31,44 +31,9 @@ class NewRow(NamedTuple):
     expires: datetime | None = None
     lifetime: float | None = None
 
-    @property
-    def kind(self) -> Kind:
-        return Kind(self[:2], self[3:])
-
-
-class Kind(NamedTuple):
-    """A row without its payload: the fields before it, and those after it.
-
-    >>> row = NewRow("mail", "shop.placed", "{}", 20, "send_mail")
-    >>> row.kind.row("[]") == row._replace(payload="[]")
-    True
-    >>> row.kind.queue, row.kind.handler, row.kind.metadata
-    ('mail', 'send_mail', '{}')
-    """
-
-    before: tuple[str, str]
-    after: tuple[Any, ...]
-
-    def row(self, payload: str) -> NewRow:
-        return NewRow._make((*self.before, payload, *self.after))
-
-    @property
-    def queue(self) -> str:
-        return self.before[0]
-
-    @property
-    def handler(self) -> str:
-        handler: str = self.after[1]
-        return handler
-
-    @property
-    def metadata(self) -> str:
-        metadata: str = self.after[3]
-        return metadata
-
 
 class Rows(Sequence[NewRow]):
-    """Rows stored as kinds and payloads; a `NewRow` is made on access.
+    """Rows stored as kinds (rows without their payload) and payloads; joined on access.
 
     Many rows share few kinds, so this keeps little more than one string per row. The garbage
     collector scans every long-lived object again and again, but no strings.
@@ -81,16 +46,13 @@ class Rows(Sequence[NewRow]):
     __slots__ = ("kinds", "payloads")
 
     def __init__(self, rows: Iterable[NewRow] = ()) -> None:
-        self.kinds: list[Kind] = []
+        self.kinds: list[NewRow] = []
         self.payloads: list[str] = []
-        self.extend(rows)
-
-    def extend(self, rows: Iterable[NewRow]) -> None:
         for row in rows:
-            self.add(row.kind, row.payload)
+            self.add(row._replace(payload=""), row.payload)
 
-    def add(self, kind: Kind, payload: str) -> None:
-        """Append a row."""
+    def add(self, kind: NewRow, payload: str) -> None:
+        """Append the row of this kind with this payload."""
         self.kinds.append(kind)
         self.payloads.append(payload)
 
@@ -99,7 +61,7 @@ class Rows(Sequence[NewRow]):
 
     def __iter__(self) -> Iterator[NewRow]:
         for kind, payload in zip(self.kinds, self.payloads, strict=True):
-            yield kind.row(payload)
+            yield kind._replace(payload=payload)
 
     @overload
     def __getitem__(self, index: int) -> NewRow: ...
@@ -107,7 +69,7 @@ class Rows(Sequence[NewRow]):
     def __getitem__(self, index: slice) -> Rows: ...
     def __getitem__(self, index: int | slice) -> NewRow | Rows:
         if isinstance(index, int):
-            return self.kinds[index].row(self.payloads[index])
+            return self.kinds[index]._replace(payload=self.payloads[index])
         found = Rows()
         found.kinds, found.payloads = self.kinds[index], self.payloads[index]
         return found

@@ -20,7 +20,7 @@ from django_mq.models import QueuedMessage
 from django_mq.outbox import notify
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.write import RowWriter
-from django_mq.store.rows import NewRow
+from django_mq.store.rows import NewRow, Rows
 from tests.database import second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -188,7 +188,7 @@ def test_what_the_server_refuses_is_djangos_error(broken: str) -> None:
     row = NewRow("q", "a.b", "{}", 20)._replace(**{column: value.strip("'")})
     writer = RowWriter(connection, RowBuilder(get_settings()).queues)
     with pytest.raises(IntegrityError, match="name"), transaction.atomic():
-        writer.insert([row])
+        writer.insert(Rows([row]))
     assert not QueuedMessage.objects.exists()
 
 

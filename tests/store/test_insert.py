@@ -40,7 +40,7 @@ PLAIN = NewRow(queue="mail", type="a.b", payload="{}", max_attempts=20)
 
 
 def one_by_one(cursor: Any, rows: list[NewRow]) -> list[int]:
-    return [insert(cursor, [row])[0] for row in rows]
+    return [insert(cursor, Rows([row]))[0] for row in rows]
 
 
 def insert_few(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
@@ -49,14 +49,11 @@ def insert_few(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
     return sorted(id for (id,) in cursor.fetchall())
 
 
-def copy_kinds(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
-    """Rows come in the same form as for many messages."""
+def copy_rows(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
     return copy_many(cursor, Rows(rows))
 
 
-@pytest.fixture(
-    params=[one_by_one, insert_few, copy_many, copy_kinds], ids=lambda each: each.__name__
-)
+@pytest.fixture(params=[one_by_one, insert_few, copy_rows], ids=lambda each: each.__name__)
 def way(request: Any) -> Insert:
     return request.param  # type: ignore[no-any-return]
 
@@ -137,7 +134,7 @@ def test_copy_reads_the_clock_rightly_whatever_the_time_zone(settings: Any, zone
     settings.TIME_ZONE = "Asia/Tokyo"
     with connection.cursor() as cursor:
         cursor.execute("set local timezone to 'America/New_York'")
-        (id,) = copy_many(cursor, [PLAIN._replace(delay=3600.0)])
+        (id,) = copy_rows(cursor, [PLAIN._replace(delay=3600.0)])
         cursor.execute(
             """
             select processable_after - clock_timestamp() between '59 min' and '60 min'
@@ -169,14 +166,14 @@ def test_the_way_follows_the_number_of_rows(
     count: int, statements: int, django_assert_num_queries: Any
 ) -> None:
     with django_assert_num_queries(statements), connection.cursor() as cursor:
-        assert len(insert(cursor, [PLAIN] * count)) == count
+        assert len(insert(cursor, Rows([PLAIN] * count))) == count
     assert QueuedMessage.objects.count() == count
 
 
 def test_ids_that_copy_drew_are_not_drawn_again() -> None:
     with connection.cursor() as cursor:
-        copied = copy_many(cursor, [PLAIN] * 3)
-        assert insert(cursor, [PLAIN])[0] > copied[-1]
+        copied = copy_rows(cursor, [PLAIN] * 3)
+        assert insert(cursor, Rows([PLAIN]))[0] > copied[-1]
 
 
 def test_the_store_names_columns_that_the_model_has() -> None:
@@ -196,7 +193,7 @@ def test_statements_take_values_as_parameters_alone() -> None:
     """S05: a value that looks like SQL stays a value."""
     evil = PLAIN._replace(payload='"\'; drop table django_mq_queuedmessage; --"')
     with connection.cursor() as cursor:
-        ids = [*one_by_one(cursor, [evil]), *insert_few(cursor, [evil]), *copy_many(cursor, [evil])]
+        ids = [*one_by_one(cursor, [evil]), *insert_few(cursor, [evil]), *copy_rows(cursor, [evil])]
     assert set(QueuedMessage.objects.filter(pk__in=ids).values_list("payload", flat=True)) == {
         "'; drop table django_mq_queuedmessage; --"
     }
