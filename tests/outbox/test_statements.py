@@ -20,6 +20,7 @@ from django_mq.models import QueuedMessage
 from django_mq.outbox import notify
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.write import RowWriter
+from django_mq.store.insert import LISTED
 from django_mq.store.rows import NewRow, Rows
 from tests.database import second_connection
 
@@ -58,20 +59,24 @@ def send(count: int) -> None:
 
 
 def send_every_shape() -> None:
-    """Send a plain row, one with options (times, nulls, numbers), several plain ones, and more."""
+    """Send a plain row, two with options (times, nulls, numbers), a document, and several rows."""
     due = timezone.now() + timedelta(days=1)
     with transaction.atomic():
         broadcast("a.b", {"text": "a 'quoted' \u20ac \\ text %s {}"})
         broadcast("a.b", after=due, expires=due + timedelta(hours=1), priority=-3, key="k")
         broadcast("a.b", after=1.5, metadata={"a": None}, retry=RetryPolicy(max_attempts=2))
+        broadcast_many([Message("a.b", n, key="k") for n in range(LISTED + 1)])
         broadcast_many([Message("a.b", n) for n in range(3)])
         broadcast_many([Message("a.b", n, priority=n) for n in range(3)])
-    plain, late, soon, *few = QueuedMessage.objects.order_by("-pk")[:9][::-1]
+    sent = QueuedMessage.objects.order_by("-pk")[: LISTED + 10][::-1]
+    plain, late, soon, *listed = sent[: LISTED + 4]
+    few = sent[LISTED + 4 :]
     assert plain.payload == {"text": "a 'quoted' \u20ac \\ text %s {}"}
     assert (late.processable_after, late.expires_at) == (due, due + timedelta(hours=1))
     assert (late.priority, late.key, late.retry) == (-3, "k", None)
     assert soon.processable_after - soon.created_at == timedelta(seconds=1.5)
     assert (soon.metadata, soon.max_attempts) == ({"a": None}, 2)
+    assert [(each.payload, each.key) for each in listed] == [(n, "k") for n in range(LISTED + 1)]
     assert [(each.payload, each.priority) for each in few] == [
         (0, 0),
         (1, 0),
@@ -94,7 +99,7 @@ def test_every_shape_that_the_server_binds_and_prepares() -> None:
         "select count(distinct statement) from pg_prepared_statements"
         " where statement like '%%insert into django_mq_queuedmessage%%'"
     )
-    assert found.fetchone() == (4,)
+    assert found.fetchone() == (6,)
 
 
 def test_execute_wrappers_see_the_insert_and_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Inserting rows: three ways, one result."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from psycopg import sql
 from django_mq.models import QueuedMessage
 from django_mq.store import cancel
 from django_mq.store import insert as insert_module
-from django_mq.store.insert import FEW, INSERT_FEW, as_json, copy_many, insert
+from django_mq.store.insert import FEW, INSERT_FEW, LISTED, as_json, copy_many, insert
 from django_mq.store.rows import NewRow, Rows
 from tests.database import second_connection
 
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.django_db
 
 Insert = Callable[[Any, list[NewRow]], list[int]]
 AT = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+FIXED = {"kind": "fixed", "seconds": 5.0}
 FULL = NewRow(
     queue="mail",
     type="shop.orders.placed",
@@ -31,7 +33,7 @@ FULL = NewRow(
     metadata='{"tier": "gold"}',
     priority=-100,
     key="order/1",
-    retry='{"kind": "fixed", "seconds": 5.0}',
+    retry=json.dumps(FIXED),
     wants_result=True,
     due=AT,
     expires=AT + timedelta(days=1),
@@ -44,7 +46,7 @@ def one_by_one(cursor: Any, rows: list[NewRow]) -> list[int]:
 
 
 def insert_few(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
-    """The path of `insert()` for up to FEW rows, including a single one."""
+    """The path of `insert()` for more than LISTED rows, including a single one."""
     cursor.execute(INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",))
     return sorted(id for (id,) in cursor.fetchall())
 
@@ -105,6 +107,25 @@ def test_what_is_left_out_has_its_default(way: Insert) -> None:
     assert (message.metadata, message.key, message.retry) == ({}, None, None)
     assert (message.wants_result, message.expires_at) == (False, None)
     assert message.processable_after == message.created_at
+
+
+@pytest.mark.parametrize("count", [LISTED, LISTED + 1])
+def test_rows_that_set_different_columns_share_a_statement(
+    django_assert_num_queries: Any, count: int
+) -> None:
+    later = PLAIN._replace(delay=90.5, metadata='{"tier": "gold"}')
+    rows = [FULL, later, *[PLAIN] * (count - 2)]
+    with django_assert_num_queries(1), connection.cursor() as cursor:
+        insert(cursor, Rows(rows))
+    full, delayed, *plain = QueuedMessage.objects.order_by("id")
+    assert (full.key, full.retry, full.wants_result) == ("order/1", FIXED, True)
+    assert (full.processable_after, full.expires_at) == (FULL.due, FULL.expires)
+    assert delayed.processable_after - delayed.created_at == timedelta(seconds=90.5)
+    assert (delayed.metadata, delayed.schema_version) == ({"tier": "gold"}, 1)
+    assert len(plain) == count - 2
+    for each in plain:
+        assert (each.key, each.retry, each.metadata, each.priority) == (None, None, {}, 0)
+        assert (each.processable_after, each.expires_at) == (each.created_at, None)
 
 
 def test_seconds_count_from_the_databases_clock(way: Insert) -> None:
@@ -179,7 +200,7 @@ def test_ids_that_copy_drew_are_not_drawn_again() -> None:
 def test_the_store_names_columns_that_the_model_has() -> None:
     table = QueuedMessage._meta.db_table
     columns = {field.column for field in QueuedMessage._meta.concrete_fields}
-    for statement in (insert_module.INSERT_ONE, INSERT_FEW, insert_module.COPY):
+    for statement in (INSERT_FEW, insert_module.COPY):
         target = re.search(r"(?:insert into|copy) (\w+) \(([^)]*)\)", statement)
         assert target is not None
         assert target[1] == table
