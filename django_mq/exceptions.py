@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from datetime import datetime, timedelta
 
 #: A wait or a moment: seconds, a timedelta, or an aware datetime.
 When = float | timedelta | datetime
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
 
 
 class MQError(Exception):
@@ -166,6 +170,18 @@ class Reject(_Settle):
         super().__init__(self.reason)
 
 
+def short_repr(value: object) -> str:
+    """Return a value as text for an error: at most some hundred characters, whatever it is.
+
+    >>> short_repr("5"), short_repr(10**5000)
+    ("'5'", 'a value of type int')
+    """
+    try:
+        return _SHORT.repr(value)
+    except Exception:  # an integer of more digits than Python prints; a hostile subclass
+        return f"a value of type {type(value).__name__}"
+
+
 def moment(after: When) -> float | datetime:
     """Return `after` as seconds from now, or unchanged if it is an aware datetime.
 
@@ -176,11 +192,11 @@ def moment(after: When) -> float | datetime:
     """
     if isinstance(after, datetime):
         if after.tzinfo is None or after.utcoffset() is None:
-            raise ValueError(f"{after!r} is naive; give an aware datetime or seconds")
+            raise ValueError(f"{short_repr(after)} is naive; give an aware datetime or seconds")
         return after
     seconds = after.total_seconds() if isinstance(after, timedelta) else after
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise ValueError(f"{after!r} must be seconds, a timedelta or an aware datetime")
+        raise ValueError(f"{short_repr(after)} must be seconds, a timedelta or an aware datetime")
     if not 0 <= seconds <= sys.float_info.max:  # refuses NaN and 10**400, too
-        raise ValueError(f"{after!r} is not a valid wait; give seconds of zero or more")
+        raise ValueError(f"{short_repr(after)} is not a valid wait; give seconds of zero or more")
     return float(seconds)

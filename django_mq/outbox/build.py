@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq import handlers
-from django_mq.exceptions import InvalidName, InvalidOption, RoutingError
+from django_mq.exceptions import InvalidName, InvalidOption, RoutingError, short_repr
 from django_mq.messages import Message
 from django_mq.outbox.options import check_retry, check_unique, check_whole, moments
 from django_mq.outbox.origin import joined, origin_metadata
@@ -184,7 +184,7 @@ class RowBuilder:
             raise InvalidOption(f"metadata must be a dict, not {type(metadata).__name__}")
         for key in metadata:
             if not isinstance(key, str):
-                raise InvalidOption(f"metadata has the key {key!r}: use only str keys")
+                raise InvalidOption(f"metadata has the key {short_repr(key)}: use only str keys")
             if key.startswith(RESERVED):
                 raise InvalidOption(
                     f"metadata has the key {key[:MAX_NAME]!r}: keys that begin with"

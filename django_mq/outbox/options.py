@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime, timedelta
+from datetime import MINYEAR, UTC, datetime, timedelta
 from typing import Any, ParamSpec, TypeVar, get_args
 
-from django_mq.exceptions import InvalidOption, When, moment
+from django_mq.exceptions import InvalidOption, When, moment, short_repr
 from django_mq.messages import Message
-from django_mq.policy.backoff import RetryPolicy, as_seconds
+from django_mq.policy.backoff import BackoffStrategy, RetryPolicy, as_seconds
 from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
 from django_mq.policy.routing import check_key
 from django_mq.policy.uniqueness import OnDuplicate
@@ -53,25 +53,35 @@ def _moment(
     """Return (moment, None) or (None, seconds), as `value` is given, and the moment it means."""
     try:
         found = moment(value)
-        if isinstance(found, datetime):
-            found = at = found.astimezone(UTC)
-        else:
-            at = now + timedelta(seconds=found)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise InvalidOption(f"{what}: {error}") from error
+    at = _in_utc(found, now)
     if at - now > timedelta(seconds=max_delay):
         raise InvalidOption(f"{what} ({value}) is more than {max_delay:,.0f} s ahead (MAX_DELAY)")
     if not FIRST_TIME <= at <= LAST_TIME:
         raise InvalidOption(
             f"{what} ({value}) cannot be stored: give a time from {FIRST_TIME:%Y} to {LAST_TIME:%Y}"
         )
-    return (found, None, at) if isinstance(found, datetime) else (None, found, at)
+    return (at, None, at) if isinstance(found, datetime) else (None, found, at)
+
+
+def _in_utc(found: float | datetime, now: datetime) -> datetime:
+    """Return a moment in UTC; where Python has no such year, the first or last that it has."""
+    try:
+        if isinstance(found, datetime):
+            return found.astimezone(UTC)
+        return now + timedelta(seconds=found)
+    except OverflowError:
+        is_early = isinstance(found, datetime) and found.year == MINYEAR
+        return (datetime.min if is_early else datetime.max).replace(tzinfo=UTC)
 
 
 def check_whole(value: object, what: str, low: int, high: int) -> int:
     """Return `value` as an int from `low` to `high`; raise InvalidOption for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidOption(f"{what} must be a whole number from {low} to {high}, not {value!r}")
+        raise InvalidOption(
+            f"{what} must be a whole number from {low} to {high}, not {short_repr(value)}"
+        )
     return int(value)
 
 
@@ -80,7 +90,10 @@ def check_retry(retry: object) -> str | None:
     if retry is None:
         return None
     if not isinstance(retry, RetryPolicy):
-        raise InvalidOption(f"retry must be a RetryPolicy, not {type(retry).__name__}")
+        given = type(retry).__name__
+        if isinstance(retry, BackoffStrategy):
+            given += f": write RetryPolicy(backoff={given.lower()}(...))"
+        raise InvalidOption(f"retry must be a RetryPolicy, not {given}")
     return json.dumps(retry.to_data(), allow_nan=False)
 
 
@@ -88,7 +101,8 @@ def check_unique(message: Message, longest: float) -> None:
     """Raise InvalidOption, or TypeError for options that do nothing without a unique id."""
     if message.on_duplicate is not None and message.on_duplicate not in _ON_DUPLICATE:
         raise InvalidOption(
-            f"on_duplicate must be one of {', '.join(_ON_DUPLICATE)}, not {message.on_duplicate!r}"
+            f"on_duplicate must be one of {', '.join(_ON_DUPLICATE)},"
+            f" not {short_repr(message.on_duplicate)}"
         )
     if message.unique_id is not None:
         check_key(message.unique_id, "unique id")
@@ -113,7 +127,8 @@ def unique_seconds(message: Message) -> float | None:
     seconds = as_seconds(message.unique_for)
     if seconds is None:
         raise InvalidOption(
-            f"unique_for must be seconds or a timedelta, not {message.unique_for!r}"
+            "unique_for must be more than zero seconds, or a timedelta,"
+            f" not {short_repr(message.unique_for)}"
         )
     return seconds
 

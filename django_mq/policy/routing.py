@@ -257,4 +257,5 @@ def _explain(
 def _shown(value: object) -> str:
     if not isinstance(value, str):
         return f"of type {type(value).__name__}"
-    return repr(value if len(value) <= MAX_NAME else value[:MAX_NAME] + "...")
+    text = value if len(value) <= MAX_NAME else value[:MAX_NAME] + "..."
+    return str.__repr__(text)  # a subclass may have another one, which may raise

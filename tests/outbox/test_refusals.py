@@ -17,6 +17,7 @@ from django_mq import (
     RetryPolicy,
     broadcast,
     broadcast_many,
+    fixed,
 )
 from django_mq.store.insert import FEW
 from tests.database import second_connection
@@ -27,12 +28,18 @@ class Unencodable:
     pass
 
 
+class Unspeakable(str):
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
 REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "type-empty": (InvalidName, {"type": ""}),
     "type-space": (InvalidName, {"type": "shop orders"}),
     "type-newline": (InvalidName, {"type": "shop\n"}),
     "type-none": (InvalidName, {"type": None}),
     "type-letters": (InvalidName, {"type": "zoë"}),
+    "type-unspeakable": (InvalidName, {"type": Unspeakable("shop orders")}),
     "type-long": (InvalidName, {"type": "x" * 129}),
     "queue-empty": (InvalidName, {"queue": ""}),
     "queue-blank": (InvalidName, {"queue": "  "}),
@@ -42,14 +49,19 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "priority-low": (InvalidOption, {"priority": -101}),
     "priority-bool": (InvalidOption, {"priority": True}),
     "priority-float": (InvalidOption, {"priority": 1.0}),
+    "priority-digits": (InvalidOption, {"priority": 10**5000}),
+    "priority-unspeakable": (InvalidOption, {"priority": Unspeakable()}),
     "priority-none": (InvalidOption, {"priority": None}),
     "version-0": (InvalidOption, {"schema_version": 0}),
     "version-bool": (InvalidOption, {"schema_version": True}),
+    "version-digits": (InvalidOption, {"schema_version": 10**5000}),
     "version-text": (InvalidOption, {"schema_version": "1"}),
     "version-beyond-the-column": (InvalidOption, {"schema_version": 2**31}),
     "metadata-list": (InvalidOption, {"metadata": ["tier"]}),
     "metadata-text": (InvalidOption, {"metadata": "tier"}),
     "metadata-key": (InvalidOption, {"metadata": {1: "x"}}),
+    "metadata-key-digits": (InvalidOption, {"metadata": {10**5000: "x"}}),
+    "metadata-key-unspeakable": (InvalidOption, {"metadata": {Unspeakable("mq.x"): "x"}}),
     "metadata-reserved": (InvalidOption, {"metadata": {"mq.hops": 0}}),
     "metadata-nan": (InvalidPayload, {"metadata": {"x": float("nan")}}),
     "metadata-large": (PayloadTooLarge, {"metadata": {"x": "y" * 16 * 1024}}),
@@ -65,6 +77,8 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "after-nan": (InvalidOption, {"after": float("nan")}),
     "after-bool": (InvalidOption, {"after": True}),
     "after-text": (InvalidOption, {"after": "5"}),
+    "after-digits": (InvalidOption, {"after": 10**5000}),
+    "after-unspeakable": (InvalidOption, {"after": Unspeakable()}),
     "after-pair": (InvalidOption, {"after": (5, "minutes")}),
     "after-far": (InvalidOption, {"after": timedelta(days=367)}),
     "after-very-far": (InvalidOption, {"after": 1e300}),
@@ -94,10 +108,13 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "unique-for-long": (InvalidOption, {"unique_id": "u", "unique_for": timedelta(days=367)}),
     "unique-for-text": (InvalidOption, {"unique_id": "u", "unique_for": "5"}),
     "unique-for-moment": (InvalidOption, {"unique_id": "u", "unique_for": datetime.now(UTC)}),
+    "unique-for-digits": (InvalidOption, {"unique_id": "u", "unique_for": 10**5000}),
+    "on-duplicate-digits": (InvalidOption, {"unique_id": "u", "on_duplicate": 10**5000}),
     "unique-id-blank": (InvalidName, {"unique_id": ""}),
     "unique-id-control": (InvalidName, {"unique_id": "order\n1"}),
     "unique-id-number": (InvalidName, {"unique_id": 1}),
     "key-blank": (InvalidName, {"key": ""}),
+    "key-unspeakable": (InvalidName, {"key": Unspeakable("\n")}),
     "key-long": (InvalidName, {"key": "k" * 129}),
     "key-number": (InvalidName, {"key": 1}),
     "unknown-option": (TypeError, {"delay": 5}),
@@ -117,6 +134,26 @@ def test_a_refusal_leaves_the_transaction_usable(
         assert issubclass(error, BroadcastError | TypeError)
         assert broadcast("fine")
     assert the_message().type == "fine"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"after": 2**63}, "MAX_DELAY"),
+        ({"after": timedelta.max}, "MAX_DELAY"),
+        ({"after": datetime.max.replace(tzinfo=timezone(-timedelta(hours=1)))}, "MAX_DELAY"),
+        ({"after": datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))}, "from 1900 to"),
+        ({"unique_id": "u", "unique_for": -1}, "more than zero"),
+        ({"retry": fixed(3)}, "RetryPolicy(backoff="),
+        ({"priority": "x" * 1_000_000}, "from -100 to 100"),
+    ],
+)
+def test_a_refusal_names_the_limit_in_a_short_text(options: dict[str, Any], told: str) -> None:
+    with transaction.atomic(), pytest.raises(InvalidOption) as caught:
+        broadcast("a.b", **options)
+    assert told in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.django_db
