@@ -16,7 +16,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any, ClassVar, Literal, cast
 
-from django_mq.exceptions import InvalidOption
+from django_mq.exceptions import InvalidOption, short_repr
 
 #: Returns a number in [0, 1), as `random.random` does; passed in, so that tests choose it.
 Random = Callable[[], float]
@@ -296,4 +296,4 @@ def _wait(value: object, what: str) -> float:
 
 def _shown(value: object) -> str:
     """Return a number as text; for anything else only its type, as its repr is not trusted."""
-    return repr(value) if type(value) in (int, float) else f"a {type(value).__name__}"
+    return short_repr(value) if type(value) in (int, float) else f"a {type(value).__name__}"

@@ -268,6 +268,7 @@ class Hostile:
         timedelta(seconds=-1),
         True,
         10**400,
+        pytest.param(10**5000, id="digits"),
         Decimal("sNaN"),
         [1],
         1j,
