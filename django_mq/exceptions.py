@@ -145,7 +145,10 @@ class Retry(_Settle):
     def __init__(self, after: When | None = None, *, backoff: bool = False) -> None:
         self.after = None if after is None else moment(after)
         self.backoff = bool(backoff)
-        super().__init__("retry" if after is None else f"retry after {after}")
+        super().__init__(*(() if after is None else (after,)))  # what a copy is made from
+
+    def __str__(self) -> str:
+        return f"retry after {self.args[0]}" if self.args else "retry"
 
 
 class Snooze(_Settle):
@@ -159,7 +162,10 @@ class Snooze(_Settle):
     def __init__(self, after: When, *, backoff: bool = False) -> None:
         self.after = moment(after)
         self.backoff = bool(backoff)
-        super().__init__(f"snooze until {after}")
+        super().__init__(after)
+
+    def __str__(self) -> str:
+        return f"snooze until {self.args[0]}"
 
 
 class Reject(_Settle):

@@ -1,5 +1,6 @@
 """The end of a handler, and the outcome of its delivery."""
 
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -96,6 +97,24 @@ def test_reject_is_dead_at_once(attempt: int) -> None:
     assert isinstance(outcome, DeadLettered)
     assert outcome.reason == "no such customer\ufffd"
     assert outcome.failure.error_class == "django_mq.exceptions.Reject"
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        Retry(),
+        Retry(timedelta(seconds=5), backoff=True),
+        Snooze(MOMENT),
+        Snooze(5, backoff=True),
+        Reject("no such order"),
+    ],
+    ids=str,
+)
+def test_what_a_handler_raises_passes_between_processes(raised: Exception) -> None:
+    """A handler may have a pool of processes do its work, and raise there."""
+    arrived = pickle.loads(pickle.dumps(raised))  # noqa: S301
+    assert (type(arrived), str(arrived)) == (type(raised), str(raised))
+    assert vars(arrived) == vars(raised)
 
 
 def test_reject_without_a_reason_has_one() -> None:
