@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from django_mq.checks import TAG
 from django_mq.conf import get_settings
-from django_mq.handlers import handler, isolated
+from django_mq.handlers import handler, isolated, periodic
 
 AddAlias = Callable[..., None]
 
@@ -143,7 +143,9 @@ def test_e003_is_asked_of_no_database_but_the_named(
 
 @pytest.mark.parametrize("path", ["nowhere.Encoder", "json.dumps"])
 def test_e008_encoder_is_none(path: str) -> None:
-    (error,) = found(ENCODER=path)
+    with isolated():
+        periodic("daily", "shop.day.ended", every=86400)  # its payload needs an encoder
+        (error,) = found(ENCODER=path)
     assert error.id == "django_mq.E008"
     assert path in error.msg
 

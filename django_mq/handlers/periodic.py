@@ -8,6 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ImproperlyConfigured
+
 from django_mq.exceptions import InvalidName, InvalidOption, MQError
 from django_mq.handlers import registry
 from django_mq.handlers.callables import is_task, shown
@@ -135,6 +137,8 @@ def problems(settings: Settings) -> Iterable[tuple[str, str]]:
         except MQError as error:
             yield each.name, str(error)
             continue
+        except ImproperlyConfigured:
+            continue  # ENCODER is wrong, which is an error of its own (E008)
         if refused := _disallowed(each, metadata, settings):
             yield each.name, refused
 
