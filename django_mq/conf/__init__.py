@@ -7,7 +7,6 @@ A setting is one line: its reader and its default. Readers turn durations into s
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from functools import cache
@@ -34,6 +33,7 @@ from django_mq.conf.readers import (
     whole,
     wrong,
 )
+from django_mq.exceptions import short_repr
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.encoding import encode
 
@@ -60,11 +60,14 @@ class QueueBackoff:
     jitter: float = _setting(readers.share, 0.1)
 
 
-def _queue_backoff(value: object) -> QueueBackoff:
+def _queue_backoff(value: object) -> QueueBackoff | None:
+    raw = optional(readers.mapping)(value)
+    if raw is None:
+        return None
     errors: list[SettingError] = []
-    values = read_fields(QueueBackoff, readers.mapping(value), str.lower, "backoff", errors)
+    values = read_fields(QueueBackoff, raw, str.lower, "backoff", errors)
     if errors:
-        raise ValueError("; ".join(map(str, errors)))
+        raise ValueError("; ".join(each.as_part() for each in errors))
     return QueueBackoff(**values)
 
 
@@ -86,7 +89,7 @@ class QueueOptions:
     ordered: bool = _setting(flag, False)
     key_order: Literal["commit"] | None = _setting(optional(one_of("commit")), None)
     on_dead_head: Literal["block", "skip"] = _setting(one_of("block", "skip"), "block")
-    backoff: QueueBackoff | None = _setting(optional(_queue_backoff), None)
+    backoff: QueueBackoff | None = _setting(_queue_backoff, None)
     max_in_flight: int | None = _setting(optional(whole(0)), None)
     max_backlog: int | None = _setting(optional(whole(1)), None)
     warn_depth: int = _setting(whole(0), 1000)
@@ -203,7 +206,7 @@ def find_errors(raw: object) -> list[SettingError]:
 
 def _read_settings(raw: object) -> tuple[Settings | None, list[SettingError]]:
     if not isinstance(raw, Mapping):
-        return None, [SettingError("DJANGO_MQ", f"is {reprlib.repr(raw)}: must be a dict.")]
+        return None, [SettingError("DJANGO_MQ", f"is {short_repr(raw)}: must be a dict.")]
     errors: list[SettingError] = []
     values = read_fields(Settings, raw, str.upper, "DJANGO_MQ", errors)
     inherited = {each: values[each] for each in INHERITED}

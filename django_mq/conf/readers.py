@@ -7,13 +7,13 @@ into the fields of a dataclass, and collects all errors.
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
+from django_mq.exceptions import short_repr
 from django_mq.policy.backoff import RetryPolicy, as_seconds
 from django_mq.policy.routing import RULE, check_name
 
@@ -141,10 +141,14 @@ class SettingError:
     def __str__(self) -> str:
         return f"{self.where} {self.problem}" + (f" {self.hint}" if self.hint else "")
 
+    def as_part(self) -> str:
+        """Return the error as a part of another one's sentence."""
+        return f"{self.where} {self.problem.rstrip('.')}" + (f" ({self.hint})" if self.hint else "")
+
 
 def wrong(where: str, value: object, error: ValueError) -> SettingError:
     """Return an error that names the setting and its value, and says what the value must be."""
-    return SettingError(where, f"is {reprlib.repr(value)}: {error}.")
+    return SettingError(where, f"is {short_repr(value)}: {error}.")
 
 
 def read_fields(

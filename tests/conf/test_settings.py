@@ -323,6 +323,19 @@ def test_bad_option_of_a_queue_is_one_error(name: str, value: object) -> None:
     assert error.problem.startswith("is ")
 
 
+def test_a_bad_number_of_queue_backoff_is_named() -> None:
+    (error,) = find_errors({"QUEUES": {"mail": {"backoff": {"multiply": 2, "jitter": 2}}}})
+    assert error.problem.endswith(
+        ": backoff['multiply'] is unknown (Did you mean 'multiplier'?);"
+        " backoff['jitter'] is 2: must be a number from 0 to 1."
+    )
+
+
+def test_a_number_too_long_to_print_is_an_error() -> None:
+    (error,) = find_errors({"BATCH_SIZE": 10**5000})
+    assert error.problem == "is a value of type int: must be a whole number from 1 to 2147483647."
+
+
 @pytest.mark.parametrize("name", ["", "a b", None, 5, "{x}", "a*"])
 def test_bad_name_of_a_queue_is_an_error(name: object) -> None:
     """S04, PMQ-5."""
