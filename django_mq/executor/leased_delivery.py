@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
+from types import CoroutineType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 
-from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
+from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, short_repr
 from django_mq.executor import history, replies, settle_effects
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import MAX_WAIT, as_seconds
@@ -44,7 +45,10 @@ class LeasedDelivery(Delivery):
     def extend(self, seconds: float) -> None:
         wanted = as_seconds(seconds)
         if wanted is None or not 0 < wanted <= MAX_WAIT:
-            raise ValueError(f"extend({seconds!r}): give seconds, more than zero")
+            raise ValueError(
+                f"extend({short_repr(seconds)}): give seconds or a timedelta, more than zero and"
+                " at most 366 days"
+            )
         with connections[self._alias].cursor() as cursor:
             fences = self._of_this_call()
             if self.id not in leases.start(cursor, fences, lease=max(wanted, self._lease)):
@@ -110,7 +114,14 @@ class LeasedDelivery(Delivery):
     def _call_and_finish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         returned: list[T] = []
         with self._finishing(lambda: returned[0]):
-            returned.append(function(*args, **kwargs))
+            value: Any = function(*args, **kwargs)
+            if type(value) is CoroutineType:
+                value.close()
+                raise TypeError(
+                    "afinish() was given an async function, which would not run: Django has no"
+                    " async transactions, so give it a plain function"
+                )
+            returned.append(value)
         return returned[0]
 
     def _lost(self) -> LeaseLost:

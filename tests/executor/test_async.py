@@ -229,6 +229,20 @@ def test_an_error_in_afinish_undoes_both(start: Start) -> None:
     assert attempts_of(message) == ["ValueError"]
 
 
+def test_afinish_refuses_a_coroutine_which_would_not_run(start: Start) -> None:
+    @on(retry=RetryPolicy(backoff=fixed(600)))
+    async def h(delivery: Any) -> None:
+        async def write() -> None:
+            raise AssertionError("it cannot run in a transaction")
+
+        await delivery.afinish(write)
+
+    message = add(handler="h")
+    assert start(until_empty=True).join()
+    assert attempts_of(message) == ["TypeError"]
+    assert "give it a plain function" in stored(message).last_error
+
+
 def test_the_sync_orm_by_sync_to_async(start: Start) -> None:
     @on()
     async def h(delivery: Any) -> None:
