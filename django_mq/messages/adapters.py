@@ -77,7 +77,10 @@ class _Model:
         self._cls = cls
 
     def dump(self, value: Any) -> Any:
-        dumped = value.model_dump(mode="json", by_alias=True, warnings=False)
+        try:
+            dumped = value.model_dump(mode="json", by_alias=True, warnings=False)
+        except ValueError as error:  # no JSON form, or a model that contains itself
+            raise Mismatch(f"is refused: {error}") from None
         self.load(dumped)  # a model may have been changed, or constructed, without validation
         return dumped
 

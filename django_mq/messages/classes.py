@@ -36,10 +36,13 @@ class MessageClass:
 
     def dump(self, instance: Any) -> Any:
         """Return the payload of an instance; raises InvalidPayload, which has the field's path."""
+        name = self.cls.__qualname__
         try:
             return self.codec.dump(instance)
         except Mismatch as error:
-            raise InvalidPayload(f"{self.cls.__qualname__}: {error}") from error
+            raise InvalidPayload(f"{name}: {error}") from error
+        except RecursionError:
+            raise InvalidPayload(f"{name}: is nested too deeply, or contains itself") from None
 
     def load(self, payload: Any, version: int) -> Any:
         """Return the instance of a payload of any version that has no `gap()`.

@@ -79,7 +79,10 @@ class Scalar:
     def dump(self, value: Any) -> Any:
         if not self._is_one(value):
             raise Mismatch(f"must be {self._given}; got {kind_of(value)}")
-        return self._dumped(value)
+        try:
+            return self._dumped(value)
+        except OverflowError:  # float(10**400)
+            raise Mismatch(f"must be {self._given}; got {kind_of(value)}, too large") from None
 
     def load(self, value: Any) -> Any:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Literal
@@ -160,6 +160,42 @@ def test_a_changed_instance_is_checked_before_it_is_stored(cls: Any) -> None:
     instance.order_id = "seven"
     with pytest.raises(InvalidPayload, match=id_field):
         Message(instance)
+
+
+@dataclass
+class Share:
+    part: float = 0.0
+    shares: list[Share] = field(default_factory=list)
+
+
+class ModelOfAnything(pydantic.BaseModel):
+    part: Any = 0.0
+    shares: list[Any] = []
+
+
+class StructOfAnything(msgspec.Struct):
+    part: Any = 0.0
+    shares: list[Any] = []
+
+
+@pytest.mark.parametrize("cls", [Share, ModelOfAnything, StructOfAnything])
+def test_an_instance_that_contains_itself_is_refused(cls: Any) -> None:
+    message("a.b")(cls)
+    instance = cls()
+    instance.shares.append(instance)
+    with pytest.raises(InvalidPayload, match=cls.__name__):
+        Message(instance)
+
+
+@pytest.mark.parametrize(
+    ("cls", "part"),
+    [(Share, 10**400), (ModelOfAnything, object()), (StructOfAnything, object())],
+    ids=["dataclass", "pydantic", "msgspec"],
+)
+def test_values_without_a_json_form_are_refused(cls: Any, part: Any) -> None:
+    message("a.b")(cls)
+    with pytest.raises(InvalidPayload, match=cls.__name__):
+        Message(cls(part=part))
 
 
 class Line(pydantic.BaseModel):
