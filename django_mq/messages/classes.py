@@ -123,9 +123,15 @@ def upcast(type: str, from_version: int) -> Callable[[U], U]:
     a stored message to that of its class. A message whose upcast raises has wrong content and is
     dead at once. Raises InvalidMessage if there is one already.
     """
+    try:
+        type = check_name(type, "type")
+    except InvalidName as error:
+        raise InvalidMessage(f"{error}; write @upcast('shop.orders.placed', 1)") from error
     _check_version(from_version, "from_version")
 
     def register(function: U) -> U:
+        if not callable(function):
+            raise InvalidMessage(f"{function!r} is not a function: put @upcast above one")
         known = _upcasts.get((type, from_version))
         if known is not None and _full_name(known) != _full_name(function):
             raise InvalidMessage(f"version {from_version} of {type} already has an upcast")

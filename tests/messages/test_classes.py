@@ -110,6 +110,16 @@ def test_a_version_has_one_upcast() -> None:
         upcast("a.b", 0)
 
 
+@pytest.mark.parametrize(
+    ("type", "function"),
+    [("a.*", lambda payload: payload), ("", lambda payload: payload), ("a.b", 5)],
+)
+def test_an_upcast_that_no_message_could_reach_is_refused(type: str, function: Any) -> None:
+    """A pattern, or a typing error, would otherwise be an upcast that never runs."""
+    with pytest.raises(InvalidMessage):
+        upcast(type, from_version=1)(function)
+
+
 def test_old_payloads_go_up_version_by_version() -> None:
     message("a.b", version=3)(Placed)
     upcast("a.b", 1)(lambda payload: {"id": payload["number"]})
