@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -23,6 +22,7 @@ from django_mq.management.serving import mistaken
 from django_mq.policy.error_text import one_line
 from django_mq.queues import Changed
 from django_mq.queues.doctor.schema import unapplied_migrations
+from django_mq.supervisor.output import discard
 
 #: Other errors of a database that cannot be used. Django reads an alias when it first connects.
 UNUSABLE = (InterfaceError, ImproperlyConfigured)
@@ -55,8 +55,7 @@ class OperatorCommand(BaseCommand):
             answer = super().execute(*args, **options)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Buffered output must not fail again when the interpreter flushes it at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard(sys.stdout)
             raise SystemExit(1) from None
         return answer
 

@@ -6,18 +6,17 @@ that handlers do.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from time import monotonic
 
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.supervisor import child as child_process
+from django_mq.supervisor import output
 from django_mq.supervisor.child import BROKEN, DONE, GAVE_UP, GOODBYE, OUT_OF_TIME
 from django_mq.supervisor.fork_guard import ForkGuard
 from django_mq.supervisor.process_slot import ProcessSlot
@@ -154,8 +153,7 @@ class Supervisor:
 
     def _fork(self, slot: ProcessSlot, last: bool) -> None:
         self._fork_guard.prepare()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        output.flush()
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -200,9 +198,7 @@ class Supervisor:
             logger.log(level, "worker failed", exc_info=True, extra={"event": "worker_failed"})
             child_process.report_failure(theirs, error)
         finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            output.flush()
             # Not sys.exit: threads may be stuck in handlers, and exit hooks belong to the parent.
             os._exit(code)
 

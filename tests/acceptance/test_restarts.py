@@ -221,3 +221,31 @@ def test_a_signal_amid_restarts(
     assert worker.ends() in (0, 1)
     assert not worker.remaining()
     assert queue.leased() == 0
+
+
+#: A project that logs to standard output, whose reader has gone.
+UNREAD = """
+import logging, os, sys
+
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 1)
+logging.raiseExceptions = False
+logging.getLogger("django_mq").addHandler(logging.StreamHandler(sys.stdout))
+logging.getLogger("django_mq").warning("buffered, and never written")
+"""
+
+
+def test_a_log_that_nobody_reads_any_more(
+    start: Callable[..., Worker], queue: Queue, tmp_path: Path
+) -> None:
+    """The supervisor still replaces processes: it flushes what it printed before each fork."""
+    (tmp_path / "unread.py").write_text(UNREAD)
+    more = {"PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": ""}
+    worker = start("-v", 0, ACCEPTANCE_IMPORT="unread", **more)
+    worker.kill_child(0)
+    worker.has_started(2)
+    queue.send("write", "m")
+    queue.wait_empty(worker)
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0

@@ -164,6 +164,23 @@ class TestProcesses:
         assert "BrokenPipe" not in ended.stderr
         assert "Traceback" not in ended.stderr
 
+    @pytest.mark.parametrize("redirection", ["", ">&-", ">/dev/full"])
+    def test_a_worker_works_although_nobody_can_read_its_output(self, redirection: str) -> None:
+        """A pipe without a reader, no descriptor, and a full disk."""
+        reader, closed_pipe = os.pipe()
+        os.close(reader)
+        ended = subprocess.run(
+            ["sh", "-c", f"exec {' '.join(MANAGE)} mq_worker --until-empty {redirection}"],
+            env={**self.environment, "PYTHONUNBUFFERED": ""},
+            stdout=closed_pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(closed_pipe)
+        assert "Traceback" not in ended.stderr
+        assert " stopped" in ended.stderr
+        assert ended.returncode == 0
+
     def test_watch_at_a_terminal(self) -> None:
         """It clears the screen each time, and Ctrl-C ends it without a traceback."""
         ours, theirs = pty.openpty()

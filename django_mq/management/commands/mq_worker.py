@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 from argparse import ArgumentParser
+from contextlib import suppress
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -26,6 +28,7 @@ from django_mq.policy.error_text import one_line
 from django_mq.signals import message_started
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
+from django_mq.supervisor import output
 from django_mq.supervisor.health import Endpoint
 from django_mq.supervisor.process_slot import MEGABYTE, resident_bytes
 from django_mq.supervisor.reporter import Reporter
@@ -89,8 +92,7 @@ class Command(BaseCommand):
             if warning := mistaken(name, known):
                 logger.warning("%s", warning, extra={"event": "unknown_queue", "queue": name})
         if options["verbosity"] and not _will_start_again(options):
-            self.stdout.write(served(worker.queues, settings))
-            self.stdout.flush()
+            self._show(served(worker.queues, settings))
         max_rss = options["max_rss"] or settings.max_rss
         _check_max_rss(max_rss)
         if options["reload"]:
@@ -99,8 +101,17 @@ class Command(BaseCommand):
             return
         supervisor = self._supervisor(options, settings, worker, max_rss)
         _warn_of_surroundings()
-        if code := supervisor.run():
+        code = supervisor.run()
+        output.flush(last=True)
+        if code:
             raise SystemExit(code)
+
+    def _show(self, text: str) -> None:
+        """Print `text` if anybody can read it: a worker does not depend on its output."""
+        if sys.stdout is not None:
+            with suppress(OSError):
+                self.stdout.write(text)
+            output.flush()
 
     def _supervisor(
         self, options: dict[str, Any], settings: Settings, worker: Worker, max_rss: int | None

@@ -1,0 +1,31 @@
+"""The standard streams of processes that run for weeks, and must not depend on a reader."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+
+def flush(*, last: bool = False) -> None:
+    """Write what was printed, whatever became of the reader.
+
+    A pipe without a reader is replaced by the null device, so that the `print()` of a handler does
+    not fail. On a full disk the text stays buffered; the `last` flush discards it, since the
+    interpreter would exit with code 120 when its own fails.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            if last or isinstance(error, BrokenPipeError):
+                discard(stream)
+        except (AttributeError, ValueError):
+            pass  # there is no such stream, or it is closed
+
+
+def discard(stream: TextIO) -> None:
+    """Connect `stream` with the null device: nothing that it buffered can fail again."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
