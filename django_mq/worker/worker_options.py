@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.executor.scoreboard import Scoreboard
+from django_mq.policy.backoff import as_seconds
 from django_mq.policy.routing import check_pattern
 from django_mq.worker.commands import EndProcess
 from django_mq.worker.orders import Orders
@@ -32,14 +34,14 @@ class WorkerOptions:
         batch_size: int | None = None,
         async_slots: int | None = None,
         max_messages: int | None = None,
-        max_seconds: float | None = None,
-        drain_seconds: float | None = None,
+        max_seconds: float | timedelta | None = None,
+        drain_seconds: float | timedelta | None = None,
         using: str | None = None,
         id: str | None = None,
         scoreboard: Scoreboard | None = None,
     ) -> None:
         """Raise InvalidName for a queue that is neither a name nor a pattern, and ValueError for a
-        number out of range; nothing connects yet."""
+        number or a duration out of range; nothing connects yet."""
         settings = get_settings()
         self.settings = settings
         if isinstance(queues, str):
@@ -50,9 +52,18 @@ class WorkerOptions:
             None if batch_size is None else _number("batch_size", batch_size, 1, 10_000)
         )
         self.async_slots = _number("async_slots", async_slots, settings.async_slots, 100_000)
-        self.max_messages = max_messages
-        self.max_seconds = max_seconds
-        self.drain_seconds = settings.drain_seconds if drain_seconds is None else drain_seconds
+        # 0 is for the replacement of a process that had claimed its share.
+        self.max_messages = (
+            None
+            if max_messages is None
+            else _number("max_messages", max_messages, 0, 2**31 - 1, least=0)
+        )
+        self.max_seconds = None if max_seconds is None else _seconds("max_seconds", max_seconds)
+        self.drain_seconds = (
+            settings.drain_seconds
+            if drain_seconds is None
+            else _seconds("drain_seconds", drain_seconds)
+        )
         self.alias = alias_of(using)
         self._given_scoreboard = scoreboard
         self.given_id = id
@@ -74,9 +85,16 @@ class WorkerOptions:
         )
 
 
-def _number(what: str, value: int | None, default: int, most: int) -> int:
+def _number(what: str, value: int | None, default: int, most: int, *, least: int = 1) -> int:
     if value is None:
         return default
-    if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(f"{what} is {value!r}; it must be a whole number from 1 to {most:,}")
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{what} is {value!r}; it must be a whole number from {least} to {most:,}")
     return value
+
+
+def _seconds(what: str, value: float | timedelta) -> float:
+    seconds = as_seconds(value)
+    if seconds is None:
+        raise ValueError(f"{what} is {value!r}; it must be seconds, from 0, or a timedelta")
+    return seconds
