@@ -7,6 +7,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from django_mq.models.constraints import span_is_a_span, times_are_times
+from django_mq.models.duration_column import DurationColumn
 from django_mq.models.json_column import JSONColumn
 from django_mq.policy.column_bounds import KEY, NAME, NAME_LENGTH, NAME_OR_EMPTY
 from django_mq.states import MessageState, read_state, state_expression
@@ -71,7 +72,7 @@ class QueuedMessage(models.Model):
     unique_id = models.CharField(  # noqa: DJ001
         "unique id", max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
     )
-    unique_for = models.DurationField("unique for", null=True, blank=True)
+    unique_for = DurationColumn("unique for", null=True, blank=True)
     wants_result = models.BooleanField("wants a result", db_default=False)
     ordered = models.BooleanField(
         "in line", db_default=False, help_text="One of the line of an ordered queue."

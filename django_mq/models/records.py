@@ -7,6 +7,7 @@ from django.db.models import Func, Q
 from django.db.models.functions import Now
 
 from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
+from django_mq.models.duration_column import DurationColumn
 from django_mq.models.generated import GeneratedColumn
 from django_mq.models.json_column import JSONColumn
 from django_mq.policy.column_bounds import KEY, NAME, NAME_LENGTH, NAME_OR_EMPTY
@@ -149,7 +150,7 @@ class UniqueKey(models.Model):
     type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
     unique_id = models.CharField("unique id", max_length=NAME_LENGTH, db_collation="C")
     message_id = models.BigIntegerField("message", null=True, blank=True)
-    unique_for = models.DurationField(
+    unique_for = DurationColumn(
         "unique for",
         null=True,
         blank=True,

@@ -9,6 +9,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
+from django_mq.models.duration_column import DurationColumn
 from django_mq.models.json_column import JSONColumn
 from django_mq.policy.column_bounds import LONGEST_SPAN, NAME, NAME_LENGTH, NAME_OR_EMPTY
 from django_mq.policy.due_times import CATCH_UP, OVERLAP
@@ -41,7 +42,7 @@ class Schedule(models.Model):
         db_default="",
         help_text="Minute, hour, day of month, month, day of week, such as 0 6 * * mon-fri.",
     )
-    every = models.DurationField(
+    every = DurationColumn(
         "every",
         null=True,
         blank=True,
@@ -78,7 +79,7 @@ class Schedule(models.Model):
         db_default="allow",
         help_text="What to do at a due time while the last message still waits or runs.",
     )
-    expires = models.DurationField(
+    expires = DurationColumn(
         "expires",
         null=True,
         blank=True,
