@@ -23,7 +23,7 @@ from django_mq.admin.texts import (
 from django_mq.exceptions import InvalidOption
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.policy.durations import span
-from django_mq.queues.scheduling import state_of
+from django_mq.queues.scheduling import state_of, timing_of
 
 #: The badge of each state of a schedule.
 LOOKS = {"disabled": "paused", "failed": "dead", "enabled": "processable", "over": "idle"}
@@ -50,9 +50,11 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
 
     @admin.display(description="when")
     def timing(self, row: Schedule) -> Any:
-        if row.every is not None:
-            return f"every {span(row.every)}"
-        return format_html('<code>{}</code><span class="mq-under">{}</span>', row.cron, row.tz)
+        if not row.cron:
+            return timing_of(row)
+        return format_html(
+            '{}<span class="mq-under"><code>{}</code></span>', timing_of(row), row.cron
+        )
 
     @admin.display(description="state")
     def condition(self, row: Schedule) -> Any:

@@ -25,8 +25,8 @@ from django_mq.queues.scheduling import restart_schedule
 from django_mq.queues.transactions import writing
 
 #: The fields of every schedule's page, and those of a page that the user cannot edit.
-SHOWN = ("condition_full", "last_full", "next_full", "source")
-FIXED = ("what_full", "timing", "queue", "catch_up", "overlap", "lifetime")
+SHOWN = ("condition_full", "timing", "last_full", "next_full", "source")
+FIXED = ("what_full", "queue", "catch_up", "overlap", "lifetime")
 
 LOCKED = "Another session is changing this schedule. Try again in a moment."
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -13,9 +14,14 @@ from zoneinfo import ZoneInfo
 
 from django_mq.exceptions import InvalidOption
 from django_mq.policy.due_times import Every, Times
+from django_mq.policy.durations import span
 
 #: Characters of a cron expression and of the name of a time zone.
 CRON_LENGTH, ZONE_LENGTH = 256, 64
+
+#: Ordinals that cronsim ends with `th`: 21, 22, 23, 31 ...
+_ORDINAL = re.compile(r"\b([2-5])([123])th\b")
+_ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
 
 NOT_INSTALLED = "cron= needs the package cronsim: pip install 'django-mq[periodic]', or use every="
 
@@ -37,6 +43,34 @@ def times_of(cron: str, every: timedelta | None, tz: str, *, start: datetime) ->
     if every is None or every < timedelta(seconds=1):
         raise InvalidOption(f"every must be at least 1 s, not {every}")
     return Every(every, start)
+
+
+def in_words(cron: str, every: timedelta | None, tz: str) -> str:
+    """Return the times of a schedule in English, the same for commands and the admin.
+
+    An expression that cannot be read, or not without `cronsim`, is returned as it is.
+
+    >>> in_words("0 6 * * mon-fri", None, "Europe/Berlin")
+    'at 06:00 on Monday through Friday, Europe/Berlin'
+    >>> in_words("", timedelta(hours=1), "UTC")
+    'every 1 h'
+    """
+    if cron:
+        return f"{_explained(cron)}, {tz}"
+    return "never" if every is None else f"every {span(every)}"
+
+
+def _explained(cron: str) -> str:
+    try:
+        from cronsim import CronSim, CronSimError
+    except ImportError:
+        return cron
+    try:
+        words = CronSim(cron, datetime(2000, 1, 1, tzinfo=UTC)).explain()
+    except (CronSimError, ValueError):
+        return cron
+    words = _ORDINAL.sub(lambda found: found[1] + found[2] + _ENDINGS[found[2]], words)
+    return words[:1].lower() + words[1:]
 
 
 def zone_of(tz: str) -> tzinfo:

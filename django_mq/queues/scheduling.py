@@ -13,7 +13,7 @@ from itertools import islice
 from django.db import connections
 
 from django_mq.conf import alias_of
-from django_mq.handlers.cron import times_of
+from django_mq.handlers.cron import in_words, times_of
 from django_mq.messages import Receipt
 from django_mq.models import Schedule
 from django_mq.policy.routing import check_name
@@ -45,6 +45,11 @@ def state_of(schedule: Schedule) -> str:
     if schedule.last_error:
         return "failed"
     return "over" if schedule.next_at is None else "enabled"
+
+
+def timing_of(schedule: Schedule) -> str:
+    """Return the times of a schedule in words, the same for commands and the admin."""
+    return in_words(schedule.cron, schedule.every, schedule.tz)
 
 
 def next_times(

@@ -71,7 +71,7 @@ def test_the_list(looker):
     shown = text(looker.get(url("schedule")))
     for part in (
         "a-hourly shop.ping mail every 1 h enabled - in 29 min",
-        "b-cron shop.ping 0 6 * * * Europe/Berlin failed",
+        "b-cron shop.ping at 06:00 every day, Europe/Berlin 0 6 * * * failed",
         "c-off shop.ping every 1 h disabled - -",
     ):
         assert part in shown, shown
@@ -107,6 +107,13 @@ def test_the_page_of_one_shows_the_next_times_and_the_last_message(keeper):
     assert url("queuedmessage", "change", 41) in shown.content.decode()
     for number in range(3):
         assert f"{made.next_at + number * timedelta(hours=1):%H:%M:%S}" in text(shown)
+
+
+@pytest.mark.parametrize("source", ["code", "admin"])
+def test_the_page_of_one_says_in_words_when(keeper, source):
+    put("report", cron="0 6 * * mon-fri", tz="Europe/Berlin", source=source)
+    said = "at 06:00 on Monday through Friday, Europe/Berlin 0 6 * * mon-fri"
+    assert said in text(page(keeper, "report"))
 
 
 def test_contents_and_errors_are_for_those_who_may_see_payloads(looker, keeper, boss):

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from django_mq.exceptions import InvalidOption
-from django_mq.handlers.cron import NOT_INSTALLED, can_read_cron, times_of
+from django_mq.handlers.cron import NOT_INSTALLED, can_read_cron, in_words, times_of
 from django_mq.policy.due_times import last_times
 
 BERLIN, NEW_YORK = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York")
@@ -124,3 +124,36 @@ def test_without_cronsim_intervals_work_and_the_error_names_the_extra(monkeypatc
 def test_an_interval_is_a_second_or_more(every):
     with pytest.raises(InvalidOption, match="at least 1 s"):
         times_of("", every, "UTC", start=START)
+
+
+@pytest.mark.parametrize(
+    ("cron", "every", "tz", "words"),
+    [
+        (
+            "0 6 * * mon-fri",
+            None,
+            "Europe/Berlin",
+            "at 06:00 on Monday through Friday, Europe/Berlin",
+        ),
+        ("*/5 * * * *", None, "UTC", "every fifth minute of every hour, UTC"),
+        ("0 0 L * *", None, "UTC", "at 00:00 on the last day of every month, UTC"),
+        (
+            "0 0 11,21-22,31 * *",
+            None,
+            "UTC",
+            "at 00:00 on the 11th, the 21st, the 22nd, and the 31st day of month, UTC",
+        ),
+        ("", timedelta(seconds=5400), "Asia/Kolkata", "every 1 h 30 min"),
+        # Another client may have written anything.
+        ("61 * * * *", None, "UTC", "61 * * * *, UTC"),
+        ("é", None, "nowhere", "é, nowhere"),
+        ("", None, "UTC", "never"),
+    ],
+)
+def test_words(cron, every, tz, words):
+    assert in_words(cron, every, tz) == words
+
+
+def test_without_cronsim_the_expression_stands_for_itself(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    assert in_words("0 6 * * *", None, "UTC") == "0 6 * * *, UTC"

@@ -42,6 +42,16 @@ def test_all_schedules_by_name():
     assert [each.name for each in queues.schedules()] == ["a", "b"]
 
 
+def test_the_command_says_in_words_when():
+    put("a", cron="0 6 * * mon-fri", tz="Europe/Berlin")
+    put("b")
+    daily = "at 06:00 on Monday through Friday, Europe/Berlin"
+    shown = mq_schedule()
+    assert f"{daily} (0 6 * * mon-fri)" in shown
+    assert " every 1 h " in shown
+    assert [each["when"] for each in as_json("list")] == [daily, "every 1 h"]
+
+
 def test_the_next_times():
     made = put(due=60)
     assert queues.next_times("hourly") == [made.next_at + n * HOUR for n in range(3)]
@@ -161,7 +171,7 @@ def test_the_list():
     ]
     assert lines[1].split()[:7] == ["hourly", "shop.ping", "every", "1", "h", "enabled", "-"]
     assert f" 7  {made.next_at:%Y-%m-%d %H:%M}" in lines[1]
-    assert "0 6 * * * Europe/Berlin  disabled" in lines[2]
+    assert "at 06:00 every day, Europe/Berlin (0 6 * * *)  disabled" in lines[2]
     assert lines[2].endswith("full")
     assert mq_schedule("list", "off").count("\n") == 2
 

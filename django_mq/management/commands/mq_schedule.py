@@ -11,11 +11,11 @@ from django.core.management.base import CommandError, CommandParser
 from django_mq import queues
 from django_mq.exceptions import InvalidOption
 from django_mq.management.base import OperatorCommand
-from django_mq.management.output import as_json, span, table
+from django_mq.management.output import as_json, table
 from django_mq.models import Schedule
 from django_mq.policy.routing import check_name
 from django_mq.queues.obstacles import shown
-from django_mq.queues.scheduling import state_of
+from django_mq.queues.scheduling import state_of, timing_of
 
 ACTIONS = ("list", "run", "enable", "disable", "next")
 #: The number of times shown per schedule.
@@ -68,7 +68,11 @@ class Command(OperatorCommand):
         if json:
             rows = [
                 {name: getattr(each, name) for name in COLUMNS}
-                | {"state": state_of(each), "next": _next_times(each, database)[0]}
+                | {
+                    "when": timing_of(each),
+                    "state": state_of(each),
+                    "next": _next_times(each, database)[0],
+                }
                 for each in found
             ]
             self.stdout.write(as_json(rows))
@@ -144,7 +148,7 @@ def _row(schedule: Schedule) -> tuple[object, ...]:
     return (
         schedule.name,
         schedule.type,
-        f"{schedule.cron} {schedule.tz}" if schedule.cron else f"every {span(schedule.every)}",
+        f"{timing_of(schedule)} ({schedule.cron})" if schedule.cron else timing_of(schedule),
         state_of(schedule),
         shown(schedule.last_at) if schedule.last_at else "-",
         schedule.last_message or "-",
