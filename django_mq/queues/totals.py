@@ -167,16 +167,19 @@ def _read(cursor: Cursor, asked: Sequence[str], most: int) -> dict[str, QueueCou
     return {name: by_name[name] for name in asked}
 
 
-def read_many_counts(cursor: Cursor, asked: Sequence[str]) -> tuple[dict[str, QueueCounts], int]:
+def read_many_counts(
+    cursor: Cursor, asked: Sequence[str], *, share: float = 1.0
+) -> tuple[dict[str, QueueCounts], int]:
     """Return the counts of the queues `asked`, and the limit of each count.
 
-    The limit is lower when more queues are long. Call it in a transaction.
+    The limit is lower when more queues are long, and where a page can spend only a `share` of the
+    usual time on its counts. Call it in a transaction.
     """
     least = min(STOPS[0], MOST)
     found = read_counts(cursor, asked, most=least)
     longer = [name for name, each in found.items() if each.capped]
-    share = READ // (_KINDS * max(1, len(longer)))
-    most = min(MOST, max(each for each in (*STOPS, MOST) if each <= max(share, least)))
+    rows = int(READ * share) // (_KINDS * max(1, len(longer)))
+    most = min(MOST, max(each for each in (*STOPS, MOST) if each <= max(rows, least)))
     if longer and most > least:
         found |= _read(cursor, longer, most)
     return with_estimates(cursor, found), most

@@ -7,6 +7,7 @@ from html import unescape
 
 import pytest
 from django.contrib import admin
+from django.db import connection
 from django.test import RequestFactory
 
 from django_mq.admin import QueuedMessageAdmin, state_counts
@@ -71,6 +72,20 @@ def test_long_queues_are_estimated(boss, monkeypatch):
     assert (shown["processable"], shown["dead"], shown["held"]) == ("≈ 300", "20", "0+")
 
 
+def test_a_list_counts_a_fifth_of_what_the_overview_counts(boss, monkeypatch):
+    """The rows of the list have their own cost, and the counts stand beside a filter only."""
+    monkeypatch.setattr(totals, "STOPS", (5, 20, 80))
+    monkeypatch.setattr(totals, "READ", 5 * 4 * 20)
+    add_all({} for _ in range(50))
+    add_all({"dead": -1} for _ in range(20))
+    with connection.cursor() as cursor:
+        found, most = totals.read_many_counts(cursor, ["mail"])
+        assert (most, found["mail"].shown("processable")) == (80, "50")
+    for query in ("", "?queue=mail"):
+        shown = counts(boss, query)
+        assert (shown["processable"], shown["dead"]) == ("≈ 50", "20")
+
+
 def test_beyond_the_queues_that_are_counted_there_may_be_more(boss, monkeypatch):
     monkeypatch.setattr(state_counts, "COUNTED", 1)
     add("a"), add("b", dead=-1)
@@ -95,7 +110,7 @@ def test_a_user_of_some_queues_sees_the_counts_of_these(boss):
 def test_a_list_without_counts_in_time_is_shown_all_the_same(boss, monkeypatch):
     message = add()
 
-    def cancelled(cursor, names):
+    def cancelled(cursor, names, **limits):
         cursor.execute("set local statement_timeout = 1")
         cursor.execute("select pg_sleep(60)")
 
