@@ -13,6 +13,7 @@ from django.utils.dateparse import parse_datetime
 from django_mq.conf.local_time import utc_now
 from django_mq.policy.backoff import as_seconds
 from django_mq.policy.error_text import one_line
+from django_mq.queues.arguments import LARGEST
 
 #: Seconds in each unit of a duration.
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -21,6 +22,13 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 def positive(text: str) -> int:
     """Read a whole number above zero."""
     return _whole(text, 1, 2**31 - 1)
+
+
+def message_id(text: str) -> int:
+    """Read the id of a message."""
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= LARGEST):
+        raise ArgumentTypeError(f"{one_line(text)!r} is not the id of a message")
+    return int(text)
 
 
 def port(text: str) -> int:
@@ -94,6 +102,14 @@ def moment_or_ago(text: str) -> datetime:
         return moment(text)
     except ArgumentTypeError as error:
         raise ArgumentTypeError(f"{error}, and no duration such as 1h") from None
+
+
+def past_moment_or_ago(text: str) -> datetime:
+    """Read a moment that has passed, or a duration that is counted back from now."""
+    found = moment_or_ago(text)
+    if found > utc_now():
+        raise ArgumentTypeError(f"{one_line(text)!r} is in the future")
+    return found
 
 
 def login() -> str:

@@ -17,9 +17,11 @@ from django_mq import handlers, queues
 from django_mq.conf import alias_of
 from django_mq.exceptions import MQError
 from django_mq.handlers.nearest import nearest_handlers
+from django_mq.management.arguments import message_id
 from django_mq.management.output import as_json
 from django_mq.management.serving import mistaken
 from django_mq.policy.error_text import one_line
+from django_mq.policy.routing import check_name
 from django_mq.queues import Changed
 from django_mq.queues.doctor.schema import unapplied_migrations
 from django_mq.supervisor.output import discard
@@ -69,6 +71,8 @@ class OperatorCommand(BaseCommand):
             raise CommandError("name a queue, as QUEUE or by --queue", returncode=2)
         alias = chosen_database(options.setdefault("database", None))
         try:
+            if self.needs_queue:
+                check_name(options["queue"], "queue")
             self.operate(**options)
         except Declined:
             self.stdout.write("Nothing was changed.")
@@ -230,7 +234,7 @@ def add_common_selection(parser: CommandParser) -> None:
     """Add the options that select messages, stored or handled, and those of the confirmation."""
     parser.add_argument(
         "--id",
-        type=int,
+        type=message_id,
         nargs="+",
         action="extend",
         dest="ids",

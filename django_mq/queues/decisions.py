@@ -39,17 +39,23 @@ def pause(
     check_name(queue, "queue")
     when = None if until is None else moment(until)
     at, delay = (when, None) if isinstance(when, datetime) else (None, when)
+    words = f"until {at}" if delay is None else f"for {delay:,.12g} seconds"
+    if delay == 0:
+        raise ValueError(
+            f"queue {queue} cannot be paused {words}: give a longer time, or pause it without an"
+            " end"
+        )
     ahead = delay if at is None else (at - datetime.now(UTC)).total_seconds()
     if ahead is not None and ahead > LONGEST:
         raise ValueError(
-            f"queue {queue} cannot be paused until {until}: that is too far ahead; pause it without"
+            f"queue {queue} cannot be paused {words}: that is too far ahead; pause it without"
             " an end"
         )
     alias = alias_of(using)
     with writing(alias, dry_run=dry_run) as cursor:
         paused = store.pause(cursor, queue=queue, at=at, delay=delay)
     if paused is None:
-        raise ValueError(f"queue {queue} cannot be paused until {until}: that time has passed")
+        raise ValueError(f"queue {queue} cannot be paused {words}: that time has passed")
     if not dry_run:
         logger.info(
             "queue %s paused until %s",

@@ -60,9 +60,10 @@ def history(
         found = found.filter(key=check_key(key, "key"))
     if correlation_id is not None:
         found = found.filter(_in_chain(correlation_id))
-    if (start := _moment(alias, since, "since")) is not None:
+    start, end = _period(alias, since, until)
+    if start is not None:
         found = found.filter(ended_at__gte=start)
-    if (end := _moment(alias, until, "until")) is not None:
+    if end is not None:
         found = found.filter(ended_at__lt=end)
     return list(found.order_by("-ended_at", "-id")[:limit])
 
@@ -99,14 +100,7 @@ def replay(
     if all(each is None for each in (wanted, queue, type, handler, since, until)):
         raise ValueError("say which messages to replay: by ids, queue, type, handler, since, until")
     alias = alias_of(using)
-    chosen = store.Filter(
-        wanted,
-        queue,
-        type,
-        handler,
-        _moment(alias, since, "since"),
-        _moment(alias, until, "until"),
-    )
+    chosen = store.Filter(wanted, queue, type, handler, *_period(alias, since, until))
     replays = Replays(get_settings(), to=to)
     done: list[int] = []
     with transaction.atomic(using=alias):
@@ -146,6 +140,16 @@ def _in_chain(correlation_id: str) -> Q:
     if correlation_id.isascii() and correlation_id.isdecimal() and len(correlation_id) < 20:
         found |= Q(id=min(int(correlation_id), LARGEST))
     return found
+
+
+def _period(
+    alias: str, since: Moment | None, until: Moment | None
+) -> tuple[datetime | None, datetime | None]:
+    """Return the two moments; raise ValueError if they are in the wrong order."""
+    start, end = _moment(alias, since, "since"), _moment(alias, until, "until")
+    if start is not None and end is not None and start > end:
+        raise ValueError(f"since must be before until, but {start} is after {end}")
+    return start, end
 
 
 def _moment(alias: str, at: Moment | None, what: str) -> datetime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,43 @@ def test_each_refuses_another_kind_of_database(name, monkeypatch):
     monkeypatch.setattr(connection, "display_name", "SQLite")
     with pytest.raises(CommandError, match="is SQLite; django_mq needs PostgreSQL"):
         run(name, *COMMANDS[name])
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("mq_pause mail --for 0", "queue mail cannot be paused for 0 seconds: give a longer time"),
+        ("mq_pause mail --for 9999999d", "paused for 863,999,913,600 seconds: that is too far"),
+        ("mq_pause mail --until 2020-01-01", "until 2020-01-01 00:00:00+00:00: that time has"),
+        ("mq_pause ''", "queue '' is not a name"),
+        ("mq_resume ''", "queue '' is not a name"),
+        ("mq_limit '' 5", "queue '' is not a name"),
+        ("mq_limit mail -1", "'-1' is not a whole number from 0 to 2147483647, or none"),
+        ("mq_limit mail 1e3", "'1e3' is not a whole number from 0 to 2147483647, or none"),
+        ("mq_limit mail 2147483648", "'2147483648' is not a whole number from 0 to 2147483647"),
+        ("mq_replay --since 1h --until 2h", "since must be before until"),
+        ("mq_replay --since 2026-02-01 --until 2026-01-01", "since must be before until"),
+        ("mq_replay --since 9000-01-01", "9000-01-01' is in the future"),
+        ("mq_replay --id x", "'x' is not the id of a message"),
+        ("mq_replay --id 0", "'0' is not the id of a message"),
+        ("mq_requeue --id 1 -2", "'-2' is not the id of a message"),
+        ("mq_purge --id 1.5", "'1.5' is not the id of a message"),
+        ("mq_why -1", "'-1' is not the id of a message"),
+        ("mq_why 9223372036854775808", "'9223372036854775808' is not the id of a message"),
+        ("mq_why \u0661", "is not the id of a message"),
+        ("mq_stop 0 --yes", "'0' is not the id of a message"),
+        ("mq_workers quiet '' --yes", "no live worker has the id '': see mq_workers"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_told(command, said):
+    with pytest.raises(CommandError, match=re.escape(said)):
+        run(*shlex.split(command))
+
+
+def test_errors_that_do_not_match_are_no_errors_at_all():
+    assert run("mq_errors") == "No failed attempts are kept.\n"
+    for options in (("--since", "0"), ("--queue", "mail")):
+        assert run("mq_errors", *options) == "No failed attempt matches.\n"
 
 
 @pytest.mark.parametrize(

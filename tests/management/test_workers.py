@@ -65,7 +65,7 @@ def test_the_other_orders(action, stored):
     [
         ([], "by ID, by --host, or --all"),
         (["aa1", "--all"], "by ID, by --host, or --all"),
-        (["aa"], "the ids of 2 live workers begin with aa"),
+        (["aa"], "the ids of 2 live workers begin with 'aa'"),
         (["cc44444444"], "no live worker has the id"),
         (["--host", "gone-1"], "hosts with workers: mail-1, web-1"),
     ],

@@ -233,3 +233,12 @@ class TestCommand:
         ):
             with pytest.raises(CommandError, match=text):
                 run("mq_replay", *options)
+
+
+@pytest.mark.parametrize("call", [queues.history, queues.replay])
+def test_a_period_that_ends_before_it_begins(call):
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    assert not call(since=at, until=at)
+    for since, until in ((60, 3600), (at, at - timedelta(microseconds=1))):
+        with pytest.raises(ValueError, match="since must be before until"):
+            call(since=since, until=until)

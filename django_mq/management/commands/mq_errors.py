@@ -38,7 +38,10 @@ class Command(OperatorCommand):
         if options["json"]:
             self.stdout.write(as_json(found))
         elif not found:
-            self.stdout.write("No failed attempts are kept.")
+            asked = options["since"] is not None or options["queue"] is not None
+            self.stdout.write(
+                "No failed attempt matches." if asked else "No failed attempts are kept."
+            )
         else:
             headers = ("fingerprint", "count", "dead", "waiting", "last", "error", "handler", "at")
             rows = (

@@ -11,6 +11,7 @@ from django_mq import queues
 from django_mq.management.base import OperatorCommand, add_queue_options, count
 from django_mq.management.output import as_json
 from django_mq.policy.error_text import one_line
+from django_mq.queues.decisions import MOST_IN_FLIGHT
 
 
 class Command(OperatorCommand):
@@ -52,6 +53,8 @@ def most(text: str) -> int | None:
     """
     if text.strip().lower() == "none":
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise argparse.ArgumentTypeError(f"{one_line(text)!r} is not a number or none")
+    if not (text.isascii() and text.isdecimal() and int(text[:20]) <= MOST_IN_FLIGHT):
+        raise argparse.ArgumentTypeError(
+            f"{one_line(text)!r} is not a whole number from 0 to {MOST_IN_FLIGHT}, or none"
+        )
     return int(text)

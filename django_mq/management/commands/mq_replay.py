@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_mq import queues
-from django_mq.management.arguments import moment_or_ago
+from django_mq.management.arguments import moment_or_ago, past_moment_or_ago
 from django_mq.management.base import OperatorCommand, add_common_selection, count
 
 #: The options that select messages.
@@ -23,7 +23,7 @@ class Command(OperatorCommand):
         add_common_selection(parser)
         parser.add_argument(
             "--since",
-            type=moment_or_ago,
+            type=past_moment_or_ago,
             metavar="MOMENT|DURATION",
             help="messages handled at or after it, or within, for example, 1h",
         )

@@ -9,11 +9,10 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.conf import alias_of
-from django_mq.management.arguments import login
+from django_mq.management.arguments import login, message_id
 from django_mq.management.base import Declined, OperatorCommand, count
 from django_mq.models import QueuedMessage
 from django_mq.queues import Changed
-from django_mq.queues.arguments import LARGEST
 
 
 class Command(OperatorCommand):
@@ -21,7 +20,9 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("ids", type=int, nargs="+", metavar="ID", help="ids of the messages")
+        parser.add_argument(
+            "ids", type=message_id, nargs="+", metavar="ID", help="ids of the messages"
+        )
         parser.add_argument("--by", metavar="NAME", help="who stops them (default: the login)")
         parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
@@ -48,4 +49,4 @@ class Command(OperatorCommand):
 def _are_in_flight(ids: Sequence[int], database: str | None) -> bool:
     """Return whether a worker has any of these messages."""
     found = QueuedMessage.objects.using(alias_of(database)).filter(leased_until__isnull=False)
-    return found.filter(pk__in=[id for id in ids if 0 < id <= LARGEST]).exists()
+    return found.filter(pk__in=ids).exists()

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.management.arguments import message_id
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json
 from django_mq.policy.error_text import one_line
@@ -17,7 +18,7 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("id", type=int, metavar="ID", help="id of the message")
+        parser.add_argument("id", type=message_id, metavar="ID", help="id of the message")
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         answer = queues.why(options["id"], using=database)

@@ -100,8 +100,8 @@ def _one(alive: Sequence[WorkerProcess], id: str) -> WorkerProcess:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise CommandError(f"no live worker has the id {one_line(id)}: see mq_workers")
-    raise CommandError(f"the ids of {len(found)} live workers begin with {one_line(id)}")
+        raise CommandError(f"no live worker has the id {one_line(id)!r}: see mq_workers")
+    raise CommandError(f"the ids of {len(found)} live workers begin with {one_line(id)!r}")
 
 
 def _count(chosen: Sequence[object]) -> str:
