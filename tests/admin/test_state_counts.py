@@ -76,8 +76,8 @@ def test_a_list_counts_a_fifth_of_what_the_overview_counts(boss, monkeypatch):
     """The rows of the list have their own cost, and the counts stand beside a filter only."""
     monkeypatch.setattr(totals, "STOPS", (5, 20, 80))
     monkeypatch.setattr(totals, "READ", 5 * 4 * 20)
-    add_all({} for _ in range(50))
-    add_all({"dead": -1} for _ in range(20))
+    insert_all({} for _ in range(50))
+    insert_all({"dead": -1} for _ in range(20))
     with connection.cursor() as cursor:
         found, most = totals.read_many_counts(cursor, ["mail"])
         assert (most, found["mail"].shown("processable")) == (80, "50")
