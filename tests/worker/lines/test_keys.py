@@ -17,6 +17,7 @@ from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues import actions as acting
 from django_mq.store import claim_keyed as with_keys
 from tests.rows import add, stored
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start
 from tests.worker.lines.conftest import (
     AT_ONCE,
@@ -26,7 +27,6 @@ from tests.worker.lines.conftest import (
     keyed,
     make_due,
     pks,
-    until,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
