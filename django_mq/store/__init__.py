@@ -85,6 +85,16 @@ def array(values: Iterable[object]) -> str:
     return "{" + ",".join(map(str, values)) + "}"
 
 
+def texts(values: Sequence[str]) -> str:
+    """Return texts of any content as an array literal.
+
+    >>> texts(["a", 'b"'])
+    '{"a","b\\\\""}'
+    """
+    joined = "\0".join(values).replace("\\", r"\\").replace('"', r"\"")
+    return '{"' + joined.replace("\0", '","') + '"}' if values else "{}"
+
+
 def literal(value: object) -> str:
     """Return a value as a literal; raise ValueError if its text needs escaping.
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.policy.column_bounds import FIRST_TIME, KEY, LAST_TIME
-from django_mq.store.unique_ids import UniqueId, columns, holder_of, if_as_seen
+from django_mq.store import array
+from django_mq.store.unique_ids import NAMES, UniqueId, columns, holder_of, if_as_seen
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -59,7 +60,23 @@ with holder as materialized (
     delete from django_mq_uniquekey
      where id = any(array(select id from holder where quiet_until is null))
 )
-select queue, handler, type, unique_id from holder
+select array_agg(queue)::text, array_agg(handler)::text, array_agg(type)::text,
+       array_agg(unique_id)::text
+  from holder
+"""
+
+# Content is seldom put aside, and COME_FORWARD takes the server a while to plan.
+ASIDE = """
+select a.queue, a.handler, a.type, a.unique_id
+  from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
+       as wanted (queue, handler, type, unique_id)
+ cross join lateral (
+    select a.queue, a.handler, a.type, a.unique_id
+      from django_mq_uniquekey a
+     where a.queue = wanted.queue and a.handler = wanted.handler and a.type = wanted.type
+       and a.unique_id = wanted.unique_id and a.put_aside is not null
+     limit 1
+ ) a
 """
 
 #: No live message holds the unique id of `holder_of()`. A scalar subquery: see the package.
@@ -159,13 +176,17 @@ def end(cursor: Cursor, done: Sequence[Done]) -> list[int]:
     Ids with `unique_for` stay quiet after a success. Content put aside becomes a message in the
     same transaction, and rings. Returns the ids of these new messages.
     """
-    params = columns(each.id for each in done)
-    params["message_ids"] = [each.message_id for each in done]
-    params["successes"] = [each.success for each in done]
+    params = columns([each.id for each in done])
+    params["message_ids"] = array(each.message_id for each in done)
+    params["successes"] = array(each.success for each in done)
     cursor.execute(FREE, params)
-    freed = [UniqueId._make(row) for row in cursor.fetchall()]
+    freed = dict(zip(NAMES, cursor.fetchone(), strict=True))
+    if freed["queues"] is None:
+        return []
     # A statement of its own: with the ids locked, it sees everything put aside until now.
-    return come_forward(cursor, freed) if freed else []
+    cursor.execute(ASIDE, freed)
+    aside = [UniqueId._make(row) for row in cursor.fetchall()]
+    return come_forward(cursor, aside) if aside else []
 
 
 def end_removed(cursor: Cursor, gone: Sequence[Removed]) -> list[int]:

@@ -110,6 +110,20 @@ def test_the_end_of_a_message_that_has_lost_its_id_changes_nothing(cursor: Curso
     assert UniqueKey.objects.get().message_id == holder.pk
 
 
+@pytest.mark.parametrize("text", ["null", 'a"b', "a\\b", "{a,b}", "a, b", "'", "ü@%s"])
+def test_an_id_is_any_text(cursor: Cursor, text: str) -> None:
+    """Design 12: the array literals of the statements quote it."""
+    id = ID._replace(unique_id=text)
+    message = add(**id._asdict())
+    UniqueKey.objects.create(**id._asdict(), message_id=message.pk)
+    [seen] = unique.look(cursor, [id])
+    assert seen.message_id == message.pk
+    unique.put_aside(cursor, [new(0)._replace(unique_id=text)])
+    message.delete()
+    [next_] = free_unique_ids.end(cursor, [Done(seen.message_id, id, success=True)])
+    assert QueuedMessage.objects.get().pk == next_
+
+
 def test_ends_wait_for_no_transaction_that_puts_aside(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
