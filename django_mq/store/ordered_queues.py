@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
+from django_mq.store import array
 from django_mq.store.claimed_row import NEXT_ATTEMPT, claimed_columns
 from django_mq.store.queue_limits import is_open
 
@@ -224,7 +225,7 @@ with head as materialized (
      where head.unbroken
      order by m.id
 ), taken as materialized (
-    select id, payload
+    select id, payload, (%(claimers)s::text[])[(n - 1) / %(each)s + 1] as claimer
       from (
         select locked.id, locked.payload, row_number() over line as n,
                sum(octet_length(locked.payload)) over line as total,
@@ -236,7 +237,7 @@ with head as materialized (
      where unbroken and (n = 1 or total <= %(bytes)s)
 )
 update django_mq_queuedmessage m
-   set attempts = {NEXT_ATTEMPT}, claimed_by = %(claimer)s, blocked_by = null,
+   set attempts = {NEXT_ATTEMPT}, claimed_by = taken.claimer, blocked_by = null,
        leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
   from taken
  where m.id = any(array[taken.id])
@@ -255,11 +256,13 @@ def claim(
     max_bytes: int,
     skip_dead: bool,
     admitted: bool = False,
+    further: Sequence[str] = (),
 ) -> list[ClaimedRow]:
     """Take the first messages of `queue`, up to `limit` and without a gap, if `worker` owns it.
 
     A head that is delayed, retrying or (unless `skip_dead`) dead blocks the line, and so does any
-    message in flight. The caller opens a transaction and commits it at once.
+    message in flight. The caller opens a transaction and commits it at once. `further` claimers
+    share the rows.
     """
     cursor.execute(HOLD_LINE, {"queue": queue, "worker": worker})
     if cursor.fetchone() is None:
@@ -268,7 +271,8 @@ def claim(
         CLAIM_LINE,
         {
             "queue": queue,
-            "claimer": claimer,
+            "claimers": array((claimer, *further)),
+            "each": -(-limit // (1 + len(further))),
             "lease": lease,
             "limit": limit,
             "bytes": max_bytes,

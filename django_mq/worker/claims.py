@@ -110,7 +110,7 @@ class ClaimRouter:
 
     def most(self, queue: str, options: ClaimOptions) -> int:
         """Return the maximum number of messages of `queue` to claim with one statement."""
-        if self.way(queue, options) not in ("", "keyed"):
+        if self._is_gated(queue, options):
             return options.batch_size
         # The statement reads all rows before `batch_bytes` cuts them, so claim no more than
         # recently fitted.
@@ -261,7 +261,7 @@ class ClaimRouter:
         if options.ordered:
             who = self._worker
             rows = ordered_queues.claim(
-                cursor, queue=queue, worker=who, skip_dead=skip_dead, **arguments
+                cursor, queue=queue, worker=who, skip_dead=skip_dead, further=further, **arguments
             )
             return Claim(rows, {})
         if queue in self._keyed:

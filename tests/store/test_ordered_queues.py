@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -31,6 +32,7 @@ def take(
     max_bytes: int = 1 << 20,
     skip_dead: bool = False,
     admitted: bool = False,
+    further: Sequence[str] = (),
 ) -> list[int]:
     """Claim, and commit; return the ids."""
     with cursor.connection.transaction():
@@ -44,6 +46,7 @@ def take(
             max_bytes=max_bytes,
             skip_dead=skip_dead,
             admitted=admitted,
+            further=further,
         )
     return [each.id for each in found]
 
@@ -158,6 +161,15 @@ def test_limits_cut_from_the_end(owner: Cursor, limit: int, most: int, expected:
     assert list(left.order_by("pk").values_list("pk", flat=True)) == pks(*messages[expected:])
 
 
+def test_several_claims_in_one_statement_share_the_rows(owner: Cursor) -> None:
+    """Guarantee 15: none gets more than its share of the limit."""
+    messages = [row() for _ in range(6)]
+    assert take(owner, limit=5, further=["me:8"]) == pks(*messages[:5])
+    claimers = [stored(message).claimed_by for message in messages]
+    assert claimers == ["me:7"] * 3 + ["me:8"] * 2 + [None]
+    assert take(owner, further=["me:8"]) == []
+
+
 def test_a_locked_row_ends_the_run(owner: Cursor, other: psycopg.Connection[Any]) -> None:
     messages = [row(), row(), row()]
     lock(other, messages[1].pk)
@@ -241,7 +253,8 @@ def test_the_plan_of_a_claim_names_its_index(owner: Cursor) -> None:
         owner,
         CLAIM_LINE,
         queue="line",
-        claimer="me:1",
+        claimers=["me:1"],
+        each=100,
         lease=6.0,
         limit=100,
         bytes=1 << 20,

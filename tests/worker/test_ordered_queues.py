@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -9,9 +10,14 @@ import pytest
 from django.db import connection
 
 from django_mq import RetryPolicy, fixed, handler
-from django_mq.messages import Delivery
+from django_mq.executor.stopped_queues import StoppedQueues
+from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
+from django_mq.store import ordered_queues as line
+from django_mq.store.claim import Lane
 from django_mq.worker import ordered_queues, queue_options
+from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.claims import TOGETHER, ClaimRouter
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.worker.conftest import PATIENCE, Said, Start, proxied
@@ -192,3 +198,33 @@ def test_a_drain_keeps_the_line_of_what_still_runs(
     assert FailedAttempt.objects.count() == 0
     said.wait("queue_assigned", 2)
     assert not QueuedMessage.objects.exists()
+
+
+def test_one_claim_takes_several_batches_of_a_line() -> None:
+    """Nothing else of the line is claimed meanwhile, so each claim costs it a pause."""
+    numbers = itertools.count(1)
+    router = ClaimRouter(
+        worker="me",
+        claimer=lambda: f"me:{next(numbers)}",
+        owned={"line"},
+        holding=lambda queue: False,
+        probing=lambda queue, claimer: None,
+        stopped=StoppedQueues(),
+    )
+    options = ClaimOptions("sync", 30.0, batch_size=2, batch_bytes=1 << 20, ordered=True)
+    for _ in range(3 * TOGETHER):
+        add("line", ordered=True)
+    sizes = []
+    with second_connection() as other:
+        cursor = other.cursor()
+        assert line.own(cursor, queue="line", worker="me", lease=30.0)
+        for _ in range(2):  # the first tells the size of a message
+            most = router.most("line", options)
+            rows = router.claim(cursor, [Lane("line", 0)], options, limit=most).claim.rows
+            sizes.append([len(list(batch)) for _, batch in itertools.groupby(rows, claimer_of)])
+            QueuedMessage.objects.filter(pk__in=[row.id for row in rows]).delete()
+    assert sizes == [[2], [2] * TOGETHER]
+
+
+def claimer_of(row: ClaimedRow) -> str:
+    return row.claimed_by
