@@ -89,7 +89,11 @@ def free_keys(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:
     """Unblock the messages that wait behind `rows`, which are done or dead, in their keys."""
     keys.free_next(
         cursor,
-        [keys.KeyLine(row.queue, row.handler, row.key) for row in rows if row.key is not None],
+        [
+            keys.KeyLine(row.queue, row.handler, row.key, row.id)
+            for row in rows
+            if row.key is not None
+        ],
     )
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_mq.messages import ClaimedRow
-from django_mq.store import array
+from django_mq.store import array, texts
 from django_mq.store.claim import OPEN_LANES, Claim, Lane, lane_columns
 from django_mq.store.claimed_row import NEXT_ATTEMPT, WIDTH, claimed_columns
 
@@ -43,25 +43,10 @@ _WINDOW = f"""
       ) window_
 """  # noqa: S608  (built from constants, as are those below)
 
-# The head of a line; with skip_dead, the first row that is not dead. With key = line.key, or an
-# order by id alone, the planner may scan the primary key instead, over every row settled since the
-# last vacuum: 10 ms instead of 0.01.
-_HEAD = """
-            select m.id, m.dead_at, m.leased_until, m.processable_after as at
-              from django_mq_queuedmessage m
-             where m.queue = line.queue and m.handler = line.handler
-               and m.key >= line.key and m.key <= line.key
-               and (m.dead_at is null or not %(skip_dead)s)
-             order by m.key, m.id
-             limit 1
-"""
-
-# Ordered for the same reason: otherwise the planner may scan mq_lease, over all rows leased since
-# the oldest held snapshot was taken: 300 pages per line among 2,000 dead leases.
-_CAN_BE_TAKEN = """
-            head.dead_at is null and head.leased_until is null
-       and head.at <= statement_timestamp()
-       and (select m.id
+# With key = line.key, the planner may scan mq_lease, over all rows leased since the oldest held
+# snapshot was taken: 300 pages per line among 2,000 dead leases.
+_NONE_LEASED = """
+           (select m.id
               from django_mq_queuedmessage m
              where m.queue = line.queue and m.handler = line.handler
                and m.key >= line.key and m.key <= line.key
@@ -80,7 +65,8 @@ _WAITING = """lateral (
            for no key update skip locked
      ) waiting"""
 
-# OFFSET 0: only lines that can be taken are locked; the limit counts lines without another lock.
+# OFFSET 0: only lines with nothing in flight are locked; the limit counts lines without another
+# lock. Whether the head waits, the claim finds out.
 LOCK_LINES = f"""
 with seen as materialized ({_WINDOW}), line as (
     select queue, handler, key, min(n) as n
@@ -93,8 +79,7 @@ select line.queue, line.handler, line.key, line.n
   from (
     select line.*
       from line
-     cross join lateral ({_HEAD}) head
-     where {_CAN_BE_TAKEN}
+     where {_NONE_LEASED}
     offset 0
   ) line
  where pg_try_advisory_xact_lock(
@@ -102,42 +87,41 @@ select line.queue, line.handler, line.key, line.n
  limit %(limit)s
 """  # noqa: S608
 
+# The head of a line is its first row; with skip_dead, the first that is not dead. With key =
+# line.key, or an order by id alone, the planner may scan the primary key, over every row settled
+# since the last vacuum: 10 ms instead of 0.01. While a session holds a snapshot, each lookup walks
+# over the dead entries of its key: one per line, and for rows behind taken ones only from these on.
 CLAIM_LINES = f"""
 with seen as materialized ({_WINDOW}), line as materialized (
     select line.*
       from unnest(%(line_queues)s::text[], %(line_handlers)s::text[], %(line_keys)s::text[],
                   %(line_places)s::bigint[]) as line (queue, handler, key, n)
-), head as materialized (
-    select line.*, head.id
-      from line
-     cross join lateral ({_HEAD}) head
-     where {_CAN_BE_TAKEN}
+     where {_NONE_LEASED}
 ), room as materialized (
     select greatest(
         (%(limit)s - (select count(*) from seen where key is null) - 1)
-            / greatest((select count(*) from head), 1) + 1,
+            / greatest((select count(*) from line), 1) + 1,
         1) as each
 ), run as (
-    select run.id, head.n, run.place
-      from head
-     cross join lateral (
-        select row_.id, row_number() over (order by row_.id) as place,
-               bool_and(row_.ok) over (order by row_.id) as unbroken
-          from (
+    select row_.id, row_.n, row_number() over run as place, bool_and(row_.ok) over run as unbroken
+      from (
+        select m.id, line.n, m.ok
+          from line
+         cross join lateral (
             select m.id,
                    m.dead_at is null and m.leased_until is null
                    and m.processable_after <= statement_timestamp() as ok
               from django_mq_queuedmessage m
-             where m.queue = head.queue and m.handler = head.handler
-               and (m.key, m.id) >= (head.key, head.id) and m.key <= head.key
+             where m.queue = line.queue and m.handler = line.handler
+               and m.key >= line.key and m.key <= line.key
                and (m.dead_at is null or not %(skip_dead)s)
              order by m.key, m.id
              limit (select each from room)
-          ) row_
-     ) run
-     where run.unbroken
+         ) m
+      ) row_
+    window run as (partition by row_.n order by row_.id)
 ), chosen as materialized (
-    select run.id, run.n, run.place, true as lined from run
+    select run.id, run.n, run.place, true as lined from run where run.unbroken
     union all
     select seen.id, seen.n, 1, false from seen where seen.key is null
 ), locked as materialized (
@@ -164,32 +148,44 @@ with seen as materialized ({_WINDOW}), line as materialized (
         window turns as (order by place, n)
       ) locked
      where turn = 1 or total <= %(bytes)s
-), grouped as (
-    select seen.*,
-           case when row_number() over (partition by queue, handler, key order by n) = 1
-                then seen.key end as asks
+), looked as materialized (
+    select seen.*, id in (select id from taken) as is_taken
       from seen
-     where seen.key is not null
+), reach as materialized (
+    select case when (select count(*) from taken) < %(limit)s then %(window)s
+                else max(n) filter (where is_taken) end as n
+      from looked
+), grouped as (
+    select looked.*,
+           case when n = min(n) filter (where not is_taken) over line
+                 and (bool_or(is_taken) over line or n <= (select n from reach))
+                then key end as asks,
+           coalesce(min(id) filter (where is_taken) over line, -9223372036854775807) as after
+      from looked
+     where key is not null and (select bool_or(not is_taken) from looked)
+    window line as (partition by queue, handler, key)
 ), spread as (
-    select id, max(head) over line as head, bool_or(waits) over line as waits
+    select id, is_taken, max(head) over line as head, bool_or(waits) over line as waits
       from (
         select grouped.*, head.id as head,
                head.dead_at is not null or head.at > statement_timestamp() as waits
           from grouped
           left join lateral (
-            select head.*
-              from (select grouped.queue, grouped.handler, grouped.asks as key) line
-             cross join lateral ({_HEAD}) head
+            select m.id, m.dead_at, m.processable_after as at
+              from django_mq_queuedmessage m
+             where m.queue = grouped.queue and m.handler = grouped.handler
+               and (m.key, m.id) >= (grouped.asks, grouped.after) and m.key <= grouped.asks
+               and (m.dead_at is null or not %(skip_dead)s)
+             order by m.key, m.id
+             limit 1
           ) head on grouped.asks is not null
       ) asked
     window line as (partition by queue, handler, key)
 ), behind as materialized (
-    select spread.id, spread.head,
-           spread.head = any(array(select id from taken)) as ours
+    select spread.id, spread.head, spread.head in (select id from taken) as ours
       from spread
-     where spread.head < spread.id
+     where spread.head < spread.id and not spread.is_taken
        and (spread.waits or (select count(*) from seen) >= %(window)s)
-       and spread.id <> all(array(select id from taken))
 ), theirs as materialized (
     select waiting.id, ahead.id as head
       from behind
@@ -233,7 +229,9 @@ with seen as materialized ({_WINDOW}), line as materialized (
 )
 select claimed.*, further.found, case when row_number() over () = 1 then further.marks end
   from (
-    select exists (select from parked) and (select count(*) from seen) >= %(window)s as found,
+    select exists (select from parked)
+           and ((select count(*) from seen) >= %(window)s
+                or cardinality(%(line_places)s::bigint[]) >= %(limit)s) as found,
            (select json_agg(json_build_array(queue, priority, date_part('epoch', at), id))::text
               from passed) as marks
   ) further
@@ -291,9 +289,10 @@ def claim(
     return Claim([ClaimedRow._make(row[:WIDTH]) for row in found], ends, further=rows[0][-2])
 
 
-def _line_columns(lines: Sequence[Sequence[object]]) -> dict[str, object]:
-    names = ("line_queues", "line_handlers", "line_keys", "line_places")
-    return {name: [line[index] for line in lines] for index, name in enumerate(names)}
+def _line_columns(lines: Sequence[Sequence[Any]]) -> dict[str, object]:
+    *names, places = zip(*lines, strict=True) if lines else ((),) * 4
+    columns = zip(("line_queues", "line_handlers", "line_keys"), map(texts, names), strict=True)
+    return {**dict(columns), "line_places": array(places)}
 
 
 def _turn(row: Sequence[int]) -> int:

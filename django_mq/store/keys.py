@@ -10,30 +10,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_mq.store import array, texts
+
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
 
 class KeyLine(NamedTuple):
-    """The line of an order key."""
+    """The line of an order key; the messages before id `after` are gone or dead."""
 
     queue: str
     handler: str
     key: str
+    after: int = -(2**63)
 
 
 # Freeing a row that is still behind another is harmless: the next claim parks it again. The heads
-# come first; otherwise the planner begins with the parked rows if it expects few of them.
+# come first; otherwise the planner begins with the parked rows if it expects few of them. Behind
+# the id that has ended, the lookup meets none of the dead entries that a held snapshot keeps.
 FREE_NEXT = """
 with head as materialized (
     select head.id
-      from unnest(%(queues)s::text[], %(handlers)s::text[], %(keys)s::text[])
-           as line (queue, handler, key)
+      from unnest(%(queues)s::text[], %(handlers)s::text[], %(keys)s::text[], %(afters)s::bigint[])
+           as line (queue, handler, key, after)
      cross join lateral (
         select m.id, m.blocked_by
           from django_mq_queuedmessage m
          where m.queue = line.queue and m.handler = line.handler
-           and m.key >= line.key and m.key <= line.key
+           and (m.key, m.id) > (line.key, line.after) and m.key <= line.key
            and m.dead_at is null
          order by m.key, m.id
          limit 1
@@ -51,12 +55,21 @@ update django_mq_queuedmessage
 
 
 def free_next(cursor: Cursor, lines: Iterable[KeyLine]) -> None:
-    """Free the first live message of each of `lines`; those before it are gone or dead."""
-    found = sorted(set(lines))
-    if found:
-        queues, handlers, keys = zip(*found, strict=True)
+    """Free the first live message of each of `lines`; those before it are gone or dead.
+
+    Of lines that differ in `after` alone, the first counts.
+    """
+    first = {line[:3]: line.after for line in sorted(lines, reverse=True)}
+    if first:
+        queues, handlers, keys = zip(*first, strict=True)
         cursor.execute(
-            FREE_NEXT, {"queues": list(queues), "handlers": list(handlers), "keys": list(keys)}
+            FREE_NEXT,
+            {
+                "queues": texts(queues),
+                "handlers": texts(handlers),
+                "keys": texts(keys),
+                "afters": array(first.values()),
+            },
         )
 
 

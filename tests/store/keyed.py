@@ -92,7 +92,7 @@ def ack(cursor: Cursor, claimed: Claim, *, after: Callable[[], None] = lambda: N
 
 def line_of(row: ClaimedRow) -> KeyLine:
     assert row.key is not None
-    return KeyLine(row.queue, row.handler, row.key)
+    return KeyLine(row.queue, row.handler, row.key, row.id)
 
 
 def blocked_by(*messages: QueuedMessage) -> list[int | None]:

@@ -76,6 +76,27 @@ def test_texts_that_read_alike_together_are_two_lines(cursor: Cursor) -> None:
     assert ids(take(cursor)) == pks(*messages)
 
 
+@pytest.mark.parametrize("key", ["null", 'a"b', "a\\b", "{a,b}", "a, b", "'", "ü@%s"])
+def test_a_key_is_any_text(cursor: Cursor, key: str) -> None:
+    """Design 12: the array literals of the statements quote it."""
+    first, second = keyed(key), keyed(key)
+    claimed = take(cursor, limit=1)
+    assert ids(claimed) == [first.pk]
+    QueuedMessage.objects.filter(pk=second.pk).update(blocked_by=first.pk)
+    ack(cursor, claimed)
+    assert ids(take(cursor)) == [second.pk]
+
+
+def test_lines_whose_head_waits_do_not_keep_a_small_claim_from_the_others(cursor: Cursor) -> None:
+    """The first claim parks what it cannot take, and says that there may be more."""
+    keyed("a", after=60)
+    parked, other = keyed("a"), keyed("b")
+    claimed = take(cursor, limit=1)
+    assert (ids(claimed), claimed.further) == ([], True)
+    assert stored(parked).blocked_by is not None
+    assert ids(take(cursor, limit=1)) == [other.pk]
+
+
 BLOCKING: dict[str, tuple[dict[str, Any], str]] = {
     "delayed": ({"after": 60}, "delayed"),
     "retrying": ({"after": 60, "attempts": 1}, "retrying"),
