@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from django_mq.conf import alias_of, get_settings
+from django_mq.conf import MOST_ASYNC_SLOTS, MOST_IN_BATCH, MOST_THREADS, alias_of, get_settings
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.policy.backoff import as_seconds
 from django_mq.policy.routing import check_pattern
@@ -47,11 +47,13 @@ class WorkerOptions:
         if isinstance(queues, str):
             queues = (queues,)
         self.queues = tuple(check_pattern(name, "queue") for name in queues) or ("#",)
-        self.threads = _number("threads", threads, settings.threads, 1000)
+        self.threads = _number("threads", threads, settings.threads, MOST_THREADS)
         self.batch_size = (
-            None if batch_size is None else _number("batch_size", batch_size, 1, 10_000)
+            None if batch_size is None else _number("batch_size", batch_size, 1, MOST_IN_BATCH)
         )
-        self.async_slots = _number("async_slots", async_slots, settings.async_slots, 100_000)
+        self.async_slots = _number(
+            "async_slots", async_slots, settings.async_slots, MOST_ASYNC_SLOTS
+        )
         # 0 is for the replacement of a process that had claimed its share.
         self.max_messages = (
             None
