@@ -37,10 +37,10 @@ def state(queue: str, *, using: str | None = None) -> State:
     """Return the state of `queue`, by the database's clock.
 
     A message is processable when it is due or its lease has lapsed, unless it is leased, locked
-    by another session, or behind another message of its key. `at` is the next time at which a
-    message becomes due or a lease lapses; without one, if due messages are locked at this
-    moment, it is one poll interval from now. A pause or a backoff of the queue does not change
-    `kind`.
+    by another session, or behind another message of its key or ordered queue. `at` is the next
+    time at which a message becomes due or a lease lapses (in an ordered queue, its first message);
+    without one, if due messages are locked at this moment, it is one poll interval from now. A
+    pause or a backoff of the queue does not change `kind`.
 
     The cost does not grow with the queue: per priority, the 1,000 messages that have been due
     longest are examined. If none of them can be claimed and more follow, `kind` is "after", and
@@ -49,9 +49,13 @@ def state(queue: str, *, using: str | None = None) -> State:
     """
     check_name(queue, "queue")
     settings = get_settings()
+    options = settings.queue(queue)
     with reading(alias_of(using)) as cursor:
         found = store.state(
-            cursor, queue=queue, skip_dead=settings.queue(queue).on_dead_head == "skip"
+            cursor,
+            queue=queue,
+            skip_dead=options.on_dead_head == "skip",
+            ordered=options.ordered,
         )
     kind: Literal["empty", "processable", "after"] = "empty"
     at = None

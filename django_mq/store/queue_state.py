@@ -114,6 +114,32 @@ STATE = _STATE.format(locking="for share of m skip locked")
 #: For logins and servers that only read: a row that another session has locked counts as due.
 STATE_UNLOCKED = _STATE.format(locking="")
 
+# The first message of an ordered queue. An expired one counts as dead, which it will be.
+_HEAD = """
+with head as materialized (
+    select m.id, lost.lost, coalesce(m.leased_until, m.processable_after) as at
+      from django_mq_queuedmessage m
+     cross join lateral (
+        select m.dead_at is not null
+               or m.leased_until is null and coalesce(m.expires_at <= statement_timestamp(), false)
+     ) lost (lost)
+     where m.queue >= %(queue)s and m.queue <= %(queue)s and m.ordered
+       and not (lost.lost and %(skip_dead)s)
+     order by m.queue, m.id
+     limit 1
+), free as materialized (
+    select m.id
+      from head
+     cross join lateral (
+        select m.id from django_mq_queuedmessage m where m.id = head.id {locking}
+     ) m
+)
+select head.lost, head.at, head.at <= statement_timestamp(), exists (select from free)
+  from head
+"""
+HEAD = _HEAD.format(locking="for share of m skip locked")
+HEAD_UNLOCKED = _HEAD.format(locking="")
+
 
 class QueueSnapshot(NamedTuple):
     """The state of a queue at `now`, by the database's clock.
@@ -133,15 +159,32 @@ class QueueSnapshot(NamedTuple):
     backoff_until: datetime | None
 
 
-def state(cursor: Cursor, *, queue: str, skip_dead: bool, window: int = WINDOW) -> QueueSnapshot:
+def state(
+    cursor: Cursor, *, queue: str, skip_dead: bool, ordered: bool = False, window: int = WINDOW
+) -> QueueSnapshot:
     """Return the state of `queue`; with `skip_dead`, a dead head does not block its key.
 
-    Examines up to `window` due messages per priority. Locks at most two rows until the transaction
-    ends: roll back to a savepoint.
+    Examines up to `window` due messages per priority. In an `ordered` queue, the first message
+    alone decides; one with no message in line yet is like any other. Locks at most three rows
+    until the transaction ends: roll back to a savepoint.
     """
     locks = prepare_to_read(cursor)
-    cursor.execute(
-        STATE if locks else STATE_UNLOCKED,
-        {"queue": queue, "queues": [queue], "skip_dead": skip_dead, "window": window},
+    asked = {"queue": queue, "queues": [queue], "skip_dead": skip_dead, "window": window}
+    cursor.execute(STATE if locks else STATE_UNLOCKED, asked)
+    found = QueueSnapshot._make(cursor.fetchone())
+    if ordered:
+        cursor.execute(HEAD if locks else HEAD_UNLOCKED, asked)
+        if (head := cursor.fetchone()) is not None:
+            return _of_line(found, *head)
+    return found
+
+
+def _of_line(
+    found: QueueSnapshot, is_lost: bool, at: datetime, is_due: bool, is_free: bool
+) -> QueueSnapshot:
+    """Return the state of an ordered queue, by the first message of its line."""
+    next_at = None if is_lost or is_due else at
+    is_due = is_due and not is_lost
+    return found._replace(
+        due=is_due and is_free, next_at=next_at, taken=is_due and not is_free, more=False
     )
-    return QueueSnapshot._make(cursor.fetchone())

@@ -102,6 +102,40 @@ class TestState:
         add(key="k")
         assert queues.state("mail").kind == kind
 
+    @pytest.mark.parametrize(
+        ("head", "policy", "kind"),
+        [
+            ({}, "block", "processable"),
+            ({"leased": -1}, "block", "processable"),
+            ({"after": 3600}, "block", "after"),
+            ({"leased": 3600}, "block", "after"),
+            ({"dead": -1}, "block", "empty"),
+            ({"dead": -1}, "skip", "processable"),
+            ({"expires": -1}, "block", "empty"),
+            ({"expires": -1}, "skip", "processable"),
+        ],
+    )
+    def test_the_first_of_an_ordered_queue_decides(self, settings, head, policy, kind):
+        """PMQ-24, PMQ-43, PMQ-44: no message of the line starts before its first."""
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True, "on_dead_head": policy}}}
+        first = add(ordered=True, **head)
+        add(ordered=True, priority=9), add(ordered=True, key="k")
+        at = (first.leased_until or first.processable_after) if kind == "after" else None
+        assert queues.state("mail") == State(kind, at, False, 0, None)
+
+    def test_an_ordered_queue_whose_messages_are_not_in_line_yet(self, settings):
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+        add()
+        assert queues.state("mail").kind == "processable"
+
+    def test_the_first_of_an_ordered_queue_may_be_locked(self, settings, lock):
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+        first = add(ordered=True)
+        add(ordered=True)
+        assert queues.state("mail").kind == "processable"
+        lock(first)
+        assert queues.state("mail").kind == "after"
+
     def test_a_pause_and_a_backoff_are_said_beside_the_kind(self):
         decided = decide(paused=-1, backoff=60, backoff_level=2)
         add()
