@@ -72,9 +72,11 @@ class Message:
         """Take type, payload and version from an instance that was passed as the type."""
         found = class_of(instance)
         if found is None:
+            given = instance.__class__.__qualname__
+            if isinstance(instance, Message):
+                given += ": store it with broadcast_many([message])"
             raise InvalidName(
-                f"the type of a message is text or an instance of a @message class, not a"
-                f" {instance.__class__.__qualname__}"
+                f"the type of a message is text or an instance of a @message class, not a {given}"
             )
         if self.payload is not None or self.schema_version != 1:
             raise TypeError(

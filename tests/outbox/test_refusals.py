@@ -157,6 +157,12 @@ def test_a_refusal_names_the_limit_in_a_short_text(options: dict[str, Any], told
 
 
 @pytest.mark.django_db
+def test_a_message_that_was_built_before_is_stored_by_broadcast_many() -> None:
+    with transaction.atomic(), pytest.raises(InvalidName, match=r"broadcast_many\(\[message\]\)"):
+        broadcast(Message("a.b"))  # type: ignore[arg-type]
+
+
+@pytest.mark.django_db
 def test_limits_follow_the_settings(settings: Any) -> None:
     settings.DJANGO_MQ = {
         "MAX_PAYLOAD_BYTES": 20,
