@@ -5,7 +5,9 @@ Users and commands hold a `Worker`; `run` has the loop, `parts` builds what it w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 from django.db import connections
 
@@ -16,7 +18,7 @@ from django_mq.worker.commands import EndProcess
 from django_mq.worker.orders import Orders
 from django_mq.worker.recovery import DeadWorker
 from django_mq.worker.run import Run
-from django_mq.worker.worker_options import WorkerOptions, entries_needed
+from django_mq.worker.worker_options import WorkerOptions, checked_seconds, entries_needed
 
 __all__ = ["DeadWorker", "Worker", "entries_needed"]
 
@@ -90,17 +92,18 @@ class Worker(WorkerOptions):
                 self.orders = Orders()
             run.ended.set()
 
-    def stop(self, timeout: float | None = None) -> bool:
+    def stop(self, timeout: float | timedelta | None = None) -> bool:
         """Drain: start nothing more, and finish what runs. From any thread.
 
-        Waits up to `timeout` seconds (None: as long as it takes) and returns whether the run
-        ended; also False if nothing was running.
+        Waits up to `timeout`, seconds or a timedelta (None: as long as it takes), and returns
+        whether the run ended; also False if nothing was running.
         """
+        wait = timeout if timeout is None else checked_seconds("timeout", timeout)
         with self.lock:
             if (run := self._run) is None:
                 return False
             self.ask_to_stop()
-        return run.ended.wait(timeout)
+        return run.ended.wait(None if wait is None else min(wait, threading.TIMEOUT_MAX))
 
     def ask_to_stop(self) -> None:
         """Begin to drain, from any thread. Before a run, it makes that end at once."""

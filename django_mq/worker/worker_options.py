@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from django_mq.conf import MOST_ASYNC_SLOTS, MOST_IN_BATCH, MOST_THREADS, alias_of, get_settings
+from django_mq.conf.readers import LARGEST
+from django_mq.exceptions import short_repr
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.policy.backoff import as_seconds
 from django_mq.policy.routing import check_pattern
@@ -56,15 +58,15 @@ class WorkerOptions:
         )
         # 0 is for the replacement of a process that had claimed its share.
         self.max_messages = (
-            None
-            if max_messages is None
-            else _number("max_messages", max_messages, 0, 2**31 - 1, least=0)
+            None if max_messages is None else _number("max_messages", max_messages, 0, LARGEST, 0)
         )
-        self.max_seconds = None if max_seconds is None else _seconds("max_seconds", max_seconds)
+        self.max_seconds = (
+            None if max_seconds is None else checked_seconds("max_seconds", max_seconds)
+        )
         self.drain_seconds = (
             settings.drain_seconds
             if drain_seconds is None
-            else _seconds("drain_seconds", drain_seconds)
+            else checked_seconds("drain_seconds", drain_seconds)
         )
         self.alias = alias_of(using)
         self._given_scoreboard = scoreboard
@@ -87,16 +89,19 @@ class WorkerOptions:
         )
 
 
-def _number(what: str, value: int | None, default: int, most: int, *, least: int = 1) -> int:
+def checked_seconds(what: str, value: float | timedelta) -> float:
+    """Return a duration in seconds; ValueError if it is none."""
+    seconds = as_seconds(value)
+    if seconds is None:
+        raise ValueError(f"{what} is {short_repr(value)}; it must be seconds or a timedelta")
+    return seconds
+
+
+def _number(what: str, value: int | None, default: int, most: int, least: int = 1) -> int:
     if value is None:
         return default
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{what} is {value!r}; it must be a whole number from {least} to {most:,}")
+        raise ValueError(
+            f"{what} is {short_repr(value)}; it must be a whole number from {least} to {most:,}"
+        )
     return value
-
-
-def _seconds(what: str, value: float | timedelta) -> float:
-    seconds = as_seconds(value)
-    if seconds is None:
-        raise ValueError(f"{what} is {value!r}; it must be seconds, from 0, or a timedelta")
-    return seconds

@@ -16,21 +16,34 @@ def test_one_queue_may_be_given_as_a_text() -> None:
     assert Worker("mail").queues == ("mail",)
 
 
-@pytest.mark.parametrize("wrong", [{"threads": "2"}, {"threads": True}, {"batch_size": 10**9}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"threads": "2"},
+        {"threads": True},
+        {"threads": 10**5000},
+        {"batch_size": 10**9},
+        {"max_messages": -1},
+        {"max_messages": True},
+        {"max_messages": 1.5},
+    ],
+    ids=["text", "bool", "digits", "large", "negative", "bool-messages", "half"],
+)
 def test_numbers_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="whole number"):
         Worker(**wrong)
 
 
-@pytest.mark.parametrize("name", ["max_messages", "max_seconds", "drain_seconds"])
-@pytest.mark.parametrize("wrong", [-1, "3", float("nan"), True])
-def test_limits_are_checked_before_anything_runs(name: str, wrong: Any) -> None:
-    """A bad drain would otherwise be noticed when the worker is told to stop."""
-    with pytest.raises(ValueError, match=name):
-        Worker(**{name: wrong})
+@pytest.mark.parametrize("wrong", [-1, True, "5", float("nan"), timedelta(seconds=-1)])
+def test_durations_are_checked(wrong: Any) -> None:
+    for option in ("max_seconds", "drain_seconds"):
+        with pytest.raises(ValueError, match="must be seconds or a timedelta"):
+            Worker(**{option: wrong})
+    with pytest.raises(ValueError, match="must be seconds or a timedelta"):
+        Worker().stop(wrong)
 
 
-def test_durations_may_be_timedeltas() -> None:
-    worker = Worker(max_seconds=timedelta(minutes=1), drain_seconds=timedelta(0))
-    assert (worker.max_seconds, worker.drain_seconds) == (60, 0)
-    assert worker.run(until_empty=True) is True
+def test_durations_are_seconds_or_timedeltas() -> None:
+    worker = Worker(max_seconds=timedelta(minutes=1), drain_seconds=timedelta(seconds=2))
+    assert (worker.max_seconds, worker.drain_seconds) == (60.0, 2.0)
+    assert worker.stop(timedelta(seconds=1)) is False
