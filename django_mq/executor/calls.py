@@ -46,16 +46,21 @@ def _call(
         else:
             result = function(argument)
         if type(result) is CoroutineType:
-            result.close()
-            raise TypeError(
-                "the handler returned a coroutine: put @handler on the async function itself,"
-                " or write the function that wraps it as async def"
-            )
+            raise not_run(result)
         if argument is not delivery or delivery._row.wants_result:
             result = replies.encoded(result, argument)
         return result, None
     except BaseException as error:  # SystemExit too: a handler does not end the worker
         return None, error
+
+
+def not_run(coroutine: CoroutineType[Any, Any, Any]) -> TypeError:
+    """Return the error of a handler that returned a coroutine, which nobody would await."""
+    coroutine.close()
+    return TypeError(
+        "the handler returned a coroutine: put @handler on the async function itself,"
+        " or write the function that wraps it as async def"
+    )
 
 
 @contextmanager

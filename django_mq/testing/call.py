@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import count
 from time import time
+from types import CoroutineType
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -12,13 +13,16 @@ from django.db import transaction
 
 from django_mq import handlers
 from django_mq.conf import get_settings
+from django_mq.executor.calls import not_run
 from django_mq.executor.leased_call import BatchDelivery
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.handlers import Handler, queue_of
 from django_mq.handlers.callables import is_task
 from django_mq.messages import ClaimedRow, Delivery, Message, current_delivery
 from django_mq.messages.classes import class_of
+from django_mq.outbox.options import check_whole
 from django_mq.outbox.send import queue_connection
+from django_mq.policy.backoff import MAX_ATTEMPTS
 from django_mq.policy.routing import plain_types
 from django_mq.store import Cursor
 
@@ -47,7 +51,8 @@ def deliver(
     or its name; a batch handler gets a list of one delivery. No message is stored. Returns the
     handler's return value, or raises its error, undoing an atomic handler's writes; an answer, such
     as `delivery.reject()` in a batch, is raised as the exception that it stands for. Raises
-    InvalidPayload if `payload` could not be broadcast, and LookupError if there is no such handler.
+    InvalidPayload if `payload` could not be broadcast, InvalidOption if `attempt` or `max_attempts`
+    is below 1, and LookupError if there is no such handler.
     """
     settings = get_settings()
     connection = queue_connection(using)
@@ -57,6 +62,8 @@ def deliver(
         type, payload, schema_version = message.type, message.payload, message.schema_version
     elif type is None:
         type = _type_of(found)
+    attempt = check_whole(attempt, "attempt", 1, MAX_ATTEMPTS)
+    max_attempts = check_whole(max_attempts, "max_attempts", 1, MAX_ATTEMPTS)
     now = time()
     row = ClaimedRow(
         id=next(_delivered),
@@ -91,14 +98,21 @@ def _call(handler: Handler, row: ClaimedRow, alias: str) -> Any:
     try:
         if not handler.atomic:
             call = async_to_sync(handler.call) if handler.is_async else handler.call
-            result = call(argument)
+            result = _ran(call(argument))
             if (answer := getattr(delivery, "answer", None)) is not None:
                 raise answer
             return result
         with transaction.atomic(using=alias):
-            return handler.call(argument)
+            return _ran(handler.call(argument))
     finally:
         current_delivery.reset(token)
+
+
+def _ran(result: Any) -> Any:
+    """Return the result of a handler; raise TypeError, as a worker does, if it did not run."""
+    if type(result) is CoroutineType:
+        raise not_run(result)
+    return result
 
 
 class _Unstored(LeasedDelivery):

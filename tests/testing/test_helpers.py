@@ -10,6 +10,7 @@ from django.db import connection, transaction
 from django.test import TestCase
 
 from django_mq import (
+    InvalidOption,
     InvalidPayload,
     Message,
     Reject,
@@ -210,6 +211,23 @@ class DeliverTest(TestCase):
             deliver(one, {"x": object()})
         with pytest.raises(LookupError, match="is not a handler"):
             deliver(print)
+
+    def test_a_handler_that_would_not_run_in_a_worker_does_not_run_here(self) -> None:
+        async def ask_elsewhere() -> None:
+            raise AssertionError("nobody awaits it")
+
+        for atomic in (True, False):
+            with isolated():
+                handler("test.one", name="one", atomic=atomic)(lambda delivery: ask_elsewhere())
+                with pytest.raises(TypeError, match="returned a coroutine"):
+                    deliver("one")
+
+    def test_attempts_count_from_one(self) -> None:
+        handler("test.one", name="one")(lambda delivery: delivery.attempt)
+        assert deliver("one", attempt=20) == 20
+        for wrong in ({"attempt": 0}, {"attempt": True}, {"max_attempts": 0}):
+            with pytest.raises(InvalidOption, match="whole number from 1"):
+                deliver("one", **wrong)
 
     def test_a_handler_that_is_not_atomic_may_finish(self) -> None:
         @handler("test.one", name="one", atomic=False)
