@@ -61,7 +61,7 @@ class TooManyHops(BroadcastError):
 
 
 class BroadcastBusy(BroadcastError):
-    """The queue is full, or another transaction holds the unique id for too long."""
+    """The queue is full, or another transaction holds the unique id or the key for too long."""
 
 
 class NothingKept(MQError):

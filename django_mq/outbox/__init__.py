@@ -65,9 +65,10 @@ def broadcast(
     - `using`: the database alias; by default the DATABASE setting, else the router's choice.
 
     Raises NotInTransaction outside an `atomic()` block (unless REQUIRE_ATOMIC is off), and another
-    BroadcastError if the message cannot be stored: BroadcastBusy if the queue is full, or if
-    another transaction has held the unique id for 3 s. Raises TypeError for `on_duplicate` or
-    `unique_for` without a `unique_id`. Your transaction stays usable.
+    BroadcastError if the message cannot be stored: BroadcastBusy if the queue is full, if
+    another transaction has held the unique id for 3 s, or if your session's timeouts end the wait
+    for a key in commit order. Raises TypeError for `on_duplicate` or `unique_for` without a
+    `unique_id`. Your transaction stays usable.
     """
     message = Message(
         type,

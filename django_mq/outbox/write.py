@@ -7,9 +7,10 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_mq.exceptions import BroadcastBusy
 from django_mq.messages import CopyReceipt
 from django_mq.outbox import deduplicate, notify
 from django_mq.outbox.backlog import admit
@@ -20,6 +21,9 @@ from django_mq.store.rows import NewRow, Rows
 
 if TYPE_CHECKING:
     from django_mq.conf import QueueOptions, Settings
+
+#: The SQLSTATEs of waits that a timeout of the caller's session, or a deadlock, has ended.
+_REFUSED_WAITS = frozenset({"55P03", "57014", "40P01"})
 
 
 class CallQueues:
@@ -107,8 +111,24 @@ class RowWriter:
             elif whole_queue is not None and row.key is not None:
                 names.add(f"{row.queue} {row.handler} {row.key}")  # only keys have spaces
         if names:
-            with self.connection.cursor() as cursor:
+            self._lock(names)
+
+    def _lock(self, names: set[str]) -> None:
+        """Lock lines in a savepoint: a refused wait leaves the caller's transaction usable."""
+        try:
+            with (
+                transaction.atomic(using=self.connection.alias),
+                self.connection.cursor() as cursor,
+            ):
                 lock_lines(cursor, names)
+        except DatabaseError as error:
+            if getattr(error.__cause__, "sqlstate", None) not in _REFUSED_WAITS:
+                raise
+            raise BroadcastBusy(
+                "another transaction that broadcast to the same key or ordered queue is still"
+                f" open ({str(error).splitlines()[0]}). Try again, and commit soon after"
+                " broadcast()"
+            ) from error
 
     def _ring(self, rows: Sequence[NewRow]) -> None:
         # Workers look at least once per poll interval, so rows that are due later need no ring.

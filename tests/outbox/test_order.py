@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from django_mq import Message, broadcast, broadcast_many, handler, handlers
+from django_mq import BroadcastBusy, Message, broadcast, broadcast_many, handler, handlers
 from django_mq.models import QueuedMessage
 from django_mq.store.insert import FEW
 from tests.database import second_connection
@@ -208,3 +208,21 @@ def test_without_a_block_the_line_is_kept_until_the_row_is_there(
     with connection.execute_wrapper(look):
         broadcast("a.b", queue="keys", key="k", **options)
     assert kept == [1]
+
+
+@pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout"])
+@pytest.mark.parametrize("options", [{}, {"unique_id": "u"}], ids=["plain", "unique"])
+def test_a_timeout_that_ends_the_wait_leaves_the_transaction_usable(
+    pool: ThreadPoolExecutor, limit: str, options: dict[str, Any]
+) -> None:
+    """Guarantee 10."""
+    first = Producer(pool, send("keys", "k")).wrote()
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"set local {limit} = '200ms'")
+        with pytest.raises(BroadcastBusy, match="Try again"):
+            broadcast("a.b", queue="keys", key="k", **options)
+        with connection.cursor() as cursor:
+            cursor.execute(f"set local {limit} = 0")  # this machine may be slow
+        other = broadcast("a.b", queue="keys", key="another")
+    assert {*first.end(), *other.ids} == set(QueuedMessage.objects.values_list("id", flat=True))
