@@ -29,8 +29,8 @@ LOWEST, HIGHEST = -100, 100
 _LARGEST = 2**31 - 1
 MAX_CACHED_ROUTES = 1024
 
-#: The type and the queue of a message that has no other options.
-Route = tuple[str, str | None]
+#: The type, the queue and the metadata of a message that has no other options.
+Route = tuple[str, str | None, str]
 
 
 class _Cache(NamedTuple):
@@ -86,17 +86,18 @@ class RowBuilder:
 
         Raises a BroadcastError that says what is wrong with the message.
         """
-        route = _route_of(message)
+        metadata = self._encode_metadata(message.metadata)
+        route = _route_of(message, metadata)
         kinds = self._cached_kinds.get(route)
         if kinds is None:
-            kinds = self._kinds(message, route)
+            kinds = self._kinds(message, metadata, route)
         payload = self._encode(message.payload, "payload")
         for kind in kinds:
             rows.add(kind, payload)
         return len(kinds)
 
-    def _kinds(self, message: Message, route: Route | None) -> list[NewRow]:
-        kinds = self._checked_kinds(message)
+    def _kinds(self, message: Message, metadata: str, route: Route | None) -> list[NewRow]:
+        kinds = self._checked_kinds(message, metadata)
         # Most messages of a bulk call differ only in their payload: the rest is checked and routed
         # once. Each call must note a queue with a limit, or in commit order, again.
         if route is not None and not (self.queues.limits or self.queues.in_commit_order):
@@ -105,8 +106,8 @@ class RowBuilder:
             self._cached_kinds[route] = kinds
         return kinds
 
-    def _checked_kinds(self, message: Message) -> list[NewRow]:
-        """Check all but the payload; return the row of each subscriber without it."""
+    def _checked_kinds(self, message: Message, metadata: str) -> list[NewRow]:
+        """Check the other options; return the row of each subscriber without its payload."""
         max_delay = self.settings.max_delay
         type = check_name(message.type, "type")
         queue = None if message.queue is None else check_name(message.queue, "queue")
@@ -116,7 +117,6 @@ class RowBuilder:
         version = check_whole(message.schema_version, "schema_version", 1, _LARGEST)
         due, delay, expires, lifetime = moments(message, max_delay)
         policy = check_retry(message.retry)
-        metadata = self._encode_metadata(message.metadata)
         if self._recipient is None:
             subscribers = self._subscribers(type, metadata)
         else:
@@ -193,11 +193,10 @@ class RowBuilder:
         return self._encode(dict(metadata), "metadata")
 
 
-def _route_of(message: Message) -> Route | None:
-    """Return the route of a message with no options but type, payload and queue, else None."""
+def _route_of(message: Message, metadata: str) -> Route | None:
+    """Return the route of a message that has no options beyond a route's, else None."""
     plain = (
-        message.metadata is None
-        and message.after is None
+        message.after is None
         and message.expires is None
         and message.retry is None
         and message.key is None
@@ -211,7 +210,7 @@ def _route_of(message: Message) -> Route | None:
         and type(message.type) is str
         and (message.queue is None or type(message.queue) is str)
     )
-    return (message.type, message.queue) if plain else None
+    return (message.type, message.queue, metadata) if plain else None
 
 
 def _queue_for(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import transaction
 
-from django_mq import broadcast_many
+from django_mq import Delivery, broadcast_many, handler, handlers
 from django_mq.conf import get_settings
 from django_mq.messages import Message
 from django_mq.models import QueuedMessage
@@ -31,3 +31,18 @@ def test_the_same_address_with_another_payload() -> None:
         {"n": 1},
         {"n": 2},
     ]
+
+
+def test_the_same_type_with_other_metadata_is_another_route() -> None:
+    """A handler's `where` decides anew, also for metadata that was routed before."""
+    with handlers.isolated():
+
+        @handler("t", where={"tier": "gold"}, name="gold")
+        def gold(delivery: Delivery) -> None: ...
+
+        tiers = ["gold", "silver", "gold", "silver"]
+        with transaction.atomic():
+            receipts = broadcast_many([Message("t", metadata={"tier": tier}) for tier in tiers])
+    assert [each.copies[0].handler for each in receipts] == ["gold", "", "gold", ""]
+    stored = QueuedMessage.objects.order_by("id").values_list("metadata__tier", flat=True)
+    assert list(stored) == tiers
