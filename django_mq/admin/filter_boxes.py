@@ -14,6 +14,7 @@ from django.http import HttpRequest
 
 from django_mq import handlers
 from django_mq.admin.filters import ExactFilter
+from django_mq.admin.texts import breakable
 from django_mq.admin.windows import LOOK
 from django_mq.conf import get_settings
 from django_mq.models import FailedAttempt
@@ -77,7 +78,7 @@ class BoxFilter(ExactFilter):
             yield {
                 "selected": value == text,
                 "query_string": changelist.get_query_string({name: text}),
-                "display": label,
+                "display": breakable(str(label)),
             }
 
 

@@ -11,6 +11,8 @@ from django_mq.conf import get_settings
 from django_mq.policy.durations import measured
 from django_mq.policy.histogram import Durations
 
+COUNTED = ("acked", "failed", "retried", "snoozed", "dead")
+
 
 def timing_rows(
     found: Iterable[queues.HandlerTimings], allowed: Collection[str] | None
@@ -20,11 +22,8 @@ def timing_rows(
     return [
         {
             "handler": excerpt(each.handler),
-            "counts": [
-                f"{count:,}"
-                for count in (each.acked, each.failed, each.retried, each.snoozed, each.dead)
-            ],
-            "durations": (_shown(each.waited), _shown(each.ran)),
+            "counts": [(name.capitalize(), f"{getattr(each, name):,}") for name in COUNTED],
+            "durations": (("Waited", _shown(each.waited)), ("Ran", _shown(each.ran))),
         }
         for each in found
         if known is None or each.handler in known

@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 
 from django_mq.models import HandledMessage, Operation, Result, Schedule, UniqueKey
 from tests.admin.pages import LIST, fail, url
-from tests.rows import add, decide
+from tests.rows import add, beat, decide, tally
 
 # Before the import: a module that skipped itself cannot be imported.
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -76,7 +76,12 @@ def rows():
         skipped=10, state="running", created_at=Now() - timedelta(hours=100),
     )  # fmt: skip
     Result.objects.create(message_id=1, handler=NAMES["handler"], error_class="KeyError")
-    Schedule.objects.create(name="shop.nightly.prune", type=NAMES["type"], cron="0 6 * * *")
+    zone = "America/Argentina/Buenos_Aires"
+    Schedule.objects.create(
+        name="shop.nightly.prune", type=NAMES["type"], cron="15 10 1,15 1-3 *", tz=zone,
+        last_at=Now() - timedelta(hours=20, minutes=20), last_error="full",
+        next_at=Now() + timedelta(days=20, hours=20),
+    )  # fmt: skip
     UniqueKey.objects.create(queue="shop.search.index", unique_id="order/1000000", **NAMES)
 
 
@@ -102,7 +107,31 @@ def test_lists_are_cards_on_a_phone(visit):  # noqa: F811
 @pytest.mark.usefixtures("rows")
 def test_lists_are_tables_on_a_laptop(visit):  # noqa: F811
     page = visit(LIST, **LAPTOP)
-    for model in ("queuedmessage", "failedattempt", "handledmessage", "operation"):
+    for model in ("queuedmessage", "failedattempt", "handledmessage", "operation", "schedule"):
         page.goto(url(model))
         assert page.locator(".results").evaluate(EXCESS) <= 0, model
     sync_api.expect(page.locator("#result_list thead")).to_be_visible()
+
+
+def test_the_longest_names_hide_nothing(visit):  # noqa: F811
+    """A name may have 128 characters without a joint where a browser would break it."""
+    longest = {"key": "k" * 128, "unique_id": "u" * 128, "handler": "h" * 128, "type": "t" * 128}
+    message = add("q" * 128, dead=-5, **longest)
+    beat("w" * 32, host="h" * 60, timings={"h" * 128: tally(acked=9, ran=[0.010] * 9)})
+    page = visit(url("queuestate"), **LAPTOP)
+    for size in (LAPTOP, PHONE):
+        page.set_viewport_size(size["viewport"])
+        for address in (url("queuestate"), url("workerheartbeat"), "/admin/django_mq/"):
+            page.goto(address)
+            for table in page.locator(".mq-wide").all():
+                assert table.evaluate(EXCESS) <= 0, (address, size)
+        page.goto(url("queuedmessage", "change", message.pk))
+        for field in page.locator(".readonly").all():
+            box = field.bounding_box()
+            assert box["x"] + box["width"] <= size["viewport"]["width"], field.inner_text()
+        title = page.locator("#content h1").bounding_box()
+        tools = page.locator(".object-tools").bounding_box()
+        apart = (
+            title["x"] + title["width"] <= tools["x"] or title["y"] + title["height"] <= tools["y"]
+        )
+        assert apart, size
