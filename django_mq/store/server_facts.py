@@ -127,9 +127,9 @@ def idle_slots(cursor: Cursor, *, kept: int, limit: int) -> list[tuple[str, int]
 
 
 HELD_TYPES = """
-select m.type, count(*)
+select m.type, count(*), min(m.id)
   from (
-    select m.type
+    select m.type, m.id
       from django_mq_queuedmessage m
      where m.queue = any(%(queues)s::text[]) and m.held_since is not null
        and m.leased_until is null and m.blocked_by is null and m.dead_at is null
@@ -140,7 +140,10 @@ select m.type, count(*)
 """
 
 
-def held_types(cursor: Cursor, *, queues: Sequence[str], limit: int) -> dict[str, int]:
-    """Count the held messages of `queues` by type, among the first `limit` that are found."""
+def held_types(cursor: Cursor, *, queues: Sequence[str], limit: int) -> list[tuple[str, int, int]]:
+    """Return type, count and lowest id of the held messages of `queues`.
+
+    Only the first `limit` messages that are found are counted.
+    """
     cursor.execute(HELD_TYPES, {"queues": list(queues), "limit": limit})
-    return dict(cursor.fetchall())
+    return cursor.fetchall()

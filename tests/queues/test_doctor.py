@@ -271,6 +271,18 @@ class TestQueuesAndTypes:
         (text,) = found("D014")
         assert "1 message of type shop.orders.lost is held" in text
 
+    def test_d014_a_handler_that_may_not_take_from_the_queue(self) -> None:
+        """The reason is not that nobody hears the type: the hint names a message that says it."""
+        handler("shop.orders.placed", queue="mail", name="send")(print)
+        beat()
+        held = {"handler": "send", "held": -9, "type": "shop.orders.placed"}
+        first = add("mail", **held).pk
+        add("ledger", **held)
+        (finding,) = [each for each in examine() if each.id == "D014"]
+        assert "2 messages of type shop.orders.placed are held: no worker" in finding.text
+        assert "from their queue" in finding.text
+        assert f"manage.py mq_why {first}" in finding.hint
+
     def test_d015_handlers_without_a_worker(self) -> None:
         handler("a.b", queue="reports", name="sums")(print)
         assert found("D015") == []  # no worker runs at all, so no handler is known to be missing

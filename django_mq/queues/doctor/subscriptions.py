@@ -50,19 +50,19 @@ def unserved(alias: str) -> Iterator[Finding]:
 
 
 def unheard(alias: str) -> Iterator[Finding]:
-    """D014: messages are held because no worker has a handler for them."""
+    """D014: messages are held because no worker can handle them."""
     held = [queue for queue, found in counts(using=alias).items() if found.held]
     if not held:
         return
     with looking(alias) as cursor:
         types = server_facts.held_types(cursor, queues=held, limit=LOOKED)
-    for type, count in types.items():
+    for type, count, first in types:
         yield Finding(
             id="D014",
             level="warning",
             text=f"{count:,} message{'' if count == 1 else 's'} of type {type}"
-            f" {'is' if count == 1 else 'are'} held: no worker has a handler for the type, or for"
-            " its schema version.",
-            hint=f"See manage.py mq_routes {type}; deploy the handler, or drop the messages with"
-            " mq_purge.",
+            f" {'is' if count == 1 else 'are'} held: no worker has a handler that takes the"
+            " type, in its schema version, from their queue.",
+            hint=f"manage.py mq_why {first} gives the reason; deploy the handler, or drop the"
+            " messages with mq_purge.",
         )
