@@ -151,16 +151,19 @@ class MessageActionsAdmin(EverythingAdmin):
             if not across:
                 raise BadRequest(f"Select at most {MOST:,} messages for one action.")
             return HttpResponseRedirect(self.everything_url(action, request.GET, heads=heads))
+        # Selected, but no longer in the list: gone, or past its filter.
+        chosen = () if across else request.POST.getlist(ACTION_CHECKBOX_NAME)
+        absent = len({*ids_of(chosen)}.difference(ids))
         if heads:
             found = standings(ids, most=1, using=self.alias)
             ids = sorted({found[id].head or id if id in found else id for id in ids})
         if action.removes:
-            return self._confirm(request, action, ids)
-        self._perform(request, action, ids)
+            return self._confirm(request, action, ids, absent=absent)
+        self._perform(request, action, ids, absent=absent)
         return HttpResponseRedirect(request.get_full_path())
 
     def _confirm(
-        self, request: HttpRequest, action: MessageAction, ids: Sequence[int]
+        self, request: HttpRequest, action: MessageAction, ids: Sequence[int], *, absent: int = 0
     ) -> HttpResponse:
         """Ask for confirmation, with counts. States are checked again when the user confirms."""
         found: Counter[tuple[str, str]] = Counter()
@@ -177,7 +180,7 @@ class MessageActionsAdmin(EverythingAdmin):
                 matching.append(id)
             else:
                 others[str(MessageState(state).label)] += 1
-        if missing := len(ids) - len(rows):
+        if missing := len(ids) - len(rows) + absent:
             others["gone"] += missing
         filters = request.POST.get("filters", request.GET.urlencode())
         origin = {name: request.POST[name] for name in ("page", "queue") if request.POST.get(name)}
@@ -206,14 +209,19 @@ class MessageActionsAdmin(EverythingAdmin):
         more = any(each.behind == MOST for each in found)
         return f"{count:,}{'+' if more else ''}" if count else ""
 
-    def _perform(self, request: HttpRequest, action: MessageAction, ids: Sequence[int]) -> None:
-        """Apply `action` to those of `ids` that the user may see, log it, and report it."""
+    def _perform(
+        self, request: HttpRequest, action: MessageAction, ids: Sequence[int], *, absent: int = 0
+    ) -> None:
+        """Apply `action` to those of `ids` that the user may see, log it, and report it.
+
+        `absent` more were selected that are no longer in the list.
+        """
         alias = self.alias
         visible = self.scoped(request, QueuedMessage.objects.using(alias))
         with writing(alias):
             rows = visible.only("pk", "queue", "type").in_bulk(ids)
             changed = action.run(list(rows), using=alias)
-            skipped = len(ids) - len(changed.ids)
+            skipped = len(ids) - len(changed.ids) + absent
             note = f"{action.past}, one of {len(changed.ids)} messages; {skipped} skipped."
             flag = DELETION if action.removes else CHANGE
             self.log(request, [rows[id] for id in changed.ids], flag, note)

@@ -7,6 +7,7 @@ import time
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 
+from django_mq import queues
 from django_mq.admin import actions
 from django_mq.models import QueuedMessage, QueueState
 from tests.admin.pages import LIST, act, confirm, text, told, url
@@ -123,6 +124,20 @@ def test_a_message_that_is_gone_is_skipped(boss):
     response = confirm(boss, "discard", [7, 8])
     assert "2 messages were skipped" in told(response)[0]
     assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize("action", ["requeue", "requeue_heads"])
+def test_rows_that_left_the_list_meanwhile_are_reported(boss, action):
+    """Another tab was faster: one message is gone, another no longer matches the filter."""
+    gone, requeued, dead = (add(**EVERY["dead"]).pk for _ in range(3))
+    QueuedMessage.objects.filter(pk=gone).delete()
+    assert queues.requeue([requeued])
+    form = {"action": action, "_selected_action": [gone, requeued, dead]}
+    first, second = told(boss.post(LIST + "?state=dead", form))
+    assert first == "Requeue: 1 message."
+    assert second.startswith("Requeue: 2 messages were skipped: in flight, locked, gone")
+    page = boss.post(LIST, {"action": "discard", "_selected_action": [gone]})
+    assert page.context["others"] == [("gone", 1)]
 
 
 def test_a_list_of_the_largest_number_of_ids_can_be_confirmed(boss, settings):
