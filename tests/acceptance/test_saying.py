@@ -29,4 +29,6 @@ def test_silence(start: Callable[..., Worker], queue: Queue) -> None:
     queue.send("write", "m")
     worker = start("-v", 0, "--until-empty")
     assert worker.ends() == 0
-    assert "QUEUE" not in worker.said()
+    said = worker.said()
+    assert "QUEUE" not in said
+    assert " INFO " not in said  # whatever the level in LOGGING

@@ -201,10 +201,12 @@ def _warn_of_surroundings() -> None:
 def _configure_logging(verbosity: int) -> None:
     """Log to stderr unless LOGGING configures this logger: a worker should not be silent.
 
-    `-v 2` logs a line for each message that ends, and `-v 3` also one for its start, regardless of
-    the level in LOGGING.
+    `-v 2` logs a line for each message that ends, `-v 3` also one for its start, and `-v 0` only
+    warnings, regardless of the level in LOGGING.
     """
     logger = logging.getLogger("django_mq")
+    if verbosity == 0:
+        logger.setLevel(max(logger.level, logging.WARNING))
     if verbosity == 2:
         logger.addFilter(_is_no_start)
     if verbosity >= 2:
@@ -215,7 +217,7 @@ def _configure_logging(verbosity: int) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO if verbosity else logging.WARNING)
+        logger.setLevel(logging.INFO)
 
 
 def _is_no_start(record: logging.LogRecord) -> bool:
