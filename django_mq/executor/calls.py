@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
@@ -11,7 +12,7 @@ from typing import Any
 from django.db import close_old_connections, connections, reset_queries
 
 from django_mq.exceptions import Reject, Retry, Snooze
-from django_mq.executor import replies
+from django_mq.executor import forks, replies
 from django_mq.executor.tasks import Task
 from django_mq.messages import Delivery, current_delivery
 from django_mq.store.history_days import was_attached_meanwhile
@@ -32,7 +33,11 @@ def call(
     The call runs in a copy of this thread's context: translation, time zone and context variables
     that it sets end with it, and the messages that it broadcasts name `delivery` as their cause.
     """
-    return copy_context().run(_call, function, argument, delivery)
+    process = os.getpid()
+    answer = copy_context().run(_call, function, argument, delivery)
+    if os.getpid() != process:
+        forks.leave(answer[1])
+    return answer
 
 
 def _call(

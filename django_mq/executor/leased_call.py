@@ -6,13 +6,14 @@ it returns, and fail when it raises.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload, When
-from django_mq.executor import replies, reports
+from django_mq.executor import forks, replies, reports
 from django_mq.executor.calls import surrounded, surroundings
 from django_mq.executor.ended import ACKED, Ended, Settled, end
 from django_mq.executor.leased_delivery import Clock, LeasedDelivery
@@ -43,8 +44,16 @@ async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
     """Return the result of a coroutine function, encoded if it was requested."""
     if not call.argument:
         return None  # nothing of the list can be read
-    with surrounded(call.argument) if surroundings else nullcontext():
-        result = await function(call.argument)
+    process, error = os.getpid(), None
+    try:
+        with surrounded(call.argument) if surroundings else nullcontext():
+            result = await function(call.argument)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if os.getpid() != process:
+            forks.leave(error)
     if any(each._row.wants_result for each in call.deliveries):
         result = replies.encoded(result, call.argument)
     return result

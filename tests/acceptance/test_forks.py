@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import Worker
 from tests.database import second_connection
@@ -177,3 +178,19 @@ def test_nothing_is_named_where_nothing_is_open(
     worker.kill_child(0)
     worker.has_started(3)
     assert "would inherit" not in worker.said()
+
+
+@pytest.mark.parametrize("among", ["forks", "calls", "acalls"])
+def test_a_process_that_a_handler_forks_ends_with_the_handler(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, among: str
+) -> None:
+    """It must not go on as a second worker on the same connections."""
+    ids = queue.send("fork", "return", "sys.exit", "raise", queue=among)
+    worker = start("--queue", among, ACCEPTANCE_IMPORT="tests.acceptance.app.forking")
+    queue.wait_empty(worker)
+    for ended in ("return-0", "sys.exit-3", "raise-1"):
+        assert len(witness.started(ended)) == 1, ended
+    assert not any(queue.failures(id) for id in ids)
+    worker.says("a process that a handler forked failed: KeyError")
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0

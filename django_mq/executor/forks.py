@@ -1,0 +1,40 @@
+"""End the processes that handlers fork: nothing but the handler may run in them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from django_mq.signals import log_failure
+
+
+def leave(error: BaseException | None) -> NoReturn:
+    """End this fork of a worker, whose handler returned or raised `error` in it.
+
+    It must not go on as a second worker on the same connections: the delivery is its parent's. The
+    exit code is the interpreter's: that of `sys.exit()`, 1 for other errors. Exit hooks and buffers
+    of connections belong to the parent.
+    """
+    code = 0
+    try:
+        if isinstance(error, SystemExit):
+            code = _code_of(error)
+        elif error is not None:
+            code = 1
+            log_failure("fork_failed", error, "a process that a handler forked failed")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code)
+
+
+def _code_of(error: SystemExit) -> int:
+    """Return the exit code of a SystemExit.
+
+    >>> [_code_of(SystemExit(code)) for code in (None, 0, 3, True, "no")]
+    [0, 0, 3, 1, 1]
+    """
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
