@@ -73,7 +73,7 @@ class AsyncRunner(threading.Thread):
         self._timer: asyncio.TimerHandle | None = None
         #: The drain ran out of time and cancelled handlers.
         self.cut_off = False
-        self._cancelling = False
+        self._cancelling = self._drained = False
         self._running: dict[asyncio.Task[None], CallEntries] = {}
         # By message id: the operator who stopped it.
         self._stopped: dict[int, str] = {}
@@ -123,7 +123,7 @@ class AsyncRunner(threading.Thread):
     def end(self, seconds: float | None) -> None:
         """Wait up to `seconds` for running handlers, then cancel them. Callable from any thread."""
         if self.is_alive():
-            self._loop.call_soon_threadsafe(self._halt, seconds)
+            asyncio.run_coroutine_threadsafe(self._drain(seconds), self._loop)
 
     def run(self) -> None:
         self._scoreboard.run_from(self._first_entry)
@@ -131,12 +131,20 @@ class AsyncRunner(threading.Thread):
         asyncio.set_event_loop(self._loop)
         self._thread = SharedThread(self._loop)
         try:
-            self._loop.run_forever()
+            self._run_loop()
         finally:
             self._settler.end()
             self._settler.join()
             self._loop.run_until_complete(self._thread.close(LAST))
             self._loop.close()
+
+    def _run_loop(self) -> None:
+        """Run the loop until the drain is over, although handlers may stop it."""
+        while not self._drained:
+            try:
+                self._loop.run_forever()
+            except (KeyboardInterrupt, SystemExit) as error:  # asyncio lets these out of any task
+                log_failure("loop_interrupted", error, "a task of an async handler ended the loop")
 
     # ---- on the loop
 
@@ -263,9 +271,6 @@ class AsyncRunner(threading.Thread):
                 entries.limit.reschedule(self._loop.time())
                 self._stopped[id] = by
 
-    def _halt(self, seconds: float | None) -> None:
-        self._loop.create_task(self._drain(seconds))
-
     async def _drain(self, seconds: float | None) -> None:
         for together in self._lingering.take_due(float("inf")):
             self._begin(together)
@@ -277,6 +282,7 @@ class AsyncRunner(threading.Thread):
             running.cancel()
         if self._running:
             await asyncio.wait(set(self._running), timeout=GRACE)
+        self._drained = True
         self._loop.stop()
 
 

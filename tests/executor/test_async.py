@@ -153,6 +153,34 @@ def test_cancelled_by_what_it_awaited_is_a_failure(start: Start) -> None:
     assert stored(message).claimed_by is None
 
 
+@pytest.mark.parametrize("how", [SystemExit(3), KeyboardInterrupt(), None], ids=repr)
+def test_a_handler_cannot_end_the_loop_of_the_others(
+    start: Start, how: BaseException | None
+) -> None:
+    """By a task that it starts, or by `stop()`: asyncio lets SystemExit out of the loop."""
+    entered = 0
+
+    async def end_the_loop() -> None:
+        if how is None:
+            asyncio.get_running_loop().stop()
+        else:
+            raise how
+
+    @on(retry=RetryPolicy.never())
+    async def h(delivery: Any) -> None:
+        nonlocal entered
+        entered += 1
+        if delivery.id == first.pk:
+            await asyncio.gather(end_the_loop())
+        await asyncio.sleep(0)
+
+    first, *others = add_many(3, handler="h")
+    assert start(until_empty=True).join()
+    assert entered == 3
+    assert not {each.pk for each in others} & waiting()
+    assert len(attempts_of(first)) == (how is not None)
+
+
 def test_extend_moves_the_timeout(start: Start) -> None:
     """NSQ-21."""
 
