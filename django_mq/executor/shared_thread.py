@@ -12,7 +12,10 @@ from typing import Any
 
 from asgiref.sync import AsyncToSync
 from django.db import close_old_connections, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.pq import TransactionStatus
 
+from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.messages import Delivery, current_delivery
 
 
@@ -62,7 +65,41 @@ class SharedThread(ThreadPoolExecutor):
         ended.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
         self._running = (delivery, ended)
         try:
-            return fn(*args, **kwargs)
+            try:
+                result = fn(*args, **kwargs)
+            finally:
+                left_open = _end_transactions()
+            if left_open:
+                raise HandlerBrokeTransaction(
+                    "a blocking call of an async handler left a transaction open; it was rolled"
+                    " back: begin and end it in one function"
+                )
+            return result
         finally:
             self._running = None
             ended.set_result(None)
+
+
+def _end_transactions() -> bool:
+    """Roll back the transactions that this thread has open; return whether there were any.
+
+    The next call may be another handler's, whose writes would never be committed.
+    """
+    open_here = [each for each in connections.all(initialized_only=True) if _is_open(each)]
+    for wrapper in open_here:
+        wrapper.close()
+        wrapper.connection = None  # the next use makes a new one
+        wrapper.in_atomic_block = False
+        wrapper.autocommit = True
+    return bool(open_here)
+
+
+def _is_open(wrapper: BaseDatabaseWrapper) -> bool:
+    driver = wrapper.connection
+    if wrapper.in_atomic_block or driver is None or not wrapper.settings_dict["AUTOCOMMIT"]:
+        return wrapper.in_atomic_block
+    if not wrapper.autocommit:
+        return True
+    if wrapper.vendor != "postgresql" or driver.closed:
+        return False
+    return bool(driver.info.transaction_status != TransactionStatus.IDLE)

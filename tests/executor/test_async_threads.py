@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connection
+from django.db import connection, transaction
 
 from django_mq import RetryPolicy, fixed, handler
 from tests.rows import add
@@ -155,4 +155,49 @@ def test_connections_of_that_thread_are_tidied_between_deliveries(start: Start, 
     second = add(handler="h")
     said.wait("message_acked", 2)
     assert effects() == {second.pk}
+    assert running.stop()
+
+
+def _enter_a_block() -> None:
+    transaction.atomic().__enter__()
+
+
+def _turn_autocommit_off() -> None:
+    transaction.set_autocommit(False)
+
+
+def _begin() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("begin")
+
+
+@pytest.mark.parametrize("leaves_open", [_enter_a_block, _turn_autocommit_off, _begin])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_transaction_that_is_left_open_in_that_thread_takes_no_neighbour_along(
+    start: Start, said: Said, leaves_open: Callable[[], None], fails: bool
+) -> None:
+    """Otherwise a neighbour is acked, and its writes are never committed."""
+
+    def leave_open(delivery: Any) -> None:
+        leaves_open()
+        effect(delivery)
+        if fails:
+            raise ValueError
+
+    @handler("#", queue="mail", name="culprit", retry=RetryPolicy(backoff=fixed(600)))
+    async def culprit(delivery: Any) -> None:
+        await sync_to_async(leave_open)(delivery)
+
+    @handler("#", queue="mail", name="h")
+    async def h(delivery: Any) -> None:
+        await sync_to_async(effect)(delivery)
+
+    left = add(handler="culprit")
+    running = start(queues=["mail"])
+    said.wait("message_retried")
+    neighbour = add(handler="h")
+    said.wait("message_acked")
+    assert effects() == {neighbour.pk}
+    error = "ValueError" if fails else "django_mq.exceptions.HandlerBrokeTransaction"
+    assert attempts_of(left) == [error]
     assert running.stop()
