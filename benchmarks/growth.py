@@ -32,9 +32,9 @@ SOURCES = {
     ),  # milliseconds of 1,000: microseconds of one
     "server": ("footprint, PostgreSQL's CPU", MICROSECOND),
     "claim": ("growth: claim, CPU of the server", MICROSECOND),
-    "passing": ("growth: passing, a row that another took", MICROSECOND),
+    "passing": ("growth: passing, a row that another worker claimed", MICROSECOND),
     "look": ("growth: queues, claim from 1 with nothing due", 1e-3),
-    "ring": ("growth: commit, a ring", MICROSECOND),
+    "ring": ("growth: commit, of a NOTIFY", MICROSECOND),
     "flush": ("growth: commit, the wait for the disk", MICROSECOND),
     "wal": ("footprint, WAL", 1.0),
     "stored": ("growth: WAL, to store a message", 1.0),

@@ -70,7 +70,7 @@ more, and its figures include the cost:
   flush and one more round trip.
 - Then the row is locked, in the transaction that will remove it, which takes another round trip. A
   single message that was claimed just now does not wait for the end of this round trip. For
-  handlers that do not use their connection, such as no-ops, nothing is locked: "drain, each
+  handlers that do not use their connection, such as no-ops, nothing is locked: "drain,
   expires" shows the rate with the lock, and "writing" the rate of handlers that write.
 - A broadcast is one more INSERT in the caller's transaction, into a table whose constraints apply
   to every writer.

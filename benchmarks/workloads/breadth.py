@@ -84,8 +84,8 @@ def _copies(bench: Bench) -> list[Row]:
             rate = times / (perf_counter() - began)
         check(database.count() == (times + 100) * number, "copies are missing or doubled")
         rates[f"{number:,}"] = rate
-        notes[f"{number:,}"] = f"{rate * number:,.0f} copies a second"
-    return grown("growth: copies, {} for a broadcast", rates, "tx/s", notes)
+        notes[f"{number:,}"] = f"{rate * number:,.0f} copies per second"
+    return grown("growth: copies, {} per broadcast", rates, "tx/s", notes)
 
 
 def _broadcast(type: str, times: int) -> None:

@@ -29,11 +29,11 @@ def run(bench: Bench) -> list[Row]:
         driver.append(_bare_rate(bench, count))
     note = (
         f"{count:,} messages, {PROCESSES} processes, {COUNTERS} counters; no attempt charged,"
-        f" {max(repeats)} calls repeated; against: "
+        f" repeated calls: {max(repeats)}; against: "
     )
     return [
         compared("contention", ours, singly, at_least=0.5, note=f"{note}one message a slice"),
-        compared("contention, bare loop", ours, driver, at_least=0.5, note="one a transaction"),
+        compared("contention, bare loop", ours, driver, at_least=0.5, note="one per transaction"),
     ]
 
 

@@ -103,12 +103,12 @@ def _passing(bench: Bench) -> list[Row]:
     note = f"{OTHERS:,} of them between two claims of 100"
     return [
         Row(
-            workload=f"growth: passing, a row that another {what}",
+            workload=f"growth: passing, a row that another worker {what}",
             figure=per_row([each.milliseconds for each in taken]),
             unit="us/row",
             note=note,
         )
-        for what, taken in (("took", dead), ("has locked", locked))
+        for what, taken in (("claimed", dead), ("has locked", locked))
     ]
 
 
@@ -145,11 +145,11 @@ def _commits(bench: Bench) -> list[Row]:
             workload="growth: WAL, to store a message",
             figure=_stored(bench),
             unit="bytes/msg",
-            note="by one INSERT of many",
+            note="by one INSERT of many rows",
         ),
         Row(workload="growth: commit, the wait for the disk", figure=waiting * 1000, unit="us"),
         Row(
-            workload="growth: commit, a ring",
+            workload="growth: commit, of a NOTIFY",
             figure=ringing * 1000,
             unit="us",
             note="NOTIFY and its commit, which does not wait for the disk",

@@ -20,10 +20,14 @@ from benchmarks.report import Row, limited
 from benchmarks.workers import Seen, Worker
 from benchmarks.workloads import Bench
 from django_mq import broadcast
+from django_mq.store.claim_lapsed import CLAIM_LAPSED
+from django_mq.store.look import LOOK
 
 APART = ("mq-keeper", "mq-listener")
 #: After its start, and after the lapse, the idle worker has so many seconds to come to rest.
 REST = 2.0
+#: What an idle worker is known to ask.
+NAMES = {LOOK: "looks for due messages", CLAIM_LAPSED: "claims of lapsed leases"}
 
 
 def run(bench: Bench) -> list[Row]:
@@ -53,10 +57,11 @@ def run(bench: Bench) -> list[Row]:
         limited(
             "idle",
             rate([at for at, _, _ in counted]),
-            "1/s",
+            "statements/s",
             at_most=2.0,
             note=f"statements in {ended - begin:.0f} s beside a handler past its lease:"
-            f" {shown(counted)}; keeper and listener apart {len(said) - len(counted)}",
+            f" {shown(counted)}; {len(said) - len(counted)} of the keeper and the listener"
+            " not counted",
         ),
         _started(looking),
     ]
@@ -78,9 +83,19 @@ def rate(times: list[float]) -> float:
 
 
 def shown(statements: list[tuple[float, str, str]]) -> str:
-    """Return what was said how often, by the beginning of each statement."""
-    kinds = Counter(" ".join(text.split()[:4]) for _, _, text in statements)
-    return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()) or "none"
+    """Return what was asked how often: by its name, or by the beginning of the statement.
+
+    >>> shown([(0.0, "main", LOOK), (0.5, "main", "select 1"), (1.0, "main", LOOK)])
+    '2 looks for due messages, 1 x select 1'
+    """
+    names = {_beginning(text): name for text, name in NAMES.items()}
+    kinds = Counter(_beginning(text) for _, _, text in statements)
+    counts = [(count, names.get(kind, f"x {kind}")) for kind, count in kinds.most_common()]
+    return ", ".join(f"{count} {name}" for count, name in counts) or "none"
+
+
+def _beginning(statement: str) -> str:
+    return " ".join(statement.split()[:4])
 
 
 def _started(looking: Seen) -> Row:

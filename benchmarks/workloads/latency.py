@@ -54,7 +54,7 @@ def run(bench: Bench) -> list[Row]:
     others = [_waits(commits, bare_starts) for _, commits in rounds]
     handled = WARM_UP + count * len(rounds)
     check(len(seen.starts) == handled and not database.count(), "messages were not handled once")
-    note = f"commit to handler, {count} messages a round, one each {EVERY * 1000:g} ms"
+    note = f"commit to handler, {count} messages a round, one every {EVERY * 1000:g} ms"
     return [
         _row("latency, median", ours, others, 0.5, at_most=1.0, note=note),
         _row("latency, 99th percentile", ours, others, 0.99, note=""),

@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a key for each": ({"keys": 1_000_000_000}, {}),
     "ordered queue": ({"ordered": True}, {"QUEUES": {QUEUE: {"ordered": True}}}),
     "unique ids": ({"unique": True}, {}),
-    "each expires": ({"expires": True}, {}),
+    "expires": ({"expires": True}, {}),
     "history": ({}, {"QUEUES": {QUEUE: {"history": 86400}}}),
     "history with payloads": (
         {},
@@ -49,7 +49,7 @@ def run(bench: Bench) -> list[Row]:
         plain.append(cost(bench.database, count, {}, {}))
         for name, (kind, settings) in KINDS.items():
             costs[name].append(cost(bench.database, count, kind, settings))
-    note = f"{count:,} against plain ones"
+    note = f"{count:,} messages; against: plain ones"
     return [
         costs_compared(f"drain, {name}", costs[name], plain, at_least=TARGETS.get(name), note=note)
         for name in KINDS

@@ -74,7 +74,7 @@ def _beside_peers(bench: Bench) -> list[Row]:
     others = [peer.title for peer in waiting]
     bound = waited * PAUSE / AT_ONCE
     for title in (OURS, *others):
-        note = f"{waited:,} of them, {AT_ONCE} at once: {bound:g} s at the least"
+        note = f"{waited:,} of them, {AT_ONCE} at once: at least {bound:g} s"
         board.note(WAITS, title, note)
     rows = board.rates(ORM, OURS, [peer.title for peer in with_orm], at_least=1.0)
     ours, *theirs = board.times(WAITS, OURS, others, unit="s")
@@ -156,13 +156,13 @@ def _broadcasts(bench: Bench) -> list[Row]:
     check(bench.database.count(table="bench_order") == len(ways) * orders, "orders are missing")
     check(bench.database.count() == (1 + FAN) * orders, "copies are missing or doubled")
     without = 1e6 * median(seconds for seconds, _ in costs["without"])
-    names = {"one": "fan-out, a broadcast adds", "five": "fan-out, one with five subscribers adds"}
+    names = {"one": "fan-out, one subscriber", "five": "fan-out, five subscribers"}
     rows = []
     for (way, name), limit in zip(names.items(), (200, 300), strict=True):
         pairs = list(zip(costs[way], costs["without"], strict=True))
         added = median(1e6 * (one[0] - other[0]) for one, other in pairs)
         cpu = median(1e6 * (one[1] - other[1]) for one, other in pairs)
-        note = "to a transaction with one ORM insert; against: that transaction"
+        note = "added to a transaction with one ORM insert; against: that transaction"
         row = limited(name, added, "us", at_most=limit, against=without, note=note)
         rows.append(replace(row, worker_us=cpu))
     return rows
@@ -227,8 +227,8 @@ def _figures(bench: Bench) -> list[Row]:
     against = f"{note}; against: none are written"
     share = "seconds in which they are written, the last time included"
     return [
-        costs_compared("drain, figures written", costs[True], costs[False], note=against),
-        limited("drain, figures, of its time", median(shares), "%", at_most=1, note=share),
+        costs_compared("drain, figures", costs[True], costs[False], note=against),
+        limited("drain, figures, share of the time", median(shares), "%", at_most=1, note=share),
     ]
 
 

@@ -63,7 +63,7 @@ def run(bench: Bench) -> list[Row]:
         series[f"run {number}"] = per_second(seen.steps, fed.times)
         all_fed.append(fed)
     note = (
-        f"at the end of {seconds:g} s against the start;"
+        f"the end of {seconds:g} s against the start;"
         f" sixths {' / '.join(map(_shown, series.values()))};"
         f" {sum(fed.stored for fed in all_fed):,} messages,"
         f" at least {min(fed.least for fed in all_fed):,} waited"

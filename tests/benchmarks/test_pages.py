@@ -88,7 +88,7 @@ def test_real_work_comes_before_others_and_their_no_ops() -> None:
         row("drain", target="ratio >= 0.6", ok=True),
         row("drain, bare loop on a plain table"),
         row("drain, history", 7, worker_us=8.25, server_us=12),
-        row("fan-out, a broadcast adds", 150, "us"),
+        row("fan-out, one subscriber", 150, "us"),
         row("peers: drain, 1 process, django_mq", 50),
         row("peers: enqueue, django_mq", 60, worker_us=300),
         row("real: ORM handler, django_mq", 900),
