@@ -79,40 +79,20 @@ _CHANGES: dict[str, Decision] = {
 def decide(state: UniqueState, on_duplicate: OnDuplicate) -> Decision:
     """Return the effect of a message whose unique id is in `state`.
 
-    >>> for state in UniqueState:
-    ...     for option in ("skip", "raise", *_CHANGES, "requeue"):
-    ...         decision = decide(state, option)
-    ...         told = "DuplicateMessage" if decision.verdict.refused else decision.verdict.outcome
-    ...         print(f"{state.value:10}{option:10}{decision.action.value:11}{told:17}"
-    ...               f"{decision.verdict.reason}".rstrip())
-    free      skip      add        added
-    free      raise     add        added
-    free      update    add        added
-    free      debounce  add        added
-    free      replace   add        added
-    free      rerun     add        added
-    free      requeue   add        added
-    waiting   skip      nothing    duplicate        waiting
-    waiting   raise     nothing    DuplicateMessage waiting
-    waiting   update    change     updated
-    waiting   debounce  change     debounced
-    waiting   replace   change     updated
-    waiting   rerun     change     updated
-    waiting   requeue   nothing    duplicate        waiting
-    in_flight skip      nothing    duplicate        in_flight
-    in_flight raise     nothing    DuplicateMessage in_flight
-    in_flight update    nothing    duplicate        in_flight
-    in_flight debounce  nothing    duplicate        in_flight
-    in_flight replace   nothing    duplicate        in_flight
-    in_flight rerun     put aside  requeued
-    in_flight requeue   put aside  requeued
-    quiet     skip      nothing    duplicate        quiet
-    quiet     raise     nothing    DuplicateMessage quiet
-    quiet     update    nothing    duplicate        quiet
-    quiet     debounce  nothing    duplicate        quiet
-    quiet     replace   nothing    duplicate        quiet
-    quiet     rerun     add        requeued
-    quiet     requeue   add        requeued
+    What is requeued is put aside while the id is in flight, and added while it is quiet. For each
+    option, what the producer is told if the id is free, waiting, in flight, and quiet:
+
+    >>> for option in ("skip", "raise", *_CHANGES, "requeue"):
+    ...     verdicts = [decide(state, option).verdict for state in UniqueState]
+    ...     told = ["error" if each.refused else each.outcome for each in verdicts]
+    ...     print(f"{option:9}", *(f"{each:10}" for each in told[:-1]), told[-1])
+    skip      added      duplicate  duplicate  duplicate
+    raise     added      error      error      error
+    update    added      updated    duplicate  duplicate
+    debounce  added      debounced  duplicate  duplicate
+    replace   added      updated    duplicate  duplicate
+    rerun     added      updated    requeued   requeued
+    requeue   added      duplicate  requeued   requeued
     """
     if state is UniqueState.FREE:
         return Decision(Action.ADD, Verdict("added"))
