@@ -26,7 +26,7 @@ from django_mq.store.look import LOOK
 APART = ("mq-keeper", "mq-listener")
 #: After its start, and after the lapse, the idle worker has so many seconds to come to rest.
 REST = 2.0
-#: What an idle worker is known to ask.
+#: The statements of an idle worker, by name.
 NAMES = {LOOK: "looks for due messages", CLAIM_LAPSED: "claims of lapsed leases"}
 
 
