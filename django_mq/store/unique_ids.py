@@ -8,14 +8,11 @@ All lock ids in the order of the columns, which is by bytes; parameters need an 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from django_mq.store import texts
+from django_mq.store import Cursor, texts
 from django_mq.store.insert import as_json
 from django_mq.store.rows import NewRow
-
-if TYPE_CHECKING:
-    from django_mq.store import Cursor
 
 
 class UniqueId(NamedTuple):
@@ -32,10 +29,7 @@ NAMES = ("queues", "handlers", "types", "unique_ids")
 
 
 def columns(ids: Iterable[UniqueId]) -> dict[str, object]:
-    """Return ids as the parameters `NAMES`: array literals.
-
-    The driver would need five microseconds for the lists of one message.
-    """
+    """Return ids as the parameters `NAMES`: array literals, since lists take the driver 5 us."""
     found = tuple(zip(*ids, strict=True)) or ((), (), (), ())
     return dict(zip(NAMES, map(texts, found), strict=True))
 
