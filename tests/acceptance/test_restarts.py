@@ -242,7 +242,7 @@ def test_a_log_that_nobody_reads_any_more(
     """The supervisor still replaces processes: it flushes what it printed before each fork."""
     (tmp_path / "unread.py").write_text(UNREAD)
     more = {"PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": ""}
-    worker = start("-v", 0, ACCEPTANCE_IMPORT="unread", **more)
+    worker = start(ACCEPTANCE_IMPORT="unread", **more)
     worker.kill_child(0)
     worker.has_started(2)
     queue.send("write", "m")
