@@ -30,8 +30,9 @@ logger = logging.getLogger("django_mq")
 FIRST_BRAKE, LONGEST_BRAKE = 1.0, 60.0
 #: Seconds after which a process counts as working, even if there was nothing to run.
 WELL_AFTER = 60.0
-#: Seconds that a process has, before it is killed, to write the stacks of its handlers.
-STACK_SECONDS = 0.1
+#: Seconds that a process has, before it is killed, to write the stacks of its handlers; and, if it
+#: has not begun, until it does: on a busy machine it may not get to run at once.
+STACK_SECONDS, STACK_PATIENCE = 0.1, 0.5
 #: `kill_at` of a process that was killed.
 KILLED = float("inf")
 MEGABYTE = 1024 * 1024
@@ -190,7 +191,7 @@ class ProcessSlot:
         elif not self.overran:
             self.overran, self.kill_at = True, now + STACK_SECONDS
             self.stacks.ask(self.pid)
-        elif now >= self.kill_at:
+        elif now >= self.kill_at and (self.stacks.begun() or now >= self.kill_at + STACK_PATIENCE):
             self.kill_at = KILLED
             fence = late[0].fence
             stopped = fence in self.stopped

@@ -41,6 +41,10 @@ class StackFile:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, SIGNAL)
 
+    def begun(self) -> bool:
+        """Return whether the process that was asked writes, or has written, or never will."""
+        return self._fd < 0 or os.fstat(self._fd).st_size > 0
+
     def read(self) -> dict[int, list[Frame]]:
         """Return the calls of each thread, as far as the child has written them."""
         if self._fd < 0:

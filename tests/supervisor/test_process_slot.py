@@ -1,12 +1,18 @@
-"""The brake between processes that die in one slot."""
+"""The brake between processes that die in one slot, orders to them, and how one is ended."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
+
+import pytest
 
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.messages import Fence
+from django_mq.supervisor import process_slot
 from django_mq.supervisor.child import ORDER
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.worker.orders import LEAVE, QUIET, RESUME
@@ -53,3 +59,30 @@ def test_the_orders_that_its_process_carried_out() -> None:
         assert not slot.recycling
         assert slot.troubles(draining=False) == slot.unready() == []
         slot.close_link()
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_process_that_does_not_get_to_run_has_longer_to_write_its_stacks(
+    monkeypatch: pytest.MonkeyPatch, writes: bool
+) -> None:
+    """It is ended once it has begun with them; if it never does, after half a second more."""
+    now = 1000.0
+    monkeypatch.setattr(process_slot, "monotonic", lambda: now)
+    slot = ProcessSlot(Scoreboard(1))
+    slot.prepare()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as frozen:
+        os.kill(frozen.pid, signal.SIGSTOP)
+        slot.pid = frozen.pid
+        slot.scoreboard.write(0, Fence(7, 1, f"{slot.worker}:1"), now, True)
+        slot.kill_overrun()
+        now += 0.2
+        slot.kill_overrun()
+        assert slot.overran
+        assert slot.kill_at < process_slot.KILLED
+        if writes:
+            os.pwrite(slot.stacks._fd, b"Thread 0x01", 0)
+        else:
+            now += 0.5
+        slot.kill_overrun()
+        assert slot.kill_at == process_slot.KILLED
+        assert frozen.wait(30) == -signal.SIGKILL
