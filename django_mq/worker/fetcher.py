@@ -224,12 +224,12 @@ class Fetcher:
     def _look(self, cursor: Cursor) -> bool:
         """Learn the current lanes and the next due time; return whether anything new is due."""
         began = monotonic()
+        self._must_look = False  # first: another thread may set it while the statement runs
         seen = look.look(cursor)
         new_keys = self._claims.learn(seen)
         now = monotonic()
         self._look_allowed_at = now + REST_AFTER_FULL_SCAN * (now - began)
         self._look_at = max(began + self._poll, self._look_allowed_at)
-        self._must_look = False
         mine = [each for each in seen if self._lanes.preference(each.queue) is not None]
         self._leased = [each.queue for each in mine if each.kind == "leased"]
         lanes = [(each.queue, each.priority) for each in mine if each.kind == "lane"]

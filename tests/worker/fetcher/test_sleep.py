@@ -42,6 +42,24 @@ def test_sleeps_until_the_next_due_time(rig: Rig) -> None:
     assert rig.ids() == [soon.pk]
 
 
+def test_a_message_that_is_retried_while_it_looks_is_not_overlooked(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor commits the retry after the statement has run, and before its rows are read."""
+    rig.make(poll=600.0)
+    statement = fetcher_module.look.look
+
+    def look(cursor: Any) -> Any:
+        seen = statement(cursor)
+        if not QueuedMessage.objects.exists():
+            add(after=30)
+            rig.fetcher.on_freed()
+        return seen
+
+    monkeypatch.setattr(fetcher_module.look, "look", look)
+    assert 25 < rig.settle() <= 30
+
+
 def test_a_ring_makes_it_look_at_once_and_once_more(rig: Rig) -> None:
     """PMQ-60, and design 7: producers coalesce their rings, so the later look is needed."""
     rig.make(poll=600.0)
