@@ -49,7 +49,7 @@ def _disable(name: str, alias: str) -> tuple[str, str]:
     return "Disabled.", "Schedule %s is disabled."
 
 
-#: What the buttons do; each returns a note for the log (empty if nothing changed), and the notice.
+#: The functions of the buttons. Each returns a note for the log (or nothing) and the notice.
 ORDERS = {"run": _run, "enable": _enable, "disable": _disable}
 
 

@@ -1,8 +1,7 @@
 """Unique ids: how producers look them up and take them.
 
-An id is taken by its row in `django_mq_uniquekey`; the message that holds it may end at any time.
-No statement here waits for a message's row: the session that has it locked may wait for an id.
-All lock ids in the order of the columns, which is by bytes; parameters need an explicit collation.
+An id is taken by its row; the message that holds it may end at any time. No statement waits for a
+message's row, whose session may wait for an id. All lock ids in the order of the columns, by bytes.
 """
 
 from __future__ import annotations

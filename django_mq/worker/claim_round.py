@@ -1,4 +1,4 @@
-"""What one round of claims has found so far."""
+"""The sums of one round of claims."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def entries_needed(*, threads: int, async_slots: int, batch_size: int) -> int:
 
 
 class WorkerOptions:
-    """What a worker was told: its checked options, and what others asked of it since.
+    """The checked options of a worker, and the requests that reached it since.
 
     The parts of a run read it; `django_mq.worker.Worker` adds the run.
     """
