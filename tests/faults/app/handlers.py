@@ -110,8 +110,8 @@ def answered_one_by_one(deliveries: list[Any]) -> None:
                 may_fail(delivery)
                 effect(delivery)
             except Refused as error:
-                delivery.fail(error)
                 ended(delivery)
+                delivery.fail(error)
 
 
 @handler("faults.alist", queue=CALLS, batch=True, retry=OFTEN)
@@ -122,8 +122,8 @@ async def aanswered_one_by_one(deliveries: list[Any]) -> None:
                 may_fail(delivery)
                 await sync_to_async(effect)(delivery)
             except Refused as error:
-                delivery.fail(error)
                 ended(delivery)
+                delivery.fail(error)
 
 
 @handler("faults.ordered", queue=ORDERED, retry=OFTEN)
