@@ -11,9 +11,7 @@ The loop handles four failures:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from django_mq.executor import history, reports, settle_effects
 from django_mq.executor.calls import is_conflict
@@ -29,7 +27,8 @@ from django_mq.executor.ended import (
     when,
 )
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.executor.statements import within_transaction
+from django_mq.executor.session import Session
+from django_mq.executor.statements import Statements, within_transaction
 from django_mq.messages import ClaimedRow, fence_of
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.outcomes import Snoozed
@@ -40,18 +39,8 @@ from django_mq.store.history import Handled
 #: Conflicts of one delivery with other transactions before they count as a refusal.
 MOST_CONFLICTS = 20
 
-
-class Connection(Protocol):
-    """A connection that nothing else uses during a settle."""
-
-    def cursor(self) -> Cursor: ...
-
-    def transaction(self) -> AbstractContextManager[Any]: ...
-
-    def is_alive(self) -> bool:
-        """Return whether it survived the last error; if so, the server answered."""
-
-    def close(self) -> None: ...
+#: A connection that nothing else uses during a settle.
+Connection = Session | Statements
 
 
 @dataclass(slots=True)
