@@ -144,53 +144,68 @@ def take_warning(cursor: Cursor, *, queue: str, every: float) -> bool:
     return cursor.fetchone() is not None
 
 
-FORGET_ATTEMPTS = """
-delete from django_mq_failedattempt
- where id = any(array(
-    select id from django_mq_failedattempt
-     where ended_at < statement_timestamp() - make_interval(secs => %(older_than)s)
-     order by ended_at
-     limit %(limit)s))
-returning id
-"""
+_OLD = "< statement_timestamp() - make_interval(secs => %(older_than)s)"
 
 
-def forget_attempts(cursor: Cursor, *, older_than: float, limit: int) -> int:
-    """Delete failed attempts that ended more than `older_than` seconds ago; return how many."""
-    cursor.execute(FORGET_ATTEMPTS, {"older_than": older_than, "limit": limit})
+def _forget(
+    table: str,
+    condition: str,
+    *,
+    by: str,
+    id: str = "id",
+    lock: str = "for update skip locked",
+    returning: str = "",
+) -> str:
+    """Return the statement that deletes the first rows with `condition`, in the order of `by`."""
+    return f"""
+delete from {table}
+ where {id} = any(array(
+    select {id} from {table}
+     where {condition}
+     order by {by}
+     limit %(limit)s
+       {lock}))
+returning {returning or id}
+"""  # noqa: S608  (built from constants)
+
+
+# Workers may not update failed attempts, so they cannot lock them.
+FORGET = {
+    "attempts": _forget("django_mq_failedattempt", f"ended_at {_OLD}", by="ended_at", lock=""),
+    "results": _forget(
+        "django_mq_result",
+        f"created_at {_OLD} and keep_until is null",
+        by="created_at",
+        id="message_id",
+    ),
+    "kept results": _forget(
+        "django_mq_result",
+        "keep_until < statement_timestamp()",
+        by="keep_until",
+        id="message_id",
+    ),
+    "quiet ids": _forget(
+        "django_mq_uniquekey", "quiet_until <= statement_timestamp()", by="quiet_until"
+    ),
+}
+
+
+def forget(cursor: Cursor, what: str, *, limit: int, older_than: float = 0.0) -> int:
+    """Delete failed attempts or results that are `older_than` seconds old; return how many.
+
+    Kept results, and unique ids that are quiet, have a time of their own, which must be over. A
+    quiet id whose time is over counts as free anyway.
+    """
+    cursor.execute(FORGET[what], {"limit": limit, "older_than": older_than})
     return len(cursor.fetchall())
 
 
-FORGET_RESULTS = """
-delete from django_mq_result
- where message_id = any(array(
-    select message_id from django_mq_result
-     where created_at < statement_timestamp() - make_interval(secs => %(older_than)s)
-       and keep_until is null
-     order by created_at
-     limit %(limit)s
-       for update skip locked))
-returning message_id
-"""
-
-
-def forget_results(cursor: Cursor, *, older_than: float, limit: int) -> int:
-    """Delete results older than `older_than` seconds, without own retention; return how many."""
-    cursor.execute(FORGET_RESULTS, {"older_than": older_than, "limit": limit})
-    return len(cursor.fetchall())
-
-
-FORGET_DEAD = """
-delete from django_mq_queuedmessage
- where id = any(array(
-    select id from django_mq_queuedmessage
-     where queue = %(queue)s
-       and dead_at < statement_timestamp() - make_interval(secs => %(older_than)s)
-     order by dead_at, id
-     limit %(limit)s
-       for update skip locked))
-returning id, queue, handler, key, type, unique_id
-"""
+FORGET_DEAD = _forget(
+    "django_mq_queuedmessage",
+    f"queue = %(queue)s and dead_at {_OLD}",
+    by="dead_at, id",
+    returning="id, queue, handler, key, type, unique_id",
+)
 
 
 def forget_dead(cursor: Cursor, *, queue: str, older_than: float, limit: int) -> list[Removed]:

@@ -155,13 +155,13 @@ FORGET_MINUTES = _forget("django_mq_minutefigures", "minute")
 FORGET_HOURS = _forget("django_mq_hourfigures", "hour")
 
 
-def forget_minutes(cursor: Cursor, *, older_than: float, limit: int) -> int:
-    """Delete figures of minutes more than `older_than` seconds ago; return how many rows."""
-    cursor.execute(FORGET_MINUTES, {"older_than": older_than, "limit": limit})
-    return len(cursor.fetchall())
+def forget(cursor: Cursor, *, minutes: float, hours: float, limit: int) -> int:
+    """Delete figures of `minutes` and of `hours` that are older than that, in seconds.
 
-
-def forget_hours(cursor: Cursor, *, older_than: float, limit: int) -> int:
-    """Delete figures of hours more than `older_than` seconds ago; return how many rows."""
-    cursor.execute(FORGET_HOURS, {"older_than": older_than, "limit": limit})
-    return len(cursor.fetchall())
+    Returns how many rows it deleted, of the table that lost more.
+    """
+    deleted = []
+    for statement, older_than in ((FORGET_MINUTES, minutes), (FORGET_HOURS, hours)):
+        cursor.execute(statement, {"older_than": older_than, "limit": limit})
+        deleted.append(len(cursor.fetchall()))
+    return max(deleted)

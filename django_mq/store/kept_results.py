@@ -253,21 +253,3 @@ def failed_attempts(cursor: Cursor, id: int) -> str:
     """Return the failed attempts of message `id`, oldest first, as a JSON array."""
     cursor.execute(ATTEMPTS, {"id": id})
     return str(cursor.fetchone()[0])
-
-
-FORGET_KEPT = """
-delete from django_mq_result
- where message_id = any(array(
-    select message_id from django_mq_result
-     where keep_until < statement_timestamp()
-     order by keep_until
-     limit %(limit)s
-       for update skip locked))
-returning message_id
-"""
-
-
-def forget_kept(cursor: Cursor, *, limit: int) -> int:
-    """Delete results whose own retention has ended; return how many."""
-    cursor.execute(FORGET_KEPT, {"limit": limit})
-    return len(cursor.fetchall())

@@ -1,4 +1,4 @@
-"""Scan unique ids in pieces: content left put aside, and quiet times that are over."""
+"""Find content that was put aside and left there: a scan of unique ids, in pieces."""
 
 from __future__ import annotations
 
@@ -43,21 +43,3 @@ def left_aside(cursor: Cursor, *, limit: int, after: UniqueId | None = None) -> 
     found = [(UniqueId._make(row[:4]), row[4]) for row in cursor.fetchall()]
     resume = found[-1][0] if len(found) >= limit else None
     return Aside([id for id, free in found if free], resume)
-
-
-FORGET_QUIET = """
-delete from django_mq_uniquekey
- where id = any(array(
-    select id from django_mq_uniquekey
-     where quiet_until <= statement_timestamp()
-     order by quiet_until
-     limit %(limit)s
-       for update skip locked))
-returning id
-"""
-
-
-def forget_quiet(cursor: Cursor, *, limit: int) -> int:
-    """Delete ids whose quiet time is over, which count as free anyway; return how many."""
-    cursor.execute(FORGET_QUIET, {"limit": limit})
-    return len(cursor.fetchall())

@@ -25,6 +25,7 @@ from django_mq.store import put_aside as aside
 from django_mq.store.limits import Limits
 from django_mq.store.unique_ids import UniqueId
 from django_mq.worker import retention, vacuum
+from django_mq.worker.retention import forgetting
 
 logger = logging.getLogger("django_mq")
 
@@ -237,10 +238,10 @@ CHORES = {
     "expire": Chore(_expire, 200),
     "stranded": Chore(_free_stranded, 20),
     "aside": Chore(_bring_forward, 20),
-    "attempts": Chore(retention.forget_attempts, 100),
-    "results": Chore(retention.forget_results, 100),
-    "kept": Chore(retention.forget_kept, 100),
-    "quiet": Chore(retention.forget_quiet, 100),
+    "attempts": Chore(forgetting("attempts", lambda settings: settings.attempt_retention), 100),
+    "results": Chore(forgetting("results", lambda settings: settings.result_retention), 100),
+    "kept": Chore(forgetting("kept results"), 100),
+    "quiet": Chore(forgetting("quiet ids"), 100),
     "dead": Chore(_forget_dead, 100),
     "operations": Chore(retention.forget_operations, 1),
     "workers": Chore(retention.forget_workers, 1),

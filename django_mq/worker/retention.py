@@ -5,6 +5,7 @@ Each function does one piece and returns where the next one starts; None: it is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
@@ -12,8 +13,7 @@ from django_mq.conf import Settings
 from django_mq.executor import history
 from django_mq.executor.statements import within_transaction
 from django_mq.states import GONE_AFTER
-from django_mq.store import Cursor, chores, figures, history_days, kept_results, operations
-from django_mq.store import put_aside as aside
+from django_mq.store import Cursor, chores, figures, history_days, operations
 
 #: Rows that one piece removes, or walks over.
 PIECE = 1000
@@ -25,32 +25,18 @@ AHEAD = 3
 WALK = 50
 
 
-def forget_attempts(cursor: Cursor, settings: Settings, at: Any) -> Any:
-    """Delete failed attempts older than ATTEMPT_RETENTION."""
-    if (oldest := settings.attempt_retention) is None:
-        return None
-    with within_transaction(cursor):
-        return _again(chores.forget_attempts(cursor, older_than=oldest, limit=PIECE))
+def forgetting(
+    what: str, retention: Callable[[Settings], float | None] = lambda settings: 0.0
+) -> Callable[[Cursor, Settings, Any], Any]:
+    """Return the chore that deletes `what` of `chores.forget()`, by age if it has a retention."""
 
+    def forget(cursor: Cursor, settings: Settings, at: Any) -> Any:
+        if (oldest := retention(settings)) is None:
+            return None
+        with within_transaction(cursor):
+            return _again(chores.forget(cursor, what, older_than=oldest, limit=PIECE))
 
-def forget_results(cursor: Cursor, settings: Settings, at: Any) -> Any:
-    """Delete results older than RESULT_RETENTION."""
-    if (oldest := settings.result_retention) is None:
-        return None
-    with within_transaction(cursor):
-        return _again(chores.forget_results(cursor, older_than=oldest, limit=PIECE))
-
-
-def forget_kept(cursor: Cursor, settings: Settings, at: Any) -> Any:
-    """Delete results whose own time is over."""
-    with within_transaction(cursor):
-        return _again(kept_results.forget_kept(cursor, limit=PIECE))
-
-
-def forget_quiet(cursor: Cursor, settings: Settings, at: Any) -> Any:
-    """Free unique ids whose quiet time is over."""
-    with within_transaction(cursor):
-        return _again(aside.forget_quiet(cursor, limit=PIECE))
+    return forget
 
 
 def forget_operations(cursor: Cursor, settings: Settings, at: Any) -> Any:
@@ -106,9 +92,7 @@ def tend_figures(cursor: Cursor, settings: Settings, at: Any) -> Any:
         if figures.roll_up(cursor):
             return True
     with within_transaction(cursor):
-        minutes = figures.forget_minutes(cursor, older_than=MINUTES_KEPT, limit=PIECE)
-        hours = figures.forget_hours(cursor, older_than=HOURS_KEPT, limit=PIECE)
-    return _again(max(minutes, hours))
+        return _again(figures.forget(cursor, minutes=MINUTES_KEPT, hours=HOURS_KEPT, limit=PIECE))
 
 
 def _again(count: int) -> Any:

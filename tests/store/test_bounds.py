@@ -87,11 +87,12 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
         {"limit": PIECE, "queue": "", "handler": "", "type": "", "unique_id": ""},
     ),
     "aside, on": (aside.LEFT_ASIDE, {"limit": PIECE, **MIDDLE._asdict()}),
-    "quiet": (aside.FORGET_QUIET, {"limit": PIECE}),
     "expire": (expiry.EXPIRE, {"limit": 50, "window": PIECE, "after": expiry.ALWAYS}),
     "expiry walked": (expiry.EXPIRY_WALKED, {"window": PIECE, "after": expiry.ALWAYS}),
-    "attempts": (chores.FORGET_ATTEMPTS, {"limit": PIECE, "older_than": 60.0}),
-    "results": (chores.FORGET_RESULTS, {"limit": PIECE, "older_than": 60.0}),
+    **{
+        what: (statement, {"limit": PIECE, "older_than": 60.0})
+        for what, statement in chores.FORGET.items()
+    },
     "dead": (chores.FORGET_DEAD, {"queue": "dead", "limit": PIECE, "older_than": 60.0}),
     "dead queues": (chores.DEAD_QUEUES, {"limit": PIECE, "after": ""}),
     "waiting queues": (chores.WAITING_QUEUES, {"limit": PIECE, "after": ""}),

@@ -77,11 +77,11 @@ def test_old_attempts_results_and_workers_are_forgotten(cursor: Cursor) -> None:
         )  # fmt: skip
         Result.objects.create(message_id=-ended, value=1, **columns({"created": ended}))
         beat(f"w{-ended}", seen=ended)
-    chores.forget_attempts(cursor, older_than=40.0, limit=1)
+    chores.forget(cursor, "attempts", older_than=40.0, limit=1)
     assert FailedAttempt.objects.count() == 2
-    chores.forget_attempts(cursor, older_than=40.0, limit=10)
+    chores.forget(cursor, "attempts", older_than=40.0, limit=10)
     assert FailedAttempt.objects.count() == 1
-    chores.forget_results(cursor, older_than=40.0, limit=1)
+    chores.forget(cursor, "results", older_than=40.0, limit=1)
     assert set(Result.objects.values_list("message_id", flat=True)) == {50, 1}
     chores.forget_workers(cursor, older_than=40.0)
     assert list(WorkerHeartbeat.objects.values_list("id", flat=True)) == ["w1"]

@@ -19,6 +19,7 @@ from django_mq.executor.statements import Statements
 from django_mq.messages import Fence
 from django_mq.models import UniqueKey
 from django_mq.store import (
+    chores,
     claim,
     expiry,
     free_unique_ids,
@@ -117,7 +118,7 @@ CALLS: dict[str, Call] = {
         cursor, [UniqueId("slow", "h", "a", str(n)) for n in range(MINE)]
     ),
     "replace": lambda cursor, ids: unique.replace(cursor, contents(cursor)),
-    "forget_quiet": lambda cursor, ids: aside.forget_quiet(cursor, limit=MINE),
+    "forget_quiet": lambda cursor, ids: chores.forget(cursor, "quiet ids", limit=MINE),
     "expire": lambda cursor, ids: expiry.expire(cursor, limit=MINE),
     "free_next": lambda cursor, ids: keys.free_next(
         cursor, [KeyLine("keyed", "h", f"k{n}") for n in range(MINE)]
@@ -264,7 +265,7 @@ def test_a_limit_holds_whatever_the_plan(statements: Statements) -> None:
     """A plan that looks repeatedly for the rows to remove finds others each time."""
     cursor = statements.cursor()
     for _ in range(5):
-        aside.forget_quiet(cursor, limit=MINE)
+        chores.forget(cursor, "quiet ids", limit=MINE)
     with connection.cursor() as others:
         others.execute(
             "insert into django_mq_uniquekey (queue, handler, type, unique_id, quiet_until)"
@@ -272,5 +273,5 @@ def test_a_limit_holds_whatever_the_plan(statements: Statements) -> None:
             "   from generate_series(1, %s) n",
             [OTHERS],
         )
-    aside.forget_quiet(cursor, limit=MINE)
+    chores.forget(cursor, "quiet ids", limit=MINE)
     assert UniqueKey.objects.count() == OTHERS - MINE

@@ -10,7 +10,7 @@ import pytest
 
 from django_mq.messages import ClaimedRow
 from django_mq.models import FailedAttempt, QueuedMessage, Result
-from django_mq.store import cancel, kept_results, operators
+from django_mq.store import cancel, chores, kept_results, operators
 from django_mq.store.claimed_row import claimed_columns
 from django_mq.store.kept_results import MOST_ATTEMPTS, KeptResult
 from django_mq.store.results import Reply
@@ -131,8 +131,8 @@ def test_what_is_over_is_forgotten_in_pieces(cursor: Cursor) -> None:
     for retention in (0, 0, 0, 3600):
         keep(cursor, task(metadata={"mq.task": {"retention": retention}}))
     keep(cursor, task())
-    assert kept_results.forget_kept(cursor, limit=2) == 2
-    assert kept_results.forget_kept(cursor, limit=2) == 1
+    assert chores.forget(cursor, "kept results", limit=2) == 2
+    assert chores.forget(cursor, "kept results", limit=2) == 1
     assert Result.objects.count() == 2
 
 
@@ -142,8 +142,8 @@ def test_everything_is_found_by_a_key(cursor: Cursor) -> None:
     for text in (
         plan(cursor, kept_results.LOOK, id=1),
         plan(cursor, kept_results.ATTEMPTS, id=1),
-        plan(cursor, kept_results.FORGET_KEPT, limit=10),
-        generic_plan(cursor, kept_results.FORGET_KEPT, limit=10),
+        plan(cursor, chores.FORGET["kept results"], limit=10),
+        generic_plan(cursor, chores.FORGET["kept results"], limit=10),
     ):
         assert "Seq Scan" not in text
-    assert "mq_result_keep" in plan(cursor, kept_results.FORGET_KEPT, limit=10)
+    assert "mq_result_keep" in plan(cursor, chores.FORGET["kept results"], limit=10)

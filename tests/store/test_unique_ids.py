@@ -12,7 +12,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_mq import broadcast
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.store import backlog, free_unique_ids
+from django_mq.store import backlog, chores, free_unique_ids
 from django_mq.store import operators as operate
 from django_mq.store import put_aside as aside
 from django_mq.store import unique_ids as unique
@@ -185,7 +185,7 @@ STATEMENTS: dict[str, Callable[[Cursor], object]] = {
     "come forward": lambda cursor: free_unique_ids.come_forward(cursor, [ID]),
     "lock": lambda cursor: free_unique_ids.lock(cursor, [ID]),
     "take again": lambda cursor: free_unique_ids.take_again(cursor, ids=[101]),
-    "forget quiet": lambda cursor: aside.forget_quiet(cursor, limit=10),
+    "forget quiet": lambda cursor: chores.forget(cursor, "quiet ids", limit=10),
     "count": lambda cursor: backlog.count_waiting(cursor, queue="mail", limit=10),
 }
 
