@@ -73,16 +73,14 @@ class LeasedDelivery(Delivery):
                 xid = open_transaction.current_transaction(cursor)
             yield
             self._must_be_in(xid)
-            if self._row.wants_result:
-                self._answer(replies.text(result()))
-            if self._row.key is not None or self._row.ordered:
-                with connections[self._alias].cursor() as cursor:
-                    if self._row.key is not None:
-                        settle_effects.free_keys(cursor, [self._row])
+            with connections[self._alias].cursor() as cursor:
+                if self._row.wants_result:
+                    value = replies.text(result())
+                    replies.store(cursor, [Reply(self.id, self.handler, value)])
+                settle_effects.free_keys(cursor, [self._row])
+                if self._row.key is not None or self._row.ordered:
                     notify.ring_at_commit(cursor)  # the handler may run for long after this
-            if self._row.unique_id is not None:
-                with connections[self._alias].cursor() as cursor:
-                    settle_effects.free_unique_id(cursor, self._row)
+                settle_effects.free_unique_id(cursor, self._row)
         self.finished = True
 
     def _must_be_in(self, xid: str) -> None:
@@ -103,10 +101,6 @@ class LeasedDelivery(Delivery):
         if kept is not None:
             return bool(kept_history.ack(cursor, [kept]))
         return bool(settle.ack(cursor, [self.fence]))
-
-    def _answer(self, value: str) -> None:
-        with connections[self._alias].cursor() as cursor:
-            replies.store(cursor, [Reply(self.id, self.handler, value)])
 
     async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await sync_to_async(self._call_and_finish)(function, *args, **kwargs)
