@@ -33,9 +33,9 @@ from django_mq.signals import message_started, wanted
 from django_mq.store import leases, look, ordered_queues
 from django_mq.store.claim import Lane
 from django_mq.worker.borrowed_connection import TransactionGuard
-from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.ordered_queues import PIECE
+from django_mq.worker.queue_options import ClaimOptionsCache
 from django_mq.worker.resolver import Resolver
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Drain:
         self._resolver = Resolver(self._settings)
         # A test does not wait: with a floor, one drain would not reach the last attempt.
         self._policy = policies(self._settings, floor=0.0)
+        self._options = ClaimOptionsCache(self._settings, batch_size=1)
         numbers = count(1)
         self._owned: set[str] = set()
         self._claims = ClaimRouter(
@@ -163,7 +164,9 @@ class Drain:
         self._claims.learn(seen)
         for each in seen:
             if each.due and self._queue in (None, each.queue):
-                options = self._options(each.queue)
+                options = self._options.of(each.queue)
+                if options.ordered:
+                    self._own(each.queue)
                 lane = Lane(each.queue, each.priority)
                 claim = self._claims.claim(cursor, [lane], options, limit=1).claim
                 while claim.further and not claim.rows:
@@ -171,20 +174,6 @@ class Drain:
                 if claim.rows:
                     return claim.rows
         return []
-
-    def _options(self, queue: str) -> ClaimOptions:
-        options = self._settings.queue(queue)
-        if options.ordered:
-            self._own(queue)
-        return ClaimOptions(
-            kind="both",
-            lease=options.lease,
-            batch_size=1,
-            batch_bytes=options.batch_bytes,
-            ordered=options.ordered,
-            skip_dead=options.on_dead_head == "skip",
-            limit=options.max_in_flight,
-        )
 
     def _own(self, queue: str) -> None:
         """Become the owner of an ordered queue, and move messages beside its line into it."""
