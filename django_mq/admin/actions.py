@@ -20,7 +20,7 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 
-from django_mq.admin.base import ids_of
+from django_mq.admin.base import ids_of, own_page
 from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.everything import EverythingAdmin
 from django_mq.admin.message_actions import (
@@ -93,11 +93,7 @@ class MessageActionsAdmin(EverythingAdmin):
                 raise PermissionDenied
         ids_of(request.POST.getlist(ACTION_CHECKBOX_NAME))
 
-    def get_urls(self) -> list[Any]:
-        """Add the URL that a message's page and the confirmation post to."""
-        page = self.page(QueuedMessage, "action", "actions/<str:name>/", self.action_view)
-        return [page, *super().get_urls()]
-
+    @own_page(QueuedMessage, "action", "actions/<str:name>/")
     def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Perform the action `name` on the posted `ids`; one that removes needs confirmation."""
         action = MESSAGE_ACTIONS.get(name)

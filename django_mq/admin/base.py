@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlencode
 
 import django
@@ -31,6 +31,22 @@ if TYPE_CHECKING:
     StockAdmin = admin.ModelAdmin[Any]
 else:
     StockAdmin = admin.ModelAdmin
+
+
+View = TypeVar("View", bound=Callable[..., HttpResponseBase])
+
+
+def own_page(model: type[Model] | None, page: str, route: str) -> Callable[[View], View]:
+    """Give a view its route beside the stock pages of `model`, by default that of its class.
+
+    `ReadOnlyAdmin.url()` finds the page by its name.
+    """
+
+    def mark(view: View) -> View:
+        view.own_page = (model, page, route)  # type: ignore[attr-defined]
+        return view
+
+    return mark
 
 
 def id_of(text: str) -> int | None:
@@ -220,6 +236,17 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         )
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self.url(self.model, "changelist"))
+
+    def get_urls(self) -> list[Any]:
+        """Return the routes of the views marked by `own_page()`, then the stock ones."""
+        marked = (
+            (*view.own_page, getattr(self, name))
+            for kind in type(self).__mro__
+            for name, view in vars(kind).items()
+            if hasattr(view, "own_page")
+        )
+        pages = [self.page(model or self.model, *rest) for model, *rest in marked]
+        return [*pages, *super().get_urls()]
 
     def page(
         self, model: type[Model], page: str, route: str, view: Callable[..., HttpResponseBase]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import messages as notices
 from django.contrib.admin.models import ADDITION
 from django.core.exceptions import PermissionDenied
@@ -12,7 +10,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import outbox, queues
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import ran_out
 from django_mq.admin.broadcast_form import BroadcastForm
 from django_mq.exceptions import MQError, RoutingError
@@ -27,10 +25,6 @@ Copies = tuple[CopyReceipt, ...]
 class BroadcastingAdmin(ReadOnlyAdmin):
     """Adds the page to the pages of messages."""
 
-    def get_urls(self) -> list[Any]:
-        page = self.page(QueuedMessage, "broadcast", "broadcast/", self.broadcast_view)
-        return [page, *super().get_urls()]
-
     def may_broadcast(self, request: HttpRequest) -> bool:
         """Return whether the user may see messages and broadcast new ones."""
         return self.may_see_messages(request) and self._has_right(request, "broadcast_message")
@@ -39,6 +33,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
         """Return the URL of the page, empty if the user may not broadcast."""
         return self.url(QueuedMessage, "broadcast") if self.may_broadcast(request) else ""
 
+    @own_page(QueuedMessage, "broadcast", "broadcast/")
     def broadcast_view(self, request: HttpRequest) -> HttpResponse:
         """Show the form, then the recipients; then broadcast, if the recipients are the same."""
         if not self.may_broadcast(request):

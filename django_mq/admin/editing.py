@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import ran_out
 from django_mq.admin.checked_forms import CheckedForm, JSONTextField, checked
 from django_mq.admin.texts import LONGEST
@@ -62,10 +62,6 @@ class EditForm(CheckedForm):
 class EditingAdmin(ReadOnlyAdmin):
     """Adds the page to the pages of messages."""
 
-    def get_urls(self) -> list[Any]:
-        page = self.page(QueuedMessage, "edit", "edit/<int:id>/", self.edit_view)
-        return [page, *super().get_urls()]
-
     def may_edit(self, request: HttpRequest) -> bool:
         """Return whether the user may see and edit messages."""
         return self.may_see_messages(request) and self._has_right(request, "edit_message")
@@ -75,6 +71,7 @@ class EditingAdmin(ReadOnlyAdmin):
         may = _waits(message) and self.may_edit(request)
         return self.url(QueuedMessage, "edit", message.pk) if may else ""
 
+    @own_page(QueuedMessage, "edit", "edit/<int:id>/")
     def edit_view(self, request: HttpRequest, id: int) -> HttpResponse:
         """Show the form, or make the change and log the user in one transaction."""
         if not self.may_edit(request):

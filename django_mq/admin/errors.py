@@ -12,7 +12,7 @@ from django.template.response import TemplateResponse
 from django.utils.http import urlencode
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin, id_of
+from django_mq.admin.base import ReadOnlyAdmin, id_of, own_page
 from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.message_actions import DISCARD, MESSAGE_ACTIONS, REQUEUE, RUN_NOW
 from django_mq.admin.texts import excerpt, plain, when
@@ -32,10 +32,7 @@ PERIODS = (
 class ErrorsAdmin(ReadOnlyAdmin):
     """Failed attempts in groups by fingerprint."""
 
-    def get_urls(self) -> list[Any]:
-        page = self.page(FailedAttempt, "errors", "errors/", self.errors_view)
-        return [page, *super().get_urls()]
-
+    @own_page(FailedAttempt, "errors", "errors/")
     def errors_view(self, request: HttpRequest) -> HttpResponse:
         """Show a page of the groups, the one that failed last first."""
         if not self.has_view_permission(request):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import messages as notices
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, connections
@@ -11,7 +9,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import queues
-from django_mq.admin.base import id_of
+from django_mq.admin.base import id_of, own_page
 from django_mq.admin.bounds import MOST, AtLeast, impatient, ran_out
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
@@ -30,11 +28,6 @@ COUNTED, PAGES = MOST + 1, 20
 
 class EverythingAdmin(HeadsAdmin):
     """The page that asks for confirmation with the number of messages, and stores the operation."""
-
-    def get_urls(self) -> list[Any]:
-        route = "everything/<str:name>/"
-        page = self.page(QueuedMessage, "everything", route, self.everything_view)
-        return [page, *super().get_urls()]
 
     def everything_url(
         self, action: MessageAction, query: QueryDict, *, heads: bool = False
@@ -66,6 +59,7 @@ class EverythingAdmin(HeadsAdmin):
                 found.append((f"{action.label}: all heads they wait behind…", url))
         return found
 
+    @own_page(QueuedMessage, "everything", "everything/<str:name>/")
     def everything_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Show how many messages match, and store the operation once that is confirmed."""
         action = MESSAGE_ACTIONS.get(name)

@@ -18,7 +18,7 @@ from django.http import Http404, HttpRequest, HttpResponseRedirect, StreamingHtt
 from django.http.response import HttpResponseBase
 from django.utils.text import slugify
 
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.export_files import DOCUMENTS, TYPES, as_csv, as_json, document
 from django_mq.admin.windows import AFTER
@@ -42,11 +42,6 @@ class ExportAdmin(ReadOnlyAdmin):
         """Return whether the user may see the list and export messages."""
         return self.has_view_permission(request) and self._has_right(request, "export_message")
 
-    def get_urls(self) -> list[Any]:
-        """Add the URL that the list's buttons post to, with the filters as its query."""
-        page = self.page(self.model, "export", "export/<str:kind>/", self.export_view)
-        return [page, *super().get_urls()]
-
     def export_urls(self, request: HttpRequest) -> list[tuple[str, str]]:
         """Return the kinds of files with the URLs that export the list's filters."""
         if not self.may_export(request):
@@ -57,6 +52,7 @@ class ExportAdmin(ReadOnlyAdmin):
         urls = ((kind, self.url(self.model, "export", kind)) for kind in TYPES)
         return [(kind, f"{url}?{query.urlencode()}") for kind, url in urls if url]
 
+    @own_page(None, "export", "export/<str:kind>/")
     def export_view(self, request: HttpRequest, kind: str) -> HttpResponseBase:
         """Stream the rows that match the filters of the URL; log the user first."""
         if kind not in TYPES:

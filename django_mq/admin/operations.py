@@ -15,7 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin, id_of
+from django_mq.admin.base import ReadOnlyAdmin, id_of, own_page
 from django_mq.admin.bounds import ran_out
 from django_mq.admin.message_actions import MESSAGE_ACTIONS
 from django_mq.admin.texts import excerpt, moment_column, took, under, when
@@ -65,10 +65,7 @@ class OperationAdmin(ReadOnlyAdmin):
             if self._has_right(request, action.permission)
         }
 
-    def get_urls(self) -> list[Any]:
-        page = self.page(Operation, "cancel", "cancel/", self.cancel_view)
-        return [page, *super().get_urls()]
-
+    @own_page(Operation, "cancel", "cancel/")
     def cancel_view(self, request: HttpRequest) -> HttpResponse:
         """Cancel the posted operation, and log the user in the same transaction."""
         back = HttpResponseRedirect(self.url(Operation, "changelist"))

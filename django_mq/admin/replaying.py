@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import handlers, queues
-from django_mq.admin.base import ids_of
+from django_mq.admin.base import ids_of, own_page
 from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.chains import ChainsAdmin
 from django_mq.conf import get_settings
@@ -55,10 +55,6 @@ class ReplayingAdmin(ChainsAdmin):
             request, "replay_message"
         )
 
-    def get_urls(self) -> list[Any]:
-        page = self.page(HandledMessage, "replay", "replay/", self.replay_view)
-        return [page, *super().get_urls()]
-
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
@@ -69,6 +65,7 @@ class ReplayingAdmin(ChainsAdmin):
             ids_of(request.POST.getlist(ACTION_CHECKBOX_NAME))
         return super().changelist_view(request, extra_context)
 
+    @own_page(HandledMessage, "replay", "replay/")
     def replay_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for confirmation, or replay the posted `ids` to the posted handler `to`."""
         if request.method != "POST":

@@ -11,7 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.texts import full, plain
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.policy.durations import span
@@ -24,16 +24,11 @@ RIGHTS = {"stop": "stop_message", "stack": "view_payload"}
 class RunningAdmin(ReadOnlyAdmin):
     """The panel of a running message: its time, its worker and its actions."""
 
-    def get_urls(self) -> list[Any]:
-        """Add the URLs that a message's page posts to."""
-        route = "running/<int:id>/<str:name>/"
-        page = self.page(QueuedMessage, "running", route, self.running_view)
-        return [page, *super().get_urls()]
-
     def may_ask(self, request: HttpRequest, name: str) -> bool:
         """Return whether the user may stop messages, or see stacks."""
         return self.may_see_messages(request) and self._has_right(request, RIGHTS[name])
 
+    @own_page(QueuedMessage, "running", "running/<int:id>/<str:name>/")
     def running_view(self, request: HttpRequest, id: int, name: str) -> HttpResponse:
         """Ask the worker of message `id` to stop it, once that is confirmed, or for its stack."""
         if name not in RIGHTS:

@@ -14,7 +14,7 @@ from django.db.models.functions import Cast, Length
 from django.db.models.lookups import LessThan
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import impatient, ran_out
 from django_mq.admin.json_paths import most_seen, paths_in
 from django_mq.models import QueuedMessage
@@ -27,10 +27,6 @@ NEWEST, LARGEST = 200, 8192
 class SuggestingAdmin(ReadOnlyAdmin):
     """Adds the address that the search box queries once it has the focus."""
 
-    def get_urls(self) -> list[Any]:
-        page = self.page(QueuedMessage, "paths", "paths/", self.paths_view)
-        return [page, *super().get_urls()]
-
     def may_search_documents(self, request: HttpRequest) -> bool:
         """Return whether the user may see messages and their payloads."""
         return self.may_see_messages(request) and self.may_see_payloads(request)
@@ -39,6 +35,7 @@ class SuggestingAdmin(ReadOnlyAdmin):
         """Return the address of the suggestions, empty if the user may not search documents."""
         return self.url(QueuedMessage, "paths") if self.may_search_documents(request) else ""
 
+    @own_page(QueuedMessage, "paths", "paths/")
     def paths_view(self, request: HttpRequest) -> HttpResponse:
         """Return the paths in the newest messages as JSON; none if the database takes too long."""
         if not self.may_search_documents(request):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.texts import badge, breakable
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.states import MessageState
@@ -21,10 +19,7 @@ MOST_TYPES, MOST_HANDLERS = 200, 40
 class TopologyAdmin(ReadOnlyAdmin):
     """Adds the page to the pages of queues."""
 
-    def get_urls(self) -> list[Any]:
-        page = self.page(QueueState, "topology", "topology/", self.topology_view)
-        return [page, *super().get_urls()]
-
+    @own_page(QueueState, "topology", "topology/")
     def topology_view(self, request: HttpRequest) -> HttpResponse:
         """Show types and handlers as a table."""
         if not self.has_view_permission(request):

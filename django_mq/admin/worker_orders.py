@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
@@ -12,7 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.models import WorkerHeartbeat
 from django_mq.queues.transactions import writing
 
@@ -35,10 +34,6 @@ MOST_QUEUES = 10
 
 class WorkerOrdersAdmin(ReadOnlyAdmin):
     """The view that the buttons of the list and of a worker's page post to."""
-
-    def get_urls(self) -> list[Any]:
-        page = self.page(WorkerHeartbeat, "order", "orders/<str:name>/", self.order_view)
-        return [page, *super().get_urls()]
 
     def may_order(self, request: HttpRequest, worker: queues.WorkerProcess) -> bool:
         """Return whether the user may give orders to this worker.
@@ -66,6 +61,7 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
             for name in names
         ]
 
+    @own_page(WorkerHeartbeat, "order", "orders/<str:name>/")
     def order_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Give the posted worker the order `name`, after confirmation if it needs one."""
         if name not in ORDERS:
