@@ -124,9 +124,10 @@ def test_a_span_that_is_none_is_an_hour(boss):
 
 def test_an_empty_chart_is_still_drawn():
     for chart in charts(figures()):
-        assert chart.box == "0 0 600 120"
-        assert len(chart.hits) == 60
-        assert not any(shape.path for shape in chart.shapes if shape.name != "broadcast")
+        assert chart["box"] == "0 0 600 120"
+        assert len(chart["hits"]) == 60
+        drawn = [shape["path"] for shape in chart["shapes"] if shape["name"] != "broadcast"]
+        assert not any(drawn)
 
 
 def test_a_depth_beyond_the_count_is_an_estimate(boss, monkeypatch):

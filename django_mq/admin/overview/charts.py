@@ -25,46 +25,6 @@ Values = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """One series: its colour and its path."""
-
-    name: str
-    label: Any
-    path: str
-    is_bar: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A step under the pointer, with its text."""
-
-    x: float
-    width: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart; the labels of its axes go from top to bottom and from left to right."""
-
-    name: str
-    title: Any
-    summary: str
-    shapes: Sequence[Shape]
-    hits: Sequence[Hit]
-    scale: Sequence[str]
-    times: Sequence[str]
-
-    @property
-    def box(self) -> str:
-        return f"0 0 {WIDTH:g} {HEIGHT:g}"
-
-    @property
-    def height(self) -> float:
-        return HEIGHT
-
-
-@dataclass(frozen=True, slots=True)
 class Series:
     """Values of one kind, one per step."""
 
@@ -73,7 +33,7 @@ class Series:
     values: Values
 
 
-def charts(figures: Figures) -> list[Chart]:
+def charts(figures: Figures) -> list[dict[str, Any]]:
     """Return the charts of throughput, failures and latency."""
     steps = list(figures.steps.values())
     per = _PER.get(figures.step, figures.span)
@@ -108,7 +68,7 @@ _PER = {
 
 def _bars(
     figures: Figures, name: str, title: Any, *, bars: list[Series], line: Series | None = None
-) -> Chart:
+) -> dict[str, Any]:
     """Return a chart of stacked bars, the first series at the bottom, and of a line over them."""
     count = len(figures.steps)
     stacked = [sum(each.values[n] or 0 for each in bars) for n in range(count)]
@@ -116,29 +76,27 @@ def _bars(
     below = [0.0] * count
     shapes = []
     for each in bars:
-        shapes.append(Shape(each.name, each.label, _bar_path(each.values, below, top), True))
+        shapes.append(_shape(each, _bar_path(each.values, below, top), is_bar=True))
         below = [start + (value or 0) for start, value in zip(below, each.values, strict=True)]
     all_series = list(bars)
     if line:
         all_series.insert(0, line)
-        shapes.append(
-            Shape(line.name, line.label, _line_path(line.values, lambda v: v / top), False)
-        )
+        shapes.append(_shape(line, _line_path(line.values, lambda v: v / top)))
     totals = [f"{each.label} {sum(v or 0 for v in each.values):,.0f}" for each in all_series]
-    return Chart(
-        name,
-        title,
-        ", ".join(totals),
-        shapes,
-        _hits(figures, [(each.label, each.values, _whole) for each in all_series]),
-        [_whole(top), _whole(top / 2) if top > 1 else "", "0"],
-        times(figures),
+    return _chart(
+        figures,
+        name=name,
+        title=title,
+        summary=", ".join(totals),
+        shapes=shapes,
+        hits=_hits(figures, all_series, _whole),
+        scale=[_whole(top), _whole(top / 2) if top > 1 else "", "0"],
     )
 
 
 def _latencies(
     figures: Figures, name: str, title: Any, read: Callable[[Counted], Latency | None]
-) -> Chart:
+) -> dict[str, Any]:
     """Return a chart of percentiles on a logarithmic scale."""
     found = [read(each) for each in figures.steps.values()]
     series = [
@@ -157,15 +115,25 @@ def _latencies(
         if total
         else "no data"
     )
-    return Chart(
-        name,
-        title,
-        summary,
-        [Shape(each.name, each.label, _line_path(each.values, position), False) for each in series],
-        _hits(figures, [(each.label, each.values, measured) for each in series]),
-        [measured(high), measured(low)] if values else [],
-        times(figures),
+    return _chart(
+        figures,
+        name=name,
+        title=title,
+        summary=summary,
+        shapes=[_shape(each, _line_path(each.values, position)) for each in series],
+        hits=_hits(figures, series, measured),
+        scale=[measured(high), measured(low)] if values else [],
     )
+
+
+def _chart(figures: Figures, **parts: Any) -> dict[str, Any]:
+    """Return a chart; the labels of its axes go from top to bottom and from left to right."""
+    box = f"0 0 {WIDTH:g} {HEIGHT:g}"
+    return {**parts, "times": times(figures), "box": box, "height": HEIGHT}
+
+
+def _shape(series: Series, path: str, *, is_bar: bool = False) -> dict[str, Any]:
+    return {"name": series.name, "label": series.label, "path": path, "is_bar": is_bar}
 
 
 def nice(value: float) -> float:
@@ -225,18 +193,19 @@ def _line_path(values: Values, position: Callable[[float], float]) -> str:
 
 
 def _hits(
-    figures: Figures, series: Sequence[tuple[Any, Values, Callable[[float], str]]]
-) -> list[Hit]:
+    figures: Figures, series: Sequence[Series], show: Callable[[float], str]
+) -> list[dict[str, Any]]:
+    """Return the steps under the pointer, each with its text."""
     width = WIDTH / len(figures.steps)
     found = []
     for n, at in enumerate(figures.steps):
         words = [
-            f"{label} {show(value)}"
-            for label, values, show in series
-            if (value := values[n]) is not None
+            f"{each.label} {show(value)}"
+            for each in series
+            if (value := each.values[n]) is not None
         ]
         text = f"{clock(at, figures)}: {', '.join(words) or 'no data'}"
-        found.append(Hit(round(n * width, 1), round(width, 1), text))
+        found.append({"x": round(n * width, 1), "width": round(width, 1), "text": text})
     return found
 
 
