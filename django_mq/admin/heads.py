@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest
@@ -15,29 +14,6 @@ from django_mq.admin.texts import badge, breakable, moment
 from django_mq.models import QueuedMessage
 
 Offered = list[tuple[MessageAction, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadRow:
-    """The head of a line as a page shows it."""
-
-    head: queues.Head
-    badge: Any
-    #: Pages of the message and of its line; empty if the user may not see them.
-    url: str
-    line_url: str
-    actions: Offered
-
-    @property
-    def at(self) -> str:
-        """Return the time of the head's death, or its due time."""
-        return moment(self.head.at)
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """Return the head's names, marked where a browser may break them."""
-        names = ("type", "handler", "key")
-        return {name: breakable(getattr(self.head, name) or "") for name in names}
 
 
 class HeadsAdmin(ReadOnlyAdmin):
@@ -57,17 +33,22 @@ class HeadsAdmin(ReadOnlyAdmin):
             and (url := self.url(QueuedMessage, "action", each.name))
         ]
 
-    def head_rows(self, request: HttpRequest, found: Iterable[queues.Head]) -> list[HeadRow]:
-        """Return heads as a page shows them."""
+    def head_rows(self, request: HttpRequest, found: Iterable[queues.Head]) -> list[dict[str, Any]]:
+        """Return heads as a page shows them; URLs are empty for what the user may not see."""
         linked = self.may_see_messages(request)
         return [
-            HeadRow(
-                head,
-                badge(head.state),
-                self.message_url(request, head.id),
-                self.line_url(head.queue, head.handler, head.key) if linked else "",
-                self.offered(request, head.state),
-            )
+            {
+                "head": head,
+                "badge": badge(head.state),
+                "at": moment(head.at),
+                "names": {
+                    name: breakable(getattr(head, name) or "")
+                    for name in ("type", "handler", "key")
+                },
+                "url": self.message_url(request, head.id),
+                "line_url": self.line_url(head.queue, head.handler, head.key) if linked else "",
+                "actions": self.offered(request, head.state),
+            }
             for head in found
         ]
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from django_mq.admin.texts import excerpt, full, took
 from django_mq.models import FailedAttempt, QueuedMessage
 
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One line: what happened, when, and the durations that belong to it."""
-
-    what: str
-    at: Any
-    note: str = ""
+#: One line: what happened, when, and the durations that belong to it.
+Event = tuple[str, str, str]
 
 
 def timeline(message: QueuedMessage, attempts: Iterable[FailedAttempt]) -> list[Event]:
@@ -26,7 +19,7 @@ def timeline(message: QueuedMessage, attempts: Iterable[FailedAttempt]) -> list[
     `attempts`, that is not known.
     """
     now = message.now  # type: ignore[attr-defined]
-    events = [Event("Broadcast", full(message.created_at, now))]
+    events: list[Event] = [("Broadcast", full(message.created_at, now), "")]
     ended, number = message.created_at, 0
     for each in sorted(attempts, key=lambda each: (each.attempt, each.pk)):
         follows = each.attempt == number + 1
@@ -34,11 +27,9 @@ def timeline(message: QueuedMessage, attempts: Iterable[FailedAttempt]) -> list[
         ran = took(each.started_at, each.ended_at)
         if each.started_at:
             note = f"waited {waited}" if waited else ""
-            events.append(
-                Event(f"Attempt {each.attempt} started", full(each.started_at, now), note)
-            )
+            events.append((f"Attempt {each.attempt} started", full(each.started_at, now), note))
         note = f"{f'ran {ran}, ' if ran else ''}{excerpt(each.error_class) or 'unknown error'}"
-        events.append(Event(f"Attempt {each.attempt} failed", full(each.ended_at, now), note))
+        events.append((f"Attempt {each.attempt} failed", full(each.ended_at, now), note))
         ended, number = each.ended_at, each.attempt
     events.append(_last(message, now))
     return events
@@ -47,8 +38,8 @@ def timeline(message: QueuedMessage, attempts: Iterable[FailedAttempt]) -> list[
 def _last(message: QueuedMessage, now: Any) -> Event:
     """Return what the message does now, or will do next."""
     if message.dead_at is not None:
-        return Event("Dead", full(message.dead_at, now))
+        return "Dead", full(message.dead_at, now), ""
     if message.leased_until is not None:
         text = f"Attempt {message.attempts} in flight, leased until"
-        return Event(text, full(message.leased_until, now))
-    return Event("Due", full(message.processable_after, now))
+        return text, full(message.leased_until, now), ""
+    return "Due", full(message.processable_after, now), ""

@@ -29,23 +29,14 @@ LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A running message; `type` is empty if the message has ended since."""
-
-    id: int
-    type: str
-    url: str
-    ran_for: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerRow:
     """One worker as the page shows it to this user."""
 
     worker: queues.WorkerProcess
     url: str
     queues: tuple[str, ...]
-    running: tuple[Running, ...]
+    #: Running messages; the type of one that has ended since is empty.
+    running: list[dict[str, Any]]
     more: int
     orders: tuple[tuple[str, str, str], ...] = ()
 
@@ -158,7 +149,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
     def runs(self, beat: Any) -> Any:
         if not beat.row:
             return None
-        running = ((link(each.url, f"#{each.id}"), each.type) for each in beat.row.running)
+        running = ((link(each["url"], f"#{each['id']}"), each["type"]) for each in beat.row.running)
         return format_html_join(", ", "{} {}", running)
 
     @admin.display(description="did so far")
@@ -212,15 +203,15 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
                     worker.queues
                     if allowed is None
                     else tuple(sorted(queue for queue in allowed if worker.serves(queue))),
-                    tuple(
-                        Running(
-                            id,
-                            types.get(id, ""),
-                            self.message_url(request, id),
-                            span(since) if (since := ran.get(id)) else "",
-                        )
+                    [
+                        {
+                            "id": id,
+                            "type": types.get(id, ""),
+                            "url": self.message_url(request, id),
+                            "ran_for": span(since) if (since := ran.get(id)) else "",
+                        }
                         for id in ids[:LISTED]
-                    ),
+                    ],
                     max(0, len(ids) - LISTED),
                     tuple(self.orders(request, worker)),
                 )

@@ -392,7 +392,7 @@ class TestHeads:
     def test_from_the_page_of_the_queue_and_back(self, boss, lines):
         here = url("queuestate", "change", "mail")
         page = boss.get(here)
-        assert [each.head.id for each in page.context["heads"]] == [
+        assert [each["head"].id for each in page.context["heads"]] == [
             line[0].pk for line in lines.values()
         ]
         head = lines["b"][0].pk
