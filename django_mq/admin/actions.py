@@ -15,13 +15,12 @@ from django.contrib import messages as notices
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, DELETION
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.db import OperationalError
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 
 from django_mq.admin.base import ids_of, own_page
-from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.bounds import gives_up, impatient
 from django_mq.admin.everything import EverythingAdmin
 from django_mq.admin.message_actions import (
     CANCEL,
@@ -94,6 +93,7 @@ class MessageActionsAdmin(EverythingAdmin):
         ids_of(request.POST.getlist(ACTION_CHECKBOX_NAME))
 
     @own_page(QueuedMessage, "action", "actions/<str:name>/")
+    @gives_up
     def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Perform the action `name` on the posted `ids`; one that removes needs confirmation."""
         action = MESSAGE_ACTIONS.get(name)
@@ -106,14 +106,9 @@ class MessageActionsAdmin(EverythingAdmin):
         ids = ids_of(request.POST.get("ids", "").split(","))
         if len(ids) > MOST:
             raise BadRequest(f"Select at most {MOST:,} messages for one action.")
-        try:
-            if action.removes and "confirmed" not in request.POST:
-                return self._confirm(request, action, ids)
-            self._perform(request, action, ids)
-        except OperationalError as error:
-            if not ran_out(error):
-                raise
-            return self.give_up(request)
+        if action.removes and "confirmed" not in request.POST:
+            return self._confirm(request, action, ids)
+        self._perform(request, action, ids)
         return HttpResponseRedirect(self._return_url(request, ids if action.removes else ()))
 
     def _return_url(self, request: HttpRequest, removed: Sequence[int] = ()) -> str:

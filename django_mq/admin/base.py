@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
 import django
@@ -21,7 +21,7 @@ from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.text import capfirst
 
 from django_mq import queues
-from django_mq.admin.bounds import BoundedChangeList, CappedPaginator, impatient, ran_out
+from django_mq.admin.bounds import BoundedChangeList, CappedPaginator, View, impatient, ran_out
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
 from django_mq.policy.routing import MAX_NAME
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     StockAdmin = admin.ModelAdmin[Any]
 else:
     StockAdmin = admin.ModelAdmin
-
-
-View = TypeVar("View", bound=Callable[..., HttpResponseBase])
 
 
 def own_page(model: type[Model] | None, page: str, route: str) -> Callable[[View], View]:

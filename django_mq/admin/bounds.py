@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.conf import settings
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -14,6 +14,7 @@ from django.core.paginator import Page, Paginator
 from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 
 from django_mq.queues.actions import LOCK_NOT_AVAILABLE
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     StockPaginator = Paginator[Any]
 else:
     StockPaginator = Paginator
+
+View = TypeVar("View", bound=Callable[..., HttpResponseBase])
 
 #: Counts and pages stop here; filters find the rows beyond.
 MOST = 10_000
@@ -52,6 +55,21 @@ def impatient(alias: str) -> Iterator[None]:
 def ran_out(error: OperationalError) -> bool:
     """Return whether a statement or a lock wait ran into its time limit."""
     return getattr(error.__cause__, "sqlstate", None) in (QUERY_CANCELED, LOCK_NOT_AVAILABLE)
+
+
+def gives_up(view: View) -> View:
+    """Let a view whose statement runs out of time redirect as `ReadOnlyAdmin.give_up()` says."""
+
+    @wraps(view)
+    def bounded(page: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return view(page, request, *args, **kwargs)
+        except OperationalError as error:
+            if not ran_out(error):
+                raise
+            return page.give_up(request)
+
+    return cast("View", bounded)
 
 
 class AtLeast(int):

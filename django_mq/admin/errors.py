@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError
 from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.http import urlencode
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, id_of, own_page
-from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.bounds import gives_up, impatient
 from django_mq.admin.message_actions import DISCARD, MESSAGE_ACTIONS, REQUEUE, RUN_NOW
 from django_mq.admin.texts import excerpt, plain, when
 from django_mq.models import FailedAttempt, QueuedMessage
@@ -33,6 +32,7 @@ class ErrorsAdmin(ReadOnlyAdmin):
     """Failed attempts in groups by fingerprint."""
 
     @own_page(FailedAttempt, "errors", "errors/")
+    @gives_up
     def errors_view(self, request: HttpRequest) -> HttpResponse:
         """Show a page of the groups, the one that failed last first."""
         if not self.has_view_permission(request):
@@ -40,22 +40,16 @@ class ErrorsAdmin(ReadOnlyAdmin):
         chosen = request.GET.get("since", "")
         seconds = next((each[2] for each in PERIODS if each[0] == chosen), None)
         number = min(id_of(request.GET.get("page", "")) or 1, PAGES)
-        try:
-            with impatient(self.alias):
-                found = queues.errors(
-                    seconds,
-                    self.get_queues(request),
-                    limit=MOST + 1,
-                    offset=(number - 1) * MOST,
-                    using=self.alias,
-                )
-                ids = [each.attempt_id for each in found]
-                attempts = FailedAttempt.objects.using(self.alias).annotate(now=Now()).in_bulk(ids)
-        except OperationalError as error:
-            if not ran_out(error):
-                raise
-            self.give_up(request)
-            return HttpResponseRedirect(self.url(FailedAttempt, "changelist"))
+        with impatient(self.alias):
+            found = queues.errors(
+                seconds,
+                self.get_queues(request),
+                limit=MOST + 1,
+                offset=(number - 1) * MOST,
+                using=self.alias,
+            )
+            ids = [each.attempt_id for each in found]
+            attempts = FailedAttempt.objects.using(self.alias).annotate(now=Now()).in_bulk(ids)
         rows = [
             self._row(request, each, attempts[each.attempt_id])
             for each in found[:MOST]

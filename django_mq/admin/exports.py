@@ -11,7 +11,6 @@ from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
-from django.db import OperationalError
 from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.http import Http404, HttpRequest, HttpResponseRedirect, StreamingHttpResponse
@@ -19,7 +18,7 @@ from django.http.response import HttpResponseBase
 from django.utils.text import slugify
 
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.bounds import gives_up, impatient
 from django_mq.admin.export_files import DOCUMENTS, TYPES, as_csv, as_json, document
 from django_mq.admin.windows import AFTER
 from django_mq.conf.local_time import local, utc_now
@@ -53,6 +52,7 @@ class ExportAdmin(ReadOnlyAdmin):
         return [(kind, f"{url}?{query.urlencode()}") for kind, url in urls if url]
 
     @own_page(None, "export", "export/<str:kind>/")
+    @gives_up
     def export_view(self, request: HttpRequest, kind: str) -> HttpResponseBase:
         """Stream the rows that match the filters of the URL; log the user first."""
         if kind not in TYPES:
@@ -63,12 +63,7 @@ class ExportAdmin(ReadOnlyAdmin):
             return HttpResponseRedirect(self.url(self.model, "changelist"))
         private = self.exported_privately if self.may_see_payloads(request) else ()
         columns = self.exported + private
-        try:
-            rows = self._matching(request)
-        except OperationalError as error:
-            if not ran_out(error):
-                raise
-            return self.give_up(request)
+        rows = self._matching(request)
         what = "with payloads" if "payload" in columns else "without payloads"
         filters = request.GET.urlencode() or "none"
         name = str(self.opts.verbose_name_plural)

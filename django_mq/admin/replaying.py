@@ -11,14 +11,13 @@ from django.contrib import messages as notices
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.db import OperationalError
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import handlers, queues
 from django_mq.admin.base import ids_of, own_page
-from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.bounds import gives_up, impatient
 from django_mq.admin.chains import ChainsAdmin
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
@@ -66,6 +65,7 @@ class ReplayingAdmin(ChainsAdmin):
         return super().changelist_view(request, extra_context)
 
     @own_page(HandledMessage, "replay", "replay/")
+    @gives_up
     def replay_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for confirmation, or replay the posted `ids` to the posted handler `to`."""
         if request.method != "POST":
@@ -84,10 +84,6 @@ class ReplayingAdmin(ChainsAdmin):
             self._perform(request, ids, to or None)
         except MQError as error:
             self.message_user(request, str(error), notices.ERROR)
-        except OperationalError as error:
-            if not ran_out(error):
-                raise
-            return self.give_up(request)
         return HttpResponseRedirect(self.list_url(request.POST.get("filters", "")))
 
     def _recipients(self, request: HttpRequest) -> list[str]:
