@@ -62,7 +62,8 @@ def send_durably(
             "this call writes in a transaction of its own, but an atomic() block is open:"
             " call broadcast() in that block"
         )
-    store = _checked(connection, [message], _builder(wants_result))
+    builder = RowBuilder(get_settings(), wants_result=wants_result)
+    store = _checked(connection, [message], builder)
     with transaction.atomic(using=connection.alias):
         return store()[0]
 
@@ -87,7 +88,7 @@ def send_to(
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
     """Store messages, all or none; check all of them before any SQL."""
     connection = connection_in_transaction(using)
-    return _checked(connection, messages, _builder())()
+    return _checked(connection, messages, RowBuilder(get_settings()))()
 
 
 def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
@@ -113,10 +114,6 @@ def _chunks(builder: RowBuilder, messages: Iterable[Message]) -> Iterator[Chunk]
             chunk = Chunk(builder)
     if chunk.rows:
         yield chunk
-
-
-def _builder(wants_result: bool = False) -> RowBuilder:
-    return RowBuilder(get_settings(), wants_result=wants_result)
 
 
 def _checked(
