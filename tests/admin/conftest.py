@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from tests.queues.conftest import lock, other  # noqa: F401  (fixtures of this directory too)
+from tests.queues.conftest import lock, no_handlers, other  # noqa: F401  (fixtures of this directory too)
 
 VIEW = (
     "view_queuedmessage",

@@ -8,19 +8,13 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
-from django_mq import handlers, queues
+from django_mq import queues
 from django_mq.admin import message_page, texts
 from django_mq.models import FailedAttempt, UniqueKey
 from tests.admin.pages import LIST, fail, text, told, url
 from tests.rows import add
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers():
-    with handlers.isolated():
-        yield
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 
 class TestMessage:

@@ -8,21 +8,14 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 
-from django_mq import handlers
 from django_mq.models import HandledMessage, Operation, QueuedMessage, Result, Schedule, UniqueKey
 from tests.admin.pages import LIST, MODELS, fail, text, url
 from tests.rows import add, beat, tally
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7|add:7 }}"
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers():
-    with handlers.isolated():
-        yield
 
 
 def test_a_worker_whose_row_is_odd_is_shown_as_such(boss):

@@ -14,15 +14,9 @@ from django_mq.models import QueuedMessage, QueueState, Result, UniqueKey
 from tests.admin.pages import LIST, text, told, url
 from tests.rows import add, beat, decide, tally
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 LATER = datetime(2999, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers():
-    with handlers.isolated():
-        yield
 
 
 class TestQueues:

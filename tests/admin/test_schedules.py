@@ -9,13 +9,13 @@ from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_mq import handler, handlers
+from django_mq import handler
 from django_mq.models import QueuedMessage, Schedule
 from tests.admin.pages import text, told, url
 from tests.database import second_connection
 from tests.schedules.conftest import put
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 FORM = {
     "name": "report",
@@ -31,12 +31,6 @@ FORM = {
     "expires": "",
     "enabled": "on",
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers():
-    with handlers.isolated():
-        yield
 
 
 @pytest.fixture

@@ -6,22 +6,15 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.db.models.functions import Now
 
-from django_mq import handlers
 from django_mq.models import WorkerCommand
 from tests.admin.conftest import VIEW
 from tests.admin.pages import text, told, url
 from tests.rows import add, beat
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 LIST = url("workerheartbeat")
 PAGE = url("workerheartbeat", "change", "w")
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers():
-    with handlers.isolated():
-        yield
 
 
 def order(client, name, worker="w", **data):

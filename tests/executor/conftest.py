@@ -2,6 +2,7 @@
 
 from tests.worker.conftest import (  # noqa: F401  (fixtures)
     bench,
+    gate,
     make_bench,
     other,
     proxy,

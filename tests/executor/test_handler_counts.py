@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -222,13 +222,6 @@ def test_coroutines_are_counted_too(start: Start) -> None:
     found = running.worker.timings()["h"]
     assert found.ran is not None
     assert (found.acked, found.ran.count) == (3, 3)
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    gate = threading.Event()
-    yield gate
-    gate.set()
 
 
 @pytest.mark.django_db(transaction=True)

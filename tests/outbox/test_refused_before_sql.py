@@ -18,7 +18,7 @@ from django.db.models import CheckConstraint, F, Q
 from django.db.utils import DatabaseError
 from django.test.utils import CaptureQueriesContext
 
-from django_mq import Message, RetryPolicy, broadcast, broadcast_many, handlers, queues, request
+from django_mq import Message, RetryPolicy, broadcast, broadcast_many, queues, request
 from django_mq.exceptions import BroadcastError
 from django_mq.models import QueuedMessage, QueueState, UniqueKey
 
@@ -131,12 +131,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "stream": stream,
     "request": request,
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers() -> Iterator[None]:
-    with handlers.isolated():
-        yield
 
 
 @pytest.mark.parametrize(("column", "value"), list(cases()))

@@ -3,6 +3,7 @@
 import pytest
 from django.db import connection
 
+from django_mq import handlers
 from django_mq.outbox import notify
 
 
@@ -38,3 +39,10 @@ def rings(monkeypatch):
     asked = []
     monkeypatch.setattr(notify, "ring_after_commit", asked.append)
     return asked
+
+
+@pytest.fixture
+def no_handlers():
+    """Leave out the handlers of the test project."""
+    with handlers.isolated():
+        yield

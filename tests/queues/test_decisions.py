@@ -10,20 +10,11 @@ from django.db import OperationalError, connection, transaction
 from django_mq import queues, signals
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
-from django_mq.outbox import notify
 from django_mq.store import queues as store
 from tests.database import second_connection
 from tests.rows import decide
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def rings(monkeypatch):
-    """The connections that were asked to ring after commit."""
-    asked = []
-    monkeypatch.setattr(notify, "ring_after_commit", asked.append)
-    return asked
 
 
 @pytest.fixture

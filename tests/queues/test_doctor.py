@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
 
-from django_mq import handler, handlers
+from django_mq import handler
 from django_mq.queues.doctor import examine, links, schema, upkeep
 from django_mq.store import session_facts
 from tests.database import second_connection
@@ -25,15 +25,9 @@ from tests.queues.pooler import Pooler
 from tests.roles import acting_as, documented, make_role, skip_unless_able
 from tests.rows import add, beat, decide
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 Alias = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers() -> Iterator[None]:
-    with handlers.isolated():
-        yield
 
 
 @pytest.fixture

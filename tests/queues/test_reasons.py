@@ -14,13 +14,7 @@ from django_mq.models import FailedAttempt, QueueState, Result
 from tests.queues.explained import why
 from tests.rows import add, beat, decide
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers():
-    with handlers.isolated():
-        yield
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 
 def shown(at):

@@ -7,18 +7,12 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 
-from django_mq import handlers, queues
+from django_mq import queues
 from django_mq.models import QueuedMessage
 from tests.queues.explained import why
 from tests.rows import add, beat, decide
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers():
-    with handlers.isolated():
-        yield
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 
 def test_behind_its_key():

@@ -11,18 +11,12 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError
 from django.test import override_settings
 
-from django_mq import InvalidName, InvalidOption, RoutingError, handler, handlers, queues
+from django_mq import InvalidName, InvalidOption, RoutingError, handler, queues
 from django_mq.models import QueuedMessage, Schedule
 from tests.database import second_connection
 from tests.schedules.conftest import HOUR, put
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers():
-    with handlers.isolated():
-        yield
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 
 def mq_schedule(*arguments):

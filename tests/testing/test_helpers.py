@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,12 +23,6 @@ from django_mq.handlers import isolated
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, drain, due
 from testproject.shop.models import Product
-
-
-@pytest.fixture(autouse=True)
-def _own_handlers() -> Iterator[None]:
-    with isolated():
-        yield
 
 
 def send(type: str, payload: Any = None, **options: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,17 +10,10 @@ from django.db import transaction
 from django.test import TestCase
 
 from django_mq import Delivery, RoutingError, broadcast, handler, periodic
-from django_mq.handlers import isolated
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.testing import assert_broadcast, capture_broadcasts, drain, due
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture(autouse=True)
-def _own_handlers() -> Iterator[None]:
-    with isolated():
-        yield
 
 
 class DueUntilTest(TestCase):

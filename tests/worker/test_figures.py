@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,13 +25,6 @@ COUNTS = ("acked", "failed", "retried", "dead", "broadcast")
 def stored(**of: Any) -> tuple[int, ...]:
     found = MinuteFigures.objects.filter(**of).aggregate(**{name: Sum(name) for name in COUNTS})
     return tuple(found[name] or 0 for name in COUNTS)
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    gate = threading.Event()
-    yield gate
-    gate.set()
 
 
 def test_a_worker_that_ends_has_stored_everything(start: Start) -> None:

@@ -1,4 +1,4 @@
-"""Only the handlers of the test exist, in a project with several aliases."""
+"""A project with several aliases."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_mq import broadcast, handler
-from django_mq.handlers import isolated
 from testproject.shop.models import Product
-
-
-@pytest.fixture(autouse=True)
-def _own_handlers() -> Iterator[None]:
-    with isolated():
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
