@@ -21,8 +21,7 @@ from django_mq.executor.lingering import LINGER_SHARE, Lingering
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import SharedThread
-from django_mq.executor.start_rules import has_expired, is_sure
-from django_mq.executor.tasks import Task, most_in_call
+from django_mq.executor.tasks import Task, has_expired, is_sure, most_in_call
 from django_mq.executor.watchdog import Link
 from django_mq.messages import ClaimedRow, current_delivery
 from django_mq.policy.backoff import RetryPolicy

@@ -12,8 +12,7 @@ from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.slice_state import NotLocked, SliceState
-from django_mq.executor.start_rules import has_expired, is_sure
-from django_mq.executor.tasks import Task
+from django_mq.executor.tasks import Task, has_expired, is_sure
 from django_mq.messages import fence_of
 from django_mq.store import row_locks
 

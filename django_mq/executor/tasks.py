@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from django_mq.executor.lease_clock import lease_clock
 from django_mq.handlers import Handler
-from django_mq.messages import Delivery
+from django_mq.messages import LONG_AGO, Delivery
 
 #: Identifies deliveries that are handled one after another: those of an order key of a handler,
 #: or of an ordered queue.
@@ -45,6 +46,25 @@ def is_listed(task: Task) -> bool:
     if not handler.batch or handler.atomic or handler.is_async:
         return False
     return task.delivery._row.attempts == 1
+
+
+def is_sure(task: Task, since: float) -> bool:
+    """Return whether `task` may start unlocked: it was claimed or renewed after `since`.
+
+    `since` is a time of the lease clock; no lease given later can have lapsed. Suspects and
+    messages of a line are always locked first.
+    """
+    delivery = task.delivery
+    return task.line is None and not delivery._row.suspect and delivery._sure_at >= since
+
+
+def has_expired(delivery: Delivery) -> bool:
+    """Return whether `delivery` has expired, judged by its claim.
+
+    The answer may be true a round trip early, but is never late.
+    """
+    asked_at, expires_in = delivery._asked_at, delivery._row.expires_in
+    return expires_in is not None and LONG_AGO < asked_at <= lease_clock() - expires_in
 
 
 def most_in_call(task: Task, batch: int) -> int:
