@@ -9,7 +9,7 @@ from django.db import connection, models
 
 from django_mq import queues
 from django_mq.models import QueuedMessage, Schedule, UniqueKey
-from django_mq.models.duration_column import DurationColumn
+from django_mq.models.columns import DurationColumn
 from tests.admin.conftest import boss, login  # noqa: F401
 from tests.admin.pages import text, url
 from tests.admin.test_permissions import addresses, rows  # noqa: F401

@@ -20,7 +20,7 @@ from django_mq.admin.schedule_form import CONTENT, EDITABLE, TIMING, ScheduleFor
 from django_mq.admin.schedule_rows import ScheduleRowsAdmin
 from django_mq.exceptions import MQError
 from django_mq.models import Schedule
-from django_mq.models.json_column import Unreadable
+from django_mq.models.columns import Unreadable
 from django_mq.queues.scheduling import restart_schedule
 from django_mq.queues.transactions import writing
 

@@ -9,8 +9,8 @@ from django.db.models import BooleanField, CheckConstraint, F, Func, Q
 from django.db.models.functions import Greatest
 from django.db.models.lookups import LessThanOrEqual
 
+from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import times_are_times
-from django_mq.models.json_column import JSONColumn
 from django_mq.policy.column_bounds import LARGEST_COUNT, NAME, NAME_LENGTH, NAME_OR_EMPTY
 
 _COUNTS = ("acked", "failed", "retried", "dead", "broadcast")

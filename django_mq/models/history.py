@@ -6,8 +6,8 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import times_are_times
-from django_mq.models.json_column import JSONColumn
 from django_mq.policy.column_bounds import KEY, NAME, NAME_LENGTH, NAME_OR_EMPTY
 
 

@@ -6,9 +6,8 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from django_mq.models.columns import DurationColumn, JSONColumn
 from django_mq.models.constraints import span_is_a_span, times_are_times
-from django_mq.models.duration_column import DurationColumn
-from django_mq.models.json_column import JSONColumn
 from django_mq.policy.column_bounds import KEY, NAME, NAME_LENGTH, NAME_OR_EMPTY
 from django_mq.states import MessageState, read_state, state_expression
 

@@ -6,10 +6,8 @@ from django.db import models
 from django.db.models import Func, Q
 from django.db.models.functions import Now
 
+from django_mq.models.columns import DurationColumn, GeneratedColumn, JSONColumn
 from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
-from django_mq.models.duration_column import DurationColumn
-from django_mq.models.generated import GeneratedColumn
-from django_mq.models.json_column import JSONColumn
 from django_mq.policy.column_bounds import KEY, NAME, NAME_LENGTH, NAME_OR_EMPTY
 
 

@@ -8,9 +8,8 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from django_mq.models.columns import DurationColumn, JSONColumn
 from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
-from django_mq.models.duration_column import DurationColumn
-from django_mq.models.json_column import JSONColumn
 from django_mq.policy.column_bounds import LONGEST_SPAN, NAME, NAME_LENGTH, NAME_OR_EMPTY
 from django_mq.policy.due_times import CATCH_UP, OVERLAP
 

@@ -13,7 +13,7 @@ from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, table
 from django_mq.management.serving import mistaken
 from django_mq.models import QueuedMessage
-from django_mq.models.json_column import Unreadable
+from django_mq.models.columns import Unreadable
 from django_mq.policy.error_text import one_line
 from django_mq.queues.obstacles import shown
 from django_mq.queues.stalled import standings
