@@ -21,8 +21,8 @@ from django_mq.operations.changes import CHANGES, Change
 from django_mq.policy.routing import check_key
 from django_mq.queues.arguments import LARGEST, check_fingerprint, check_names, flag, seconds, whole
 from django_mq.queues.transactions import reading, writing
-from django_mq.store import queue_names
 from django_mq.store import select_messages as selection
+from django_mq.store.select_messages import Selection
 
 logger = logging.getLogger("django_mq")
 
@@ -33,8 +33,6 @@ NAMED, RECORDED = 10, 1000
 MOST_ATTEMPTS = 1_000_000
 LOCK_NOT_AVAILABLE = "55P03"
 
-#: The filters of a selection besides the queue; None: any.
-NO_FILTER = dict.fromkeys(("type", "handler", "key", "fingerprint", "older_than", "limit"))
 #: One id, or several.
 Ids = int | Iterable[int]
 
@@ -202,24 +200,23 @@ def log_changed(event: str, changed: Changed, where: str = "") -> None:
 
 
 def _selected(
-    alias: str, ids: Ids | None, *, waiting: bool = False, queue: str | None = None, **filters: Any
+    alias: str, ids: Ids | None, *, waiting: bool = False, **filters: Any
 ) -> Sequence[int]:
     """Return `ids`, or those of the messages that match the filters; raises ValueError for both."""
+    wanted = Selection(**filters)
     if ids is not None:
-        if queue is not None or any(value is not None for value in filters.values()):
+        if wanted != Selection():
             raise ValueError("select messages by ids, or by queue, type and so on, not both")
         return checked_ids(ids)
-    wanted = {**NO_FILTER, **filters}
-    check_names(queue=queue, type=wanted["type"], handler=wanted["handler"])
-    if wanted["key"] is not None:
-        check_key(wanted["key"], "key")
-    if wanted["fingerprint"] is not None:
-        check_fingerprint(wanted["fingerprint"])
-    if wanted["limit"] is not None:
-        whole(wanted["limit"], "limit")
+    check_names(queue=wanted.queue, type=wanted.type, handler=wanted.handler)
+    if wanted.key is not None:
+        check_key(wanted.key, "key")
+    if wanted.fingerprint is not None:
+        check_fingerprint(wanted.fingerprint)
+    if wanted.limit is not None:
+        whole(wanted.limit, "limit")
     with reading(alias) as cursor:
-        names = sorted(queue_names.names(cursor)) if queue is None else [queue]
-        return selection.find(cursor, queues=names, waiting=waiting, **wanted)
+        return selection.find(cursor, wanted, waiting=waiting)
 
 
 def _named(

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from django_mq.store import Cursor
+from django_mq.store import Cursor, queue_names
 from django_mq.store.error_groups import failed_last_with
 from django_mq.store.readers import prepare_to_read
+
+
+class Selection(NamedTuple):
+    """The wanted messages; None: any.
+
+    `older_than` is in seconds since the message died, or since the broadcast if it is alive.
+    """
+
+    queue: str | None = None
+    type: str | None = None
+    handler: str | None = None
+    key: str | None = None
+    fingerprint: str | None = None
+    older_than: float | None = None
+    limit: int | None = None
+
 
 AMONG = """
 select m.id
@@ -81,34 +98,12 @@ FIND_DEAD = _FIND.format(rows=_DEAD)
 FIND = _FIND.format(rows=_ALL)
 
 
-def find(
-    cursor: Cursor,
-    *,
-    queues: Sequence[str],
-    type: str | None,
-    handler: str | None,
-    key: str | None,
-    fingerprint: str | None,
-    older_than: float | None,
-    waiting: bool,
-    limit: int | None,
-) -> list[int]:
+def find(cursor: Cursor, wanted: Selection, *, waiting: bool) -> list[int]:
     """Return the ids of dead letters, longest dead first; with `waiting`, of living messages too.
 
-    `older_than` is in seconds since the message died, or since the broadcast if it is alive. Reads
-    no rows of other queues and, without `waiting`, none of living messages.
+    Reads no rows of other queues and, without `waiting`, none of living messages.
     """
+    names = sorted(queue_names.names(cursor)) if wanted.queue is None else [wanted.queue]
     prepare_to_read(cursor)
-    cursor.execute(
-        FIND if waiting else FIND_DEAD,
-        {
-            "queues": list(queues),
-            "type": type,
-            "handler": handler,
-            "key": key,
-            "fingerprint": fingerprint,
-            "older_than": older_than,
-            "limit": limit,
-        },
-    )
+    cursor.execute(FIND if waiting else FIND_DEAD, {**wanted._asdict(), "queues": names})
     return [row[0] for row in cursor.fetchall()]
