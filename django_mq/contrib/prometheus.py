@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 
-from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -21,8 +20,9 @@ from prometheus_client.registry import Collector
 from django_mq import queues
 from django_mq.conf import alias_of
 from django_mq.queues import QueueCounts
+from django_mq.queues.transactions import reading
 from django_mq.states import MessageState
-from django_mq.store.limits import SET_LOCAL, Limits, as_settings
+from django_mq.store.limits import Limits
 
 __all__ = ["QueueCollector", "metrics"]
 
@@ -51,9 +51,7 @@ class QueueCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all gauges as of now."""
         alias = alias_of(self._using)
-        with transaction.atomic(using=alias):
-            with connections[alias].cursor() as cursor:
-                cursor.execute(SET_LOCAL, as_settings(PATIENCE))
+        with reading(alias, limits=PATIENCE):
             counted = queues.counts(using=alias)
             workers = queues.workers(using=alias)
         families = _families()

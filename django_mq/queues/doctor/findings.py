@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import psycopg
 from django.apps import apps
 from django.db import connections
-from django.db.backends.utils import CursorWrapper
 
 from django_mq.executor.connections import plain_connection
 from django_mq.queues.transactions import reading
-from django_mq.store.limits import SET_LOCAL, Limits, as_settings
+from django_mq.store.limits import Limits
 
 #: Seconds that one statement of the doctor may take, and that it waits for a lock.
 PATIENCE = Limits(5.0, 1.0)
+
+#: Yields a cursor for short statements; the transaction is rolled back.
+looking = partial(reading, limits=PATIENCE)
 
 Level = Literal["warning", "error"]
 
@@ -30,14 +33,6 @@ class Finding:
     level: Level
     text: str
     hint: str
-
-
-@contextmanager
-def looking(alias: str) -> Iterator[CursorWrapper]:
-    """Yield a cursor for short statements; the transaction is rolled back."""
-    with reading(alias) as cursor:
-        cursor.execute(SET_LOCAL, as_settings(PATIENCE))
-        yield cursor
 
 
 @contextmanager
