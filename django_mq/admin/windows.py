@@ -54,13 +54,9 @@ class Window:
         end = Q(pk__lte=self.last) if self.ascending else Q(pk__gte=self.last)
         return self.bounds & end
 
-    def step(self, rows: QuerySet[Any], most: int, *, back: bool = False) -> int | None:
-        """Return the key of the row after `most` ones in the list's order, None if there is none.
-
-        With `back`, in the opposite order.
-        """
-        order = "pk" if self.ascending is not back else "-pk"
-        keys = rows.order_by(order).values_list("pk", flat=True)
+    def step(self, rows: QuerySet[Any], most: int) -> int | None:
+        """Return the key of the row after `most` ones in the list's order; None: there is none."""
+        keys = rows.order_by("pk" if self.ascending else "-pk").values_list("pk", flat=True)
         found: int | None = next(iter(keys[most - 1 : most]), None)
         return found
 

@@ -89,9 +89,9 @@ class Attempts:
         began = monotonic()
         state.deadline = deadline = began + tasks[0].timeout
         if tasks[0].handler.batch:
-            self.entries.start([task.delivery.fence for task in tasks], deadline, True, began)
+            self.entries.start([task.delivery.fence for task in tasks], deadline, began)
         else:
-            self.entries.start_one(fence_of(tasks[0].delivery._row), deadline, True, began)
+            self.entries.start_one(fence_of(tasks[0].delivery._row), deadline, began)
 
     def _announce(self, tasks: list[Task], state: SliceState) -> bool:
         """Send `message_started`; return whether a receiver used the connection.

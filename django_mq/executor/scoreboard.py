@@ -172,23 +172,19 @@ class ExecutorEntries:
         """Note that this thread runs them."""
         self._scoreboard.run_from(self._first)
 
-    def start(
-        self, fences: Sequence[Fence], deadline: float, atomic: bool, began: float = 0.0
-    ) -> None:
-        """Enter the messages of a batch."""
+    def start(self, fences: Sequence[Fence], deadline: float, began: float) -> None:
+        """Enter the messages of a batch in a transaction."""
         for offset, fence in enumerate(fences[: self._count]):
-            self._scoreboard.write(self._first + offset, fence, deadline, atomic, began)
+            self._scoreboard.write(self._first + offset, fence, deadline, True, began)
 
     def of_call(self, fences: Sequence[Fence]) -> CallEntries:
         """Return the entries of one call outside any transaction, not yet written."""
         first = self._first
         return CallEntries(self._scoreboard, range(first, first + self._count), fences)
 
-    def start_one(
-        self, fence: PlainFence, deadline: float, atomic: bool, began: float = 0.0
-    ) -> None:
-        """Enter one message."""
-        self._scoreboard.write(self._first, fence, deadline, atomic, began)
+    def start_one(self, fence: PlainFence, deadline: float, began: float) -> None:
+        """Enter one message in a transaction."""
+        self._scoreboard.write(self._first, fence, deadline, True, began)
 
     def move_one(self, deadline: float) -> None:
         """Move the deadline of the message that was entered by `start_one()`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django_mq.store import Cursor
-from django_mq.store.kept_results import IDS, is_kept, keep_removed
+from django_mq.store.kept_results import IDS, IS_KEPT, keep_removed
 from django_mq.store.operators import Removed
 
 #: The number of messages, of any type, that one statement looks at if only a type is given.
@@ -34,7 +34,7 @@ with matching as materialized (
         select m.id
           from django_mq_queuedmessage m
          where m.id = matching.id and m.leased_until is null and m.dead_at is null
-           and {is_kept()}
+           and {IS_KEPT}
            for update skip locked
      ) m
 ), gone as (

@@ -13,12 +13,6 @@ from typing import NamedTuple
 from django_mq.store import Cursor
 from django_mq.store.readers import prepare_to_read
 
-
-def _cause(metadata: str) -> str:
-    return f"""case when {metadata} ->> 'mq.causation_id' ~ '^[1-9][0-9]{{0,17}}$'
-            then ({metadata} ->> 'mq.causation_id')::bigint end"""
-
-
 CHAIN_OF = """
 select left(m.metadata ->> 'mq.correlation_id', 128)
   from django_mq_queuedmessage m
@@ -47,7 +41,7 @@ class ChainRow(NamedTuple):
     ended_at: datetime | None
 
 
-STORED = f"""
+STORED = """
 with walked as materialized (
     select m.id, m.type, m.handler, m.queue, m.metadata
       from django_mq_queuedmessage m
@@ -55,13 +49,15 @@ with walked as materialized (
      order by m.id
      limit %(window)s
 )
-select w.id, {_cause("w.metadata")}, w.type, w.handler, w.queue, null::timestamptz,
-       (select count(*) from walked)
+select w.id,
+       case when w.metadata ->> 'mq.causation_id' ~ '^[1-9][0-9]{0,17}$'
+            then (w.metadata ->> 'mq.causation_id')::bigint end,
+       w.type, w.handler, w.queue, null::timestamptz, (select count(*) from walked)
   from walked w
  where w.metadata ->> 'mq.correlation_id' = %(chain)s or w.id = %(id)s
  order by w.id
  limit %(limit)s
-"""  # noqa: S608
+"""
 
 
 def stored(

@@ -166,10 +166,9 @@ def keep_removed(
     return [row[0] for row in cursor.fetchall()]
 
 
-def is_kept(kept: str = "kept") -> str:
-    """Return a condition on messages `m`: no task, or one whose result `keep_removed()` kept."""
-    return f"""(not m.wants_result or not starts_with(m.type, '{TASKS}')
-                or m.id = any(%({kept})s::bigint[]))"""
+#: A condition on messages `m`: no task, or one whose result `keep_removed()` kept.
+IS_KEPT = f"""(not m.wants_result or not starts_with(m.type, '{TASKS}')
+                or m.id = any(%(kept)s::bigint[]))"""
 
 
 # A heartbeat may still list an earlier attempt of the message: that one ended before this started.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django_mq.store import Cursor
-from django_mq.store.kept_results import is_kept, keep_removed
+from django_mq.store.kept_results import IS_KEPT, keep_removed
 from django_mq.store.keys import KeyLine, free_next
 
 #: The isolation level can be set only before the first statement of a transaction.
@@ -49,7 +49,7 @@ with gone as (
           from django_mq_queuedmessage m
          where m.id = any(%(ids)s::bigint[]) and m.leased_until is null
            and case when m.dead_at is null then %(waiting)s else %(dead)s end
-           and {is_kept()}
+           and {IS_KEPT}
            for update skip locked))
     returning id, queue, handler, key, type, unique_id, wants_result
 ), unanswered as (

@@ -166,7 +166,7 @@ class LeaseKeeper(threading.Thread):
                 if each.id in renewed and each._sure_at > LONG_AGO:  # else it is locked first
                     each._sure_at = asked_at
         for queue, claimer in self._probes():
-            with self._patient_for(LOCK_SECONDS) as cursor:
+            with self._impatient() as cursor:
                 queue_backoff.renew_probe(
                     cursor, queue=queue, claimer=claimer, lease=self._lease(queue)
                 )
@@ -175,7 +175,7 @@ class LeaseKeeper(threading.Thread):
         columns = self._heartbeat()
         counted = handler_counts.of(columns["worker"])
         told = counted.snapshot() if counted else {}
-        with self._patient_for(LOCK_SECONDS) as cursor:
+        with self._impatient() as cursor:
             asked_at = lease_clock()
             self._beat_at = monotonic()
             beat = store.beat(cursor, **columns, timings=told)
@@ -193,7 +193,7 @@ class LeaseKeeper(threading.Thread):
         rows, arrived = counted.minutes.take_unwritten()
         try:
             if rows or arrived:
-                with self._patient_for(LOCK_SECONDS) as cursor:
+                with self._impatient() as cursor:
                     figures.write(cursor, worker=worker, rows=rows)
                     figures.write_arrived(cursor, worker=worker, rows=arrived)
         except Exception:
@@ -202,12 +202,12 @@ class LeaseKeeper(threading.Thread):
         counted.minutes.written()
 
     def _leave(self) -> None:
-        with self._patient_for(LOCK_SECONDS) as cursor:
+        with self._impatient() as cursor:
             store.leave(cursor, worker=self._heartbeat()["worker"])
 
     @contextmanager
-    def _patient_for(self, seconds: float) -> Iterator[Cursor]:
-        """Yield a cursor in a transaction that waits up to `seconds` for each lock."""
+    def _impatient(self) -> Iterator[Cursor]:
+        """Yield a cursor in a transaction that waits up to LOCK_SECONDS for each lock."""
         cursor = self._statements.cursor()
-        with self._statements.transaction(lock=seconds):
+        with self._statements.transaction(lock=LOCK_SECONDS):
             yield cursor
