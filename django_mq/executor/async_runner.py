@@ -51,7 +51,7 @@ class AsyncRunner(threading.Thread):
         shortest_lease: float,
         outage: Outage,
         policy: Callable[[ClaimedRow], RetryPolicy],
-        settled: Callable[[Sequence[Ended]], None],
+        on_settled: Callable[[Sequence[Ended]], None],
         on_room: Callable[[], None],
         link: Link | None = None,
     ) -> None:
@@ -82,8 +82,8 @@ class AsyncRunner(threading.Thread):
             outage=outage,
             policy=policy,
             shortest_lease=shortest_lease,
-            settled=settled,
-            left=self._leave,
+            on_settled=on_settled,
+            on_left=self._leave,
             link=link,
         )
 

@@ -40,8 +40,8 @@ class AsyncSettler(threading.Thread):
         outage: Outage,
         policy: Callable[[ClaimedRow], RetryPolicy],
         shortest_lease: float,
-        settled: Callable[[Sequence[Ended]], None],
-        left: Callable[[Sequence[Task]], None],
+        on_settled: Callable[[Sequence[Ended]], None],
+        on_left: Callable[[Sequence[Task]], None],
         link: Link | None = None,
     ) -> None:
         super().__init__(name="mq-settler", daemon=True)
@@ -51,8 +51,8 @@ class AsyncSettler(threading.Thread):
         )
         self._lease = lease
         self._outage = outage
-        self._settled = settled
-        self._left = left
+        self._on_settled = on_settled
+        self._on_left = on_left
         self._asked: queue.SimpleQueue[_StartRequest | _SettleRequest | None] = queue.SimpleQueue()
 
     def start_leases(self, tasks: list[Task], answer: asyncio.Future[dict[int, bool]]) -> None:
@@ -64,7 +64,7 @@ class AsyncSettler(threading.Thread):
         self._asked.put(_StartRequest(tasks, answer))
 
     def settle(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:
-        """Request to settle `ended`, except lost ones; `left` is then called with `tasks`."""
+        """Request to settle `ended`, except lost ones; `on_left` is then called with `tasks`."""
         self._asked.put(_SettleRequest(ended, tasks))
 
     def end(self) -> None:
@@ -89,14 +89,14 @@ class AsyncSettler(threading.Thread):
         ended = [each for request in asked for each in request.ended]
         lost = [each for each in ended if each.settled is Settled.LOST]
         if lost:
-            self._settled(lost)
+            self._on_settled(lost)
             ended = [each for each in ended if each.settled is not Settled.LOST]
         if ended:
             settled = self._settlement.settle(ended)
             reports.all_ended(settled)
-            self._settled(settled)
+            self._on_settled(settled)
         if tasks := [task for request in asked for task in request.tasks]:
-            self._left(tasks)
+            self._on_left(tasks)
 
     def _start(self, asked: list[_StartRequest]) -> None:
         if asked:

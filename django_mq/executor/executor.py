@@ -36,7 +36,7 @@ class Executor(threading.Thread):
         entries: ExecutorEntries,
         outage: Outage,
         policy: Callable[[ClaimedRow], RetryPolicy],
-        settled: Callable[[Sequence[Ended]], None],
+        on_settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
         lease: Callable[[str], float],
         shortest_lease: float,
@@ -51,7 +51,7 @@ class Executor(threading.Thread):
         self._entries = entries
         self._outage = outage
         self._policy = policy
-        self._settled = settled
+        self._on_settled = on_settled
         self._slice_seconds = slice_seconds
         self._lease = lease
         self._shortest_lease = shortest_lease
@@ -68,7 +68,7 @@ class Executor(threading.Thread):
             session,
             entries=self._entries,
             settlement=settlement,
-            settled=self._settled,
+            on_settled=self._on_settled,
             slice_seconds=self._slice_seconds,
             lease=self._shortest_lease,
             stopped=self._local_queue.stopped_queues,
@@ -78,7 +78,7 @@ class Executor(threading.Thread):
             session,
             entries=self._entries,
             settlement=settlement,
-            settled=self._settled,
+            on_settled=self._on_settled,
             lease=self._lease,
         )
 

@@ -33,7 +33,7 @@ class NonAtomic:
     session: Session
     entries: ExecutorEntries
     settlement: Settlement
-    settled: Callable[[Sequence[Ended]], None]
+    on_settled: Callable[[Sequence[Ended]], None]
     lease: Callable[[str], float]
 
     def run(self, tasks: Sequence[Task]) -> bool:
@@ -56,7 +56,7 @@ class NonAtomic:
         if lost:
             for each in lost:
                 reports.lease_lost(each.delivery)
-            self.settled(lost)
+            self.on_settled(lost)
         if over := [each for each in barred if each.settled is not Settled.LOST]:
             self.settle(over)
         if ready:
@@ -92,7 +92,7 @@ class NonAtomic:
         """Settle `ended`, and report it."""
         if settled := self.settlement.settle(ended):
             reports.all_ended(settled)
-            self.settled(settled)
+            self.on_settled(settled)
         tidy_up()
 
     def _left_transaction_open(self) -> bool:

@@ -39,9 +39,9 @@ from django_mq.store import settle
 class Slices:
     """Runs slices on one connection, in the thread that owns it.
 
-    `settled` is called with the deliveries that are no longer held here. After a failure in one of
-    `backoff_queues`, the rest of that queue in the slice does not start; nor does any delivery that
-    `stopped` has. A delivery starts without a lock for `lease` / 2 seconds after its claim or
+    `on_settled` is called with the deliveries that are no longer held here. After a failure in one
+    of `backoff_queues`, the rest of that queue in the slice does not start; nor does any delivery
+    that `stopped` has. A delivery starts without a lock for `lease` / 2 seconds after its claim or
     renewal was requested.
     """
 
@@ -51,7 +51,7 @@ class Slices:
         *,
         entries: ExecutorEntries,
         settlement: Settlement,
-        settled: Callable[[Sequence[Ended]], None],
+        on_settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
         lease: float = 0.0,
         stopped: StoppedQueues | None = None,
@@ -60,7 +60,7 @@ class Slices:
         self._session = session
         self._outage = settlement.outage
         self._settlement = settlement
-        self._settled = settled
+        self._on_settled = on_settled
         self._slice_seconds = slice_seconds
         self._stopped = stopped
         self._conflicts = conflicts = Conflicts()
@@ -112,7 +112,7 @@ class Slices:
         except (SliceAborted, LeasesLost, *DATABASE_ERRORS) as error:
             if self._nested:  # a test's transaction cannot be recovered
                 if state.culprit is not None:
-                    self._settled([state.culprit])
+                    self._on_settled([state.culprit])
                 raise
             self._recovery.recover(state, error)
         else:
@@ -150,7 +150,7 @@ class Slices:
         for task in skipped:
             if task.delivery.id not in ours:
                 reports.lease_lost(task.delivery)
-                self._settled([Ended(task.delivery, Settled.LOST)])
+                self._on_settled([Ended(task.delivery, Settled.LOST)])
         return [task for task in skipped if task.delivery.id in ours]
 
     def _settle_users(self, state: SliceState) -> None:
@@ -171,7 +171,7 @@ class Slices:
                 for each in ran.ended if ran.hooks else ():
                     if each.settled is ACKED:
                         run_hooks(ran.hooks.get(each.delivery.id, []))
-                self._settled(ran.ended)
+                self._on_settled(ran.ended)
                 reports.all_ended(ran.ended)
             self._conflicts.forget(ran.ended)
         if not self._session.borrowed:

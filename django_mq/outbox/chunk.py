@@ -66,7 +66,7 @@ class Chunk:
         if self._unique:
             return self._dedupe(writer)
         builder = ReceiptBuilder(self.rows.kinds, self._counts if receipts else ())
-        writer.insert(self.rows, sent=builder.add)
+        writer.insert(self.rows, on_ids=builder.add)
         self.stored = len(self.rows)
         if observers:
             for share in _split(self.rows, self._counts):

@@ -59,29 +59,29 @@ class RowWriter:
         self._in_commit_order = queues.in_commit_order
         self._has_savepoint = has_savepoint
 
-    def insert(self, rows: Rows, *, sent: Callable[[Sequence[int]], None] = nobody) -> None:
+    def insert(self, rows: Rows, *, on_ids: Callable[[Sequence[int]], None] = nobody) -> None:
         """Insert rows without unique ids, all or none.
 
-        `sent` is called with the ids, for many rows in several parts as they become known.
+        `on_ids` is called with the ids, for many rows in several parts as they become known.
         """
         if not rows:
             return
         # A single statement is atomic and needs no savepoint: the rows were checked, so the server
         # does not refuse them.
         if self._has_savepoint or (len(rows) <= FEW and not self._needs_block()):
-            self._insert(rows, sent)
+            self._insert(rows, on_ids)
         else:
             with transaction.atomic(using=self.connection.alias):
-                self._insert(rows, sent)
+                self._insert(rows, on_ids)
 
-    def _insert(self, rows: Rows, sent: Callable[[Sequence[int]], None]) -> None:
+    def _insert(self, rows: Rows, on_ids: Callable[[Sequence[int]], None]) -> None:
         if self._limits:
             admit(self.connection, self._limits, rows.kinds)
         if self._in_commit_order:
             self._join_lines(rows.kinds)
         # Django's cursor does not wrap the errors of COPY.
         with self.connection.wrap_database_errors, self.connection.cursor() as cursor:
-            insert(cursor, rows, sent=sent)
+            insert(cursor, rows, on_ids=on_ids)
         self._ring(rows.kinds)
 
     def dedupe(self, candidates: Sequence[Candidate]) -> list[CopyReceipt]:

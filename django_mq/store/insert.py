@@ -50,28 +50,28 @@ OPTIONAL = (
 
 
 def nobody(ids: Sequence[int]) -> None:
-    """The default of `sent`: do nothing."""
+    """The default of `on_ids`: do nothing."""
 
 
 def insert(
-    cursor: CopyCursor, rows: Rows, *, sent: Callable[[Sequence[int]], None] = nobody
+    cursor: CopyCursor, rows: Rows, *, on_ids: Callable[[Sequence[int]], None] = nobody
 ) -> list[int]:
     """Insert the rows and return their ids, which ascend in the order of the rows.
 
-    `sent` gets the same ids part by part, while the server still reads the rows.
+    `on_ids` gets the same ids part by part, while the server still reads the rows.
     """
     if not rows:
         return []
     if len(rows) > FEW:
-        return copy_many(cursor, rows, sent=sent)
-    return _insert_few(cursor, rows, sent)
+        return copy_many(cursor, rows, on_ids=on_ids)
+    return _insert_few(cursor, rows, on_ids)
 
 
-def _insert_few(cursor: Cursor, rows: Rows, sent: Callable[[Sequence[int]], None]) -> list[int]:
+def _insert_few(cursor: Cursor, rows: Rows, on_ids: Callable[[Sequence[int]], None]) -> list[int]:
     cursor.execute(*one_statement(rows))
     # Ids are drawn in the order of the rows; RETURNING promises no order.
     ids = sorted(id for (id,) in cursor.fetchall())
-    sent(ids)
+    on_ids(ids)
     return ids
 
 
@@ -177,7 +177,7 @@ copy django_mq_queuedmessage (id, queue, type, payload, max_attempts, handler{})
 
 
 def copy_many(
-    cursor: CopyCursor, rows: Rows, *, sent: Callable[[Sequence[int]], None] = nobody
+    cursor: CopyCursor, rows: Rows, *, on_ids: Callable[[Sequence[int]], None] = nobody
 ) -> list[int]:
     """Insert the rows by COPY and return their ids in the order of the rows; see `insert()`.
 
@@ -186,7 +186,7 @@ def copy_many(
     """
     now, ids, secured = draw(cursor, len(rows))
     if secured:
-        return [id for part in _parts(rows) for id in _insert_few(cursor, part, sent)]
+        return [id for part in _parts(rows) for id in _insert_few(cursor, part, on_ids)]
     used = _used_columns(rows)
     names = _names(used) + (", created_at" if TIMES in used else "")
     line = _line_maker(used, now)
@@ -198,7 +198,7 @@ def copy_many(
             long = sum(map(len, part.payloads)) > LONG
             for text in lines if long else ("".join(lines),):
                 copy.write(text)
-            sent(these)
+            on_ids(these)
     return ids
 
 

@@ -113,7 +113,7 @@ class Drain:
             session,
             entries=ExecutorEntries(Scoreboard(1), 0, 1),
             settlement=Settlement(session, outage=outage, policy=self._policy, lease=0.0),
-            settled=self._note,
+            on_settled=self._note,
             slice_seconds=self._settings.slice_seconds,
         )
         # For one message alone: a handler that is not atomic may make a request, whose handler

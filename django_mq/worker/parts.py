@@ -95,7 +95,7 @@ class Parts:
             on_room=self.wakeup.poke,
             longest_linger=shortest_lease / LINGER_SHARE,
         )
-        self.backoffs = QueueBackoffs(self._settings, stopped=self.local_queue.stop_queue)
+        self.backoffs = QueueBackoffs(self._settings, stop_queue=self.local_queue.stop_queue)
         self.executors = [self._executor(number, most) for number in range(worker.threads)]
         self.runner = AsyncRunner(
             alias=worker.alias,
@@ -108,7 +108,7 @@ class Parts:
             shortest_lease=shortest_lease,
             outage=self.outage,
             policy=self._policy,
-            settled=self._on_settled,
+            on_settled=self._on_settled,
             on_room=self.wakeup.poke,
             link=self._link(),
         )
@@ -123,7 +123,7 @@ class Parts:
             entries=ExecutorEntries(self.scoreboard, number * batch, batch),
             outage=self.outage,
             policy=self._policy,
-            settled=self._on_settled,
+            on_settled=self._on_settled,
             slice_seconds=self._settings.slice_seconds,
             lease=self.options.lease,
             shortest_lease=self.options.shortest_lease(),

@@ -35,16 +35,16 @@ class QueueBackoffs:
     maximum of zero, are ignored, except one that still backs off under earlier settings: its first
     probe ends the backoff, whatever the probe's result.
 
-    `stopped(queue, before)` is called when messages of `queue` that were claimed before then must
-    not start here. From the note to the write, that means all of them (None); then, those claimed
-    before the last change of the level.
+    `stop_queue(queue, before)` is called when messages of `queue` that were claimed before then
+    must not start here. From the note to the write, that means all of them (None); then, those
+    claimed before the last change of the level.
     """
 
     def __init__(
         self,
         settings: Settings,
         *,
-        stopped: Callable[[str, datetime | None], None],
+        stop_queue: Callable[[str, datetime | None], None],
         random: Random = random.random,
     ) -> None:
         self._options = {
@@ -53,7 +53,7 @@ class QueueBackoffs:
             if options.backoff is not None
             and top_level(multiplier=options.backoff.multiplier, maximum=options.backoff.maximum)
         }
-        self._stopped = stopped
+        self._stop_queue = stop_queue
         self._random = random
         self._lock = threading.Lock()
         self._failed: dict[str, datetime] = {}
@@ -93,7 +93,7 @@ class QueueBackoffs:
                 continue
             if not probes and not _is_newer(row.claimed_at, self._changed.get(row.queue)):
                 continue
-            self._stopped(row.queue, None)  # before the note: write() lets messages start again
+            self._stop_queue(row.queue, None)  # before the note: write() lets messages start again
             with self._lock:
                 if probes:
                     self._probed[row.queue] = _Probed(row.claimed_by, step)
@@ -136,7 +136,7 @@ class QueueBackoffs:
         open_probed = {q: p for q, p in probed.items() if stands[q].probe_by == p.claimer}
         self._keep(open_failed, open_probed)
         for queue in stands.keys() - open_failed.keys() - open_probed.keys():
-            self._stopped(queue, stands[queue].changed_at or NEVER)
+            self._stop_queue(queue, stands[queue].changed_at or NEVER)
         return {queue for queue, stand in stands.items() if stand.level}
 
     def probe_started(self, queue: str, claimer: str) -> None:

@@ -160,7 +160,7 @@ class Bench:
             self.session,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
             settlement=self.settlement,
-            settled=self._settled,
+            on_settled=self._settled,
             slice_seconds=slice_seconds,
             lease=1000.0,
         )

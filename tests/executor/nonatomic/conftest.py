@@ -37,7 +37,7 @@ class NonAtomicBench(Bench):
             self.session,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
             settlement=Settlement(self.session, outage=outage, policy=policy, lease=60.0),
-            settled=self._settled,
+            on_settled=self._settled,
             lease=lambda queue: 60.0,
         )
 

@@ -77,7 +77,7 @@ class Fleet:
         self.workers = [
             QueueBackoffs(
                 get_settings(),
-                stopped=lambda queue, before, n=n: self.stopped.update({(n, queue): before}),
+                stop_queue=lambda queue, before, n=n: self.stopped.update({(n, queue): before}),
                 random=random.Random(n).random,
             )
             for n in range(size)
