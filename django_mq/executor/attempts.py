@@ -10,7 +10,7 @@ from typing import Any
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
 from django_mq.executor.calls import argument_of, call
-from django_mq.executor.ended import ACKED, Ended, end
+from django_mq.executor.ended import ACKED, Ended, failure_end
 from django_mq.executor.savepoint import LazySavepoint, TransactionEnded
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import DATABASE_ERRORS, Session
@@ -80,9 +80,9 @@ class Attempts:
         else:
             self._succeeded(tasks, result, seconds, part, hooks < len(wrapper.run_on_commit))
 
-    def end(self, task: Task, error: BaseException, seconds: float) -> Ended:
+    def failure_end(self, task: Task, error: BaseException, seconds: float) -> Ended:
         """Decide what becomes of `task`, which failed with `error` after `seconds`."""
-        return end(task.delivery, self.policy(task.delivery._row), error, seconds=seconds)
+        return failure_end(task.delivery, self.policy(task.delivery._row), error, seconds=seconds)
 
     def _show(self, tasks: list[Task], state: SliceState) -> None:
         state.attempted = True
@@ -130,7 +130,7 @@ class Attempts:
         elif len(tasks) > 1:
             state.again.extend(tasks)  # the messages of a failed batch run one by one
         else:
-            ended = self.end(tasks[0], error, seconds)
+            ended = self.failure_end(tasks[0], error, seconds)
             part.tasks.append(tasks[0])
             part.ended.append(ended)
             queue = ended.delivery.queue
@@ -157,7 +157,7 @@ class Attempts:
         if len(tasks) > 1:
             state.again.extend(tasks)
         else:
-            state.culprit = self.end(tasks[0], error, seconds)
+            state.culprit = self.failure_end(tasks[0], error, seconds)
 
 
 def _told(raised: Exception) -> Exception:

@@ -57,7 +57,9 @@ class Ended(NamedTuple):
     reason: str = ""
 
 
-def end(delivery: Delivery, policy: RetryPolicy, error: BaseException, *, seconds: float) -> Ended:
+def failure_end(
+    delivery: Delivery, policy: RetryPolicy, error: BaseException, *, seconds: float
+) -> Ended:
     """Decide what becomes of a delivery whose handler raised `error` after `seconds`."""
     if isinstance(error, UnreadablePayload):
         return Ended(delivery, Settled.HELD, seconds=seconds, reason=one_line(str(error)))

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload, When
 from django_mq.executor import forks, replies, reports
 from django_mq.executor.calls import surrounded, surroundings
-from django_mq.executor.ended import ACKED, Ended, Settled, end
+from django_mq.executor.ended import ACKED, Ended, Settled, failure_end
 from django_mq.executor.leased_delivery import Clock, LeasedDelivery
 from django_mq.executor.tasks import Line, Task
 from django_mq.messages import ClaimedRow, Delivery, Fence
@@ -77,7 +77,7 @@ class SingleCall:
             return [Ended(delivery, Settled.FINISHED, result, seconds, error=error)]
         if error is None:
             return [Ended(delivery, ACKED, result, seconds)]
-        return [end(delivery, policy(delivery._row), error, seconds=seconds)]
+        return [failure_end(delivery, policy(delivery._row), error, seconds=seconds)]
 
 
 class BatchCall:
@@ -138,7 +138,7 @@ class BatchCall:
             elif answer is None:
                 ended.append(Ended(delivery, ACKED, result, seconds))
             else:
-                ended.append(end(delivery, policy(delivery._row), answer, seconds=seconds))
+                ended.append(failure_end(delivery, policy(delivery._row), answer, seconds=seconds))
                 broken.update([] if line is None else [line])
         return ended
 

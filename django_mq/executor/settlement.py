@@ -20,9 +20,9 @@ from django_mq.executor.ended import (
     ACKED,
     Ended,
     Settled,
-    end,
     ends_or_lost,
     failed_row,
+    failure_end,
     hold_delay,
     when,
 )
@@ -175,7 +175,7 @@ class Settlement:
         reports.refused([ended], error)
         if ended.settled is ACKED and not is_conflict(error):
             policy = self.policy(ended.delivery._row)
-            return self.settle([end(ended.delivery, policy, error, seconds=ended.seconds)])
+            return self.settle([failure_end(ended.delivery, policy, error, seconds=ended.seconds)])
         return ends_or_lost([ended], {ended.delivery.id})
 
 

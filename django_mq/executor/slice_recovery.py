@@ -23,13 +23,13 @@ from django_mq.executor.tasks import Task
 class SliceRecovery:
     """Recovers slices on one session.
 
-    `end` decides what becomes of a failure; `finish` is called with settled deliveries.
+    `failure_end` decides what becomes of a failure; `finish` is called with settled deliveries.
     """
 
     session: Session
     conflicts: Conflicts
     settlement: Settlement
-    end: Callable[[Task, BaseException, float], Ended]
+    failure_end: Callable[[Task, BaseException, float], Ended]
     finish: Callable[[Ran], None]
 
     def recover(self, state: SliceState, error: Exception) -> None:
@@ -93,7 +93,7 @@ class SliceRecovery:
         failed = Ran()
         for task, each in zip(state.users.tasks, state.users.ended, strict=True):
             if self.conflicts.count_loss(task):
-                failed.ended.append(self.end(task, error, each.seconds))
+                failed.ended.append(self.failure_end(task, error, each.seconds))
             else:
                 state.again.append(task)
         state.users.clear()
@@ -105,7 +105,7 @@ class SliceRecovery:
         alone = len(users.tasks) == 1 and not state.again
         if error is not None and alone and not self.conflicts.may_repeat(users.tasks, error):
             seconds = users.ended[0].seconds
-            self._settle(Ran(ended=[self.end(users.tasks[0], error, seconds)]))
+            self._settle(Ran(ended=[self.failure_end(users.tasks[0], error, seconds)]))
         else:
             state.again.extend(users.tasks)
             users.clear()

@@ -80,7 +80,7 @@ class Slices:
             session,
             conflicts=conflicts,
             settlement=settlement,
-            end=attempts.end,
+            failure_end=attempts.failure_end,
             finish=self._finish,
         )
 

@@ -16,7 +16,7 @@ from django_mq.conf import get_settings
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, Reject, Retry
 from django_mq.executor import reports
 from django_mq.executor.connections import Outage, statement_cursor
-from django_mq.executor.ended import Ended, Settled, end
+from django_mq.executor.ended import Ended, Settled, failure_end
 from django_mq.executor.leased_call import leased_call
 from django_mq.executor.nonatomic import run_call
 from django_mq.executor.retry_policies import policies
@@ -205,7 +205,7 @@ class Drain:
         try:
             kept = guard.end(error)
         except HandlerBrokeTransaction as broke:
-            self._note([self._end(delivery, broke, seconds)])
+            self._note([self._failure_end(delivery, broke, seconds)])
             raise
         if guard.undone:
             delivery.finished = False
@@ -220,8 +220,8 @@ class Drain:
             reports.one_ended(ended)
         self._note([ended])
 
-    def _end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:
-        return end(delivery, self._policy(delivery._row), error, seconds=seconds)
+    def _failure_end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:
+        return failure_end(delivery, self._policy(delivery._row), error, seconds=seconds)
 
     def _cursor(self) -> psycopg.Cursor[Any]:
         self._connection.ensure_connection()

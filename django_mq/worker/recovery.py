@@ -12,7 +12,7 @@ import psycopg
 
 from django_mq.executor import reports, settle_effects
 from django_mq.executor.connections import LOST, Outage
-from django_mq.executor.ended import Ended, end, failed_row
+from django_mq.executor.ended import Ended, failed_row, failure_end
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.messages import ClaimedRow, Delivery, Fence
@@ -162,7 +162,7 @@ class Recovery:
             for row in recover.lock_running(cursor, fences):
                 delivery = Delivery(row)
                 error, seconds = error_of(dead, delivery.id), dead.ran.get(delivery.id, 0.0)
-                each = end(delivery, self._policy(row), error, seconds=seconds)
+                each = failure_end(delivery, self._policy(row), error, seconds=seconds)
                 failed = failed_row(each, suspect=isinstance(error, WorkerLost))
                 settle.fail(cursor, [failed] if failed else [])
                 ended.append(each)

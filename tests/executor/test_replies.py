@@ -8,7 +8,7 @@ import pytest
 
 from django_mq import RetryPolicy, handler
 from django_mq.executor import replies
-from django_mq.executor.ended import end
+from django_mq.executor.ended import failure_end
 from django_mq.executor.settlement import settle_all
 from django_mq.models import Result
 from django_mq.policy.outcomes import WorkerLost
@@ -67,7 +67,7 @@ def test_an_attempt_that_died_with_its_process_answers_when_it_was_the_last(benc
 
     add(handler="h", wants_result=True, max_attempts=1)
     [task] = bench.claim()
-    ended = end(task.delivery, RetryPolicy(), WorkerLost("killed by signal 9"), seconds=0.0)
+    ended = failure_end(task.delivery, RetryPolicy(), WorkerLost("killed by signal 9"), seconds=0.0)
     with second_connection() as own:
         assert not settle_all(own.cursor(), [ended])
         assert not settle.still_ours(own.cursor(), [task.delivery.fence])

@@ -12,7 +12,7 @@ import pytest
 
 from django_mq import signals
 from django_mq.conf import get_settings
-from django_mq.executor.ended import Ended, Settled, end
+from django_mq.executor.ended import Ended, Settled, failure_end
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import QueueState
 from django_mq.policy.backoff import RetryPolicy
@@ -150,7 +150,7 @@ class Fleet:
 def ended(delivery: Delivery, error: BaseException | None) -> Ended:
     if error is None:
         return Ended(delivery, Settled.ACKED)
-    return end(delivery, RetryPolicy(), error, seconds=0.0)
+    return failure_end(delivery, RetryPolicy(), error, seconds=0.0)
 
 
 @pytest.fixture
