@@ -47,10 +47,10 @@ class AsyncRunner(threading.Thread):
         first_entry: int,
         slots: int,
         batch: int,
-        lease: Callable[[str], float],
+        lease_of: Callable[[str], float],
         shortest_lease: float,
         outage: Outage,
-        policy: Callable[[ClaimedRow], RetryPolicy],
+        policy_of: Callable[[ClaimedRow], RetryPolicy],
         on_settled: Callable[[Sequence[Ended]], None],
         on_room: Callable[[], None],
         link: Link | None = None,
@@ -59,8 +59,8 @@ class AsyncRunner(threading.Thread):
         self._alias = alias
         self._local_queue = local_queue
         self._scoreboard = scoreboard
-        self._lease = lease
-        self._policy = policy
+        self._lease_of = lease_of
+        self._policy_of = policy_of
         self._on_room = on_room
         self._slots = Slots(slots)
         self._first_entry = first_entry
@@ -78,9 +78,9 @@ class AsyncRunner(threading.Thread):
         self._stopped: dict[int, str] = {}
         self._settler = AsyncSettler(
             alias=alias,
-            lease=lease,
+            lease_of=lease_of,
             outage=outage,
-            policy=policy,
+            policy_of=policy_of,
             shortest_lease=shortest_lease,
             on_settled=on_settled,
             on_left=self._leave,
@@ -232,7 +232,7 @@ class AsyncRunner(threading.Thread):
         error: BaseException | None = None
         limit = entries.limit = asyncio.timeout(tasks[0].timeout)
         clock = LimitClock(self._loop, limit, entries)
-        lease = max(self._lease(task.delivery.queue) for task in tasks)
+        lease = max(self._lease_of(task.delivery.queue) for task in tasks)
         call = leased_call(tasks, alias=self._alias, lease=lease, clock=clock)
         if wanted(message_started):
             for delivery in call.deliveries:
@@ -255,7 +255,7 @@ class AsyncRunner(threading.Thread):
             for task in tasks:
                 self._stopped.pop(task.delivery.id, None)
         self._thread.tidy_up()
-        return call.end(self._policy, result, error, seconds)
+        return call.end(self._policy_of, result, error, seconds)
 
     def _ended(self, tasks: list[Task], raised: BaseException) -> AttemptEnded:
         """Return the error of a call that its limit cancelled, with the place where it waited."""

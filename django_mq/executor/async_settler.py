@@ -36,9 +36,9 @@ class AsyncSettler(threading.Thread):
         self,
         *,
         alias: str,
-        lease: Callable[[str], float],
+        lease_of: Callable[[str], float],
         outage: Outage,
-        policy: Callable[[ClaimedRow], RetryPolicy],
+        policy_of: Callable[[ClaimedRow], RetryPolicy],
         shortest_lease: float,
         on_settled: Callable[[Sequence[Ended]], None],
         on_left: Callable[[Sequence[Task]], None],
@@ -47,9 +47,9 @@ class AsyncSettler(threading.Thread):
         super().__init__(name="mq-settler", daemon=True)
         self._statements = Statements(alias, link=link)
         self._settlement = Settlement(
-            self._statements, outage=outage, policy=policy, lease=shortest_lease
+            self._statements, outage=outage, policy_of=policy_of, shortest_lease=shortest_lease
         )
-        self._lease = lease
+        self._lease_of = lease_of
         self._outage = outage
         self._on_settled = on_settled
         self._on_left = on_left
@@ -108,7 +108,7 @@ class AsyncSettler(threading.Thread):
         """Give each task a full lease; map the ids of those still ours to whether they expired."""
         fences: dict[float, list[Fence]] = {}
         for task in starts:
-            fences.setdefault(self._lease(task.delivery.queue), []).append(task.delivery.fence)
+            fences.setdefault(self._lease_of(task.delivery.queue), []).append(task.delivery.fence)
         started: dict[int, bool] = {}
         for lease, together in fences.items():
             started.update(self._start_leases(together, lease))

@@ -25,7 +25,7 @@ from django_mq.policy.queue_backoff import Step, step_of
 class Attempts:
     """Runs handlers inside the atomic block of a slice.
 
-    `policy` returns the retry policy of a row. `nested` says that the transaction is a test's.
+    `policy_of` returns the retry policy of a row. `nested` says that the transaction is a test's.
     `backoff_queues` are the queues with queue backoff: a failure in one of them keeps the rest of
     that queue in the slice from starting.
     """
@@ -33,7 +33,7 @@ class Attempts:
     session: Session
     entries: ExecutorEntries
     conflicts: Conflicts
-    policy: Callable[[ClaimedRow], RetryPolicy]
+    policy_of: Callable[[ClaimedRow], RetryPolicy]
     nested: bool
     backoff_queues: Collection[str]
 
@@ -82,7 +82,9 @@ class Attempts:
 
     def failure_end(self, task: Task, error: BaseException, seconds: float) -> Ended:
         """Decide what becomes of `task`, which failed with `error` after `seconds`."""
-        return failure_end(task.delivery, self.policy(task.delivery._row), error, seconds=seconds)
+        return failure_end(
+            task.delivery, self.policy_of(task.delivery._row), error, seconds=seconds
+        )
 
     def _show(self, tasks: list[Task], state: SliceState) -> None:
         state.attempted = True

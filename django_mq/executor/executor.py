@@ -35,10 +35,10 @@ class Executor(threading.Thread):
         local_queue: LocalQueue,
         entries: ExecutorEntries,
         outage: Outage,
-        policy: Callable[[ClaimedRow], RetryPolicy],
+        policy_of: Callable[[ClaimedRow], RetryPolicy],
         on_settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
-        lease: Callable[[str], float],
+        lease_of: Callable[[str], float],
         shortest_lease: float,
         most: int,
         backoff_queues: Collection[str],
@@ -50,10 +50,10 @@ class Executor(threading.Thread):
         self._local_queue = local_queue
         self._entries = entries
         self._outage = outage
-        self._policy = policy
+        self._policy_of = policy_of
         self._on_settled = on_settled
         self._slice_seconds = slice_seconds
-        self._lease = lease
+        self._lease_of = lease_of
         self._shortest_lease = shortest_lease
         self._most = most
         self._backoff_queues = backoff_queues
@@ -62,7 +62,10 @@ class Executor(threading.Thread):
         wrapper = connections[self._alias] = plain_connection(self._alias, self._link)
         self._session = session = Session(wrapper, link=self._link)
         settlement = Settlement(
-            session, outage=self._outage, policy=self._policy, lease=self._shortest_lease
+            session,
+            outage=self._outage,
+            policy_of=self._policy_of,
+            shortest_lease=self._shortest_lease,
         )
         self._slices = Slices(
             session,
@@ -70,7 +73,7 @@ class Executor(threading.Thread):
             settlement=settlement,
             on_settled=self._on_settled,
             slice_seconds=self._slice_seconds,
-            lease=self._shortest_lease,
+            shortest_lease=self._shortest_lease,
             stopped=self._local_queue.stopped_queues,
             backoff_queues=self._backoff_queues,
         )
@@ -79,7 +82,7 @@ class Executor(threading.Thread):
             entries=self._entries,
             settlement=settlement,
             on_settled=self._on_settled,
-            lease=self._lease,
+            lease_of=self._lease_of,
         )
 
     def run(self) -> None:

@@ -23,7 +23,7 @@ from django_mq.policy.backoff import RetryPolicy
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Policy = Callable[[ClaimedRow], RetryPolicy]
+PolicyOf = Callable[[ClaimedRow], RetryPolicy]
 
 
 class CallClock(Clock, Protocol):
@@ -67,7 +67,7 @@ class SingleCall:
         self.deliveries = [delivery]
 
     def end(
-        self, policy: Policy, result: Any, error: BaseException | None, seconds: float
+        self, policy_of: PolicyOf, result: Any, error: BaseException | None, seconds: float
     ) -> list[Ended]:
         """Return how the delivery ended; its handler may have called `finish()`."""
         delivery = self.argument
@@ -77,7 +77,7 @@ class SingleCall:
             return [Ended(delivery, Settled.FINISHED, result, seconds, error=error)]
         if error is None:
             return [Ended(delivery, ACKED, result, seconds)]
-        return [failure_end(delivery, policy(delivery._row), error, seconds=seconds)]
+        return [failure_end(delivery, policy_of(delivery._row), error, seconds=seconds)]
 
 
 class BatchCall:
@@ -125,7 +125,7 @@ class BatchCall:
         self._clock.answered(delivery.id)
 
     def end(
-        self, policy: Policy, result: Any, error: BaseException | None, seconds: float
+        self, policy_of: PolicyOf, result: Any, error: BaseException | None, seconds: float
     ) -> list[Ended]:
         with self._lock:
             self._ended = True
@@ -138,7 +138,9 @@ class BatchCall:
             elif answer is None:
                 ended.append(Ended(delivery, ACKED, result, seconds))
             else:
-                ended.append(failure_end(delivery, policy(delivery._row), answer, seconds=seconds))
+                ended.append(
+                    failure_end(delivery, policy_of(delivery._row), answer, seconds=seconds)
+                )
                 broken.update([] if line is None else [line])
         return ended
 

@@ -34,7 +34,7 @@ class NonAtomic:
     entries: ExecutorEntries
     settlement: Settlement
     on_settled: Callable[[Sequence[Ended]], None]
-    lease: Callable[[str], float]
+    lease_of: Callable[[str], float]
 
     def run(self, tasks: Sequence[Task]) -> bool:
         """Run and settle one call; return False if it could not start and is still held here.
@@ -42,7 +42,7 @@ class NonAtomic:
         `tasks` has one task, or the tasks of one batch handler in order.
         """
         fences = [task.delivery.fence for task in tasks]
-        lease = max(map(self.lease, {task.delivery.queue for task in tasks}))
+        lease = max(map(self.lease_of, {task.delivery.queue for task in tasks}))
         try:
             asked = leases.start_alone(fences, lease=lease)
             started = leases.started(simple_query(self.session.connect(), asked))
@@ -86,7 +86,7 @@ class NonAtomic:
         finally:
             self.session.link.lent = False
             clock.end()
-        self.settle(call.end(self.settlement.policy, result, error, seconds))
+        self.settle(call.end(self.settlement.policy_of, result, error, seconds))
 
     def settle(self, ended: Sequence[Ended]) -> None:
         """Settle `ended`, and report it."""

@@ -54,9 +54,9 @@ class Try:
 class Settlement:
     """Settles deliveries by their fences, in transactions of their own.
 
-    `policy` returns the retry policy of a row. After a try whose outcome is unknown, a missing row
-    counts as acked by that try if its delivery was claimed or renewed less than `lease` seconds
-    ago: no other worker removes a leased row.
+    `policy_of` returns the retry policy of a row. After a try whose outcome is unknown, a missing
+    row counts as acked by that try if its delivery was claimed or renewed less than
+    `shortest_lease` seconds ago: no other worker removes a leased row.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Settlement:
         connection: Connection,
         *,
         outage: Outage,
-        policy: Callable[[ClaimedRow], RetryPolicy],
-        lease: float,
+        policy_of: Callable[[ClaimedRow], RetryPolicy],
+        shortest_lease: float,
     ) -> None:
         self._connection = connection
         self.outage = outage
-        self.policy = policy
-        self._lease = lease
+        self.policy_of = policy_of
+        self._shortest_lease = shortest_lease
 
     def settle(self, ended: Sequence[Ended]) -> list[Ended]:
         """Settle `ended`; return them, marked LOST where the lease is no longer ours.
@@ -163,7 +163,7 @@ class Settlement:
         )
         if doubtful:
             there = settle.existing(cursor, attempt.lost)
-            fresh_since = lease_clock() - self._lease
+            fresh_since = lease_clock() - self._shortest_lease
             attempt.lost -= {
                 each.delivery.id
                 for each in ended
@@ -174,7 +174,7 @@ class Settlement:
         """Handle an end that the server refuses: fail an acked one, else let the lease lapse."""
         reports.refused([ended], error)
         if ended.settled is ACKED and not is_conflict(error):
-            policy = self.policy(ended.delivery._row)
+            policy = self.policy_of(ended.delivery._row)
             return self.settle([failure_end(ended.delivery, policy, error, seconds=ended.seconds)])
         return ends_or_lost([ended], {ended.delivery.id})
 

@@ -41,8 +41,8 @@ class Slices:
 
     `on_settled` is called with the deliveries that are no longer held here. After a failure in one
     of `backoff_queues`, the rest of that queue in the slice does not start; nor does any delivery
-    that `stopped` has. A delivery starts without a lock for `lease` / 2 seconds after its claim or
-    renewal was requested.
+    that `stopped` has. A delivery starts without a lock for `shortest_lease` / 2 seconds after its
+    claim or renewal was requested.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Slices:
         settlement: Settlement,
         on_settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
-        lease: float = 0.0,
+        shortest_lease: float = 0.0,
         stopped: StoppedQueues | None = None,
         backoff_queues: Collection[str] = (),
     ) -> None:
@@ -69,12 +69,12 @@ class Slices:
             session,
             entries=entries,
             conflicts=conflicts,
-            policy=settlement.policy,
+            policy_of=settlement.policy_of,
             nested=nested,
             backoff_queues=backoff_queues,
         )
         self._body = SliceBody(
-            session, entries=entries, attempts=attempts, nested=nested, sure_for=lease / 2
+            session, entries=entries, attempts=attempts, nested=nested, sure_for=shortest_lease / 2
         )
         self._recovery = SliceRecovery(
             session,

@@ -69,7 +69,7 @@ class Drain:
         self._settings = get_settings()
         self._resolver = Resolver(self._settings)
         # A test does not wait: with a floor, one drain would not reach the last attempt.
-        self._policy = policies(self._settings, floor=0.0)
+        self._policy_of = policies(self._settings, floor=0.0)
         self._options = ClaimOptionsCache(self._settings, batch_size=1)
         numbers = count(1)
         self._owned: set[str] = set()
@@ -112,7 +112,9 @@ class Drain:
         slices = Slices(
             session,
             entries=ExecutorEntries(Scoreboard(1), 0, 1),
-            settlement=Settlement(session, outage=outage, policy=self._policy, lease=0.0),
+            settlement=Settlement(
+                session, outage=outage, policy_of=self._policy_of, shortest_lease=0.0
+            ),
             on_settled=self._note,
             slice_seconds=self._settings.slice_seconds,
         )
@@ -209,7 +211,7 @@ class Drain:
             raise
         if guard.undone:
             delivery.finished = False
-        [ended] = leased.end(self._policy, result, kept, seconds)
+        [ended] = leased.end(self._policy_of, result, kept, seconds)
         self._settle(ended)
 
     def _settle(self, ended: Ended) -> None:
@@ -221,7 +223,7 @@ class Drain:
         self._note([ended])
 
     def _failure_end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:
-        return failure_end(delivery, self._policy(delivery._row), error, seconds=seconds)
+        return failure_end(delivery, self._policy_of(delivery._row), error, seconds=seconds)
 
     def _cursor(self) -> psycopg.Cursor[Any]:
         self._connection.ensure_connection()

@@ -61,7 +61,7 @@ class LeaseKeeper(threading.Thread):
         *,
         alias: str,
         local_queue: LocalQueue,
-        lease: Callable[[str], float],
+        lease_of: Callable[[str], float],
         shortest_lease: float,
         heartbeat: Callable[[], dict[str, Any]],
         on_heartbeat: Callable[[float | None], None],
@@ -71,7 +71,7 @@ class LeaseKeeper(threading.Thread):
     ) -> None:
         super().__init__(name="mq-lease-keeper", daemon=True)
         self._local_queue = local_queue
-        self._lease = lease
+        self._lease_of = lease_of
         #: Seconds between two renewals.
         self.every = shortest_lease / 3
         #: How many steps ended, successfully or not: a sign that the thread moves.
@@ -157,7 +157,7 @@ class LeaseKeeper(threading.Thread):
     def _renew(self) -> None:
         by_lease: dict[float, list[Delivery]] = {}
         for delivery in self._local_queue.held():
-            by_lease.setdefault(self._lease(delivery.queue), []).append(delivery)
+            by_lease.setdefault(self._lease_of(delivery.queue), []).append(delivery)
         for lease, held in sorted(by_lease.items()):
             asked_at = lease_clock()
             fences = [each.fence for each in held]
@@ -168,7 +168,7 @@ class LeaseKeeper(threading.Thread):
         for queue, claimer in self._probes():
             with self._impatient() as cursor:
                 queue_backoff.renew_probe(
-                    cursor, queue=queue, claimer=claimer, lease=self._lease(queue)
+                    cursor, queue=queue, claimer=claimer, lease=self._lease_of(queue)
                 )
 
     def _write_heartbeat(self) -> None:

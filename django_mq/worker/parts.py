@@ -59,7 +59,7 @@ class Parts:
         self._id = id
         self._claim_numbers = count(1)
         self._batch = worker.batch_size or settings.batch_size
-        self._policy = policies(settings, floor=settings.retry_floor)
+        self._policy_of = policies(settings, floor=settings.retry_floor)
         #: Set when the drain is over: nothing waits for the database any longer.
         self.giving_up = threading.Event()
         #: Whether the run drains: then no more ordered queues are taken.
@@ -88,7 +88,7 @@ class Parts:
         worker, batch = self._worker, self._batch
         most = batch * SLICE_BATCHES
         self.prefetch = Prefetch(minimum=worker.threads, maximum=2 * most, batch=batch)
-        lease, shortest_lease = self.options.lease, self.options.shortest_lease()
+        lease_of, shortest_lease = self.options.lease_of, self.options.shortest_lease()
         self.local_queue = LocalQueue(
             batch=batch,
             most=most,
@@ -104,10 +104,10 @@ class Parts:
             first_entry=worker.threads * batch,
             slots=worker.async_slots,
             batch=min(batch, worker.async_slots),
-            lease=lease,
+            lease_of=lease_of,
             shortest_lease=shortest_lease,
             outage=self.outage,
-            policy=self._policy,
+            policy_of=self._policy_of,
             on_settled=self._on_settled,
             on_room=self.wakeup.poke,
             link=self._link(),
@@ -122,10 +122,10 @@ class Parts:
             local_queue=self.local_queue,
             entries=ExecutorEntries(self.scoreboard, number * batch, batch),
             outage=self.outage,
-            policy=self._policy,
+            policy_of=self._policy_of,
             on_settled=self._on_settled,
             slice_seconds=self._settings.slice_seconds,
-            lease=self.options.lease,
+            lease_of=self.options.lease_of,
             shortest_lease=self.options.shortest_lease(),
             most=most,
             backoff_queues=self.backoffs.queues,
@@ -200,7 +200,7 @@ class Parts:
         self.recovery = Recovery(
             alias,
             outage=self.outage,
-            policy=self._policy,
+            policy_of=self._policy_of,
             on_freed=self._on_freed,
             link=self._link(),
         )
@@ -221,7 +221,7 @@ class Parts:
         self.lease_keeper = LeaseKeeper(
             alias=alias,
             local_queue=self.local_queue,
-            lease=self.options.lease,
+            lease_of=self.options.lease_of,
             shortest_lease=self.options.shortest_lease(),
             heartbeat=self._heartbeat,
             on_heartbeat=self.maintenance.on_heartbeat,

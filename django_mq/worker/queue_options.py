@@ -22,7 +22,7 @@ class ClaimOptionsCache:
         self._queues = cache(partial(handlers.allowed_queues, settings=settings))
         self.of = cache(self._make)
 
-    def lease(self, queue: str) -> float:
+    def lease_of(self, queue: str) -> float:
         """Return the lease of the messages of `queue`, in seconds.
 
         In an ordered queue, at most the lease of its owner: the messages move with the queue.
@@ -32,7 +32,7 @@ class ClaimOptionsCache:
 
     def shortest_lease(self) -> float:
         """Return the shortest lease of all queues."""
-        return min([self._settings.lease, *map(self.lease, self._settings.queues)])
+        return min([self._settings.lease, *map(self.lease_of, self._settings.queues)])
 
     def ordered(self, patterns: Iterable[str]) -> list[str]:
         """Return the ordered queues that match one of `patterns`."""
@@ -54,7 +54,7 @@ class ClaimOptionsCache:
         )
         return ClaimOptions(
             kind=_kind(found),
-            lease=self.lease(queue),
+            lease=self.lease_of(queue),
             batch_size=batch_size,
             batch_bytes=options.batch_bytes,
             ordered=options.ordered,

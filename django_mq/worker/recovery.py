@@ -59,13 +59,13 @@ class Recovery:
         alias: str,
         *,
         outage: Outage,
-        policy: Callable[[ClaimedRow], RetryPolicy],
+        policy_of: Callable[[ClaimedRow], RetryPolicy],
         on_freed: Callable[[], None],
         link: Link | None = None,
     ) -> None:
         self._statements = Statements(alias, limits=LIMITS, link=link)
         self._outage = outage
-        self._policy = policy
+        self._policy_of = policy_of
         self._on_freed = on_freed
         self._changed = threading.Condition()
         self._dead: list[tuple[DeadWorker, Callable[[], None]]] = []
@@ -162,7 +162,7 @@ class Recovery:
             for row in recover.lock_running(cursor, fences):
                 delivery = Delivery(row)
                 error, seconds = error_of(dead, delivery.id), dead.ran.get(delivery.id, 0.0)
-                each = failure_end(delivery, self._policy(row), error, seconds=seconds)
+                each = failure_end(delivery, self._policy_of(row), error, seconds=seconds)
                 failed = failed_row(each, suspect=isinstance(error, WorkerLost))
                 settle.fail(cursor, [failed] if failed else [])
                 ended.append(each)

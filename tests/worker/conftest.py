@@ -154,15 +154,17 @@ class Bench:
         self.runs: list[list[int]] = []
         self.session = Session(self.wrapper)
         self.session.used()
-        outage, policy = ShortOutage(self.stopping), policies(get_settings(), floor=0.0)
-        self.settlement = Settlement(self.session, outage=outage, policy=policy, lease=1000.0)
+        outage, policy_of = ShortOutage(self.stopping), policies(get_settings(), floor=0.0)
+        self.settlement = Settlement(
+            self.session, outage=outage, policy_of=policy_of, shortest_lease=1000.0
+        )
         self.slices = Slices(
             self.session,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
             settlement=self.settlement,
             on_settled=self._settled,
             slice_seconds=slice_seconds,
-            lease=1000.0,
+            shortest_lease=1000.0,
         )
         self._claims = 0
 

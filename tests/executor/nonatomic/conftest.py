@@ -32,13 +32,15 @@ class NonAtomicBench(Bench):
         self.back: list[bool] = []
         self._claims = 0
         self.session = Session(self.wrapper)
-        outage, policy = ShortOutage(threading.Event()), policies(get_settings(), floor=0.0)
+        outage, policy_of = ShortOutage(threading.Event()), policies(get_settings(), floor=0.0)
         self.nonatomic = NonAtomic(
             self.session,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
-            settlement=Settlement(self.session, outage=outage, policy=policy, lease=60.0),
+            settlement=Settlement(
+                self.session, outage=outage, policy_of=policy_of, shortest_lease=60.0
+            ),
             on_settled=self._settled,
-            lease=lambda queue: 60.0,
+            lease_of=lambda queue: 60.0,
         )
 
     def go(self) -> list[bool]:

@@ -116,7 +116,7 @@ def keeper(transactional_db: None) -> Iterator[LeaseKeeper]:
     keeper = LeaseKeeper(
         alias="default",
         local_queue=LocalQueue(batch=1, most=1, on_room=lambda: None),
-        lease=lambda queue: 30.0,
+        lease_of=lambda queue: 30.0,
         shortest_lease=30.0,
         heartbeat=dict,
         on_heartbeat=lambda since: None,
@@ -142,7 +142,7 @@ def test_a_dying_worker_does_not_keep_its_probe(
     recovery = Recovery(
         "default",
         outage=Outage(threading.Event()),
-        policy=lambda row: RetryPolicy(),
+        policy_of=lambda row: RetryPolicy(),
         on_freed=freed,
     )
     recovery.settle(statements, DeadWorker("dead", "killed"))
