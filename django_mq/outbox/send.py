@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
@@ -49,7 +48,8 @@ def send(
     connection = connection_in_transaction(using)
     own = json.dumps(dict(reserved)) if reserved else "{}"
     builder = RowBuilder(get_settings(), wants_result=wants_result, reserved=own)
-    return _checked(connection, [message], builder)()[0]
+    chunk = _checked([message], builder)
+    return chunk.store(RowWriter(connection, builder.queues))[0]
 
 
 def send_durably(
@@ -63,9 +63,9 @@ def send_durably(
             " call broadcast() in that block"
         )
     builder = RowBuilder(get_settings(), wants_result=wants_result)
-    store = _checked(connection, [message], builder)
+    chunk, writer = _checked([message], builder), RowWriter(connection, builder.queues)
     with transaction.atomic(using=connection.alias):
-        return store()[0]
+        return chunk.store(writer)[0]
 
 
 def send_to(
@@ -78,17 +78,19 @@ def send_to(
     """
     connection = queue_connection(using)
     builder = RowBuilder(get_settings(), wants_result=True, recipient=recipient, reserved=options)
-    store = _checked(connection, [message], builder)
+    chunk, writer = _checked([message], builder), RowWriter(connection, builder.queues)
     if connection.in_atomic_block or not connection.get_autocommit():
-        return store()[0]
+        return chunk.store(writer)[0]
     with transaction.atomic(using=connection.alias):
-        return store()[0]
+        return chunk.store(writer)[0]
 
 
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
     """Store messages, all or none; check all of them before any SQL."""
     connection = connection_in_transaction(using)
-    return _checked(connection, messages, RowBuilder(get_settings()))()
+    builder = RowBuilder(get_settings())
+    chunk = _checked(messages, builder)
+    return chunk.store(RowWriter(connection, builder.queues))
 
 
 def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
@@ -116,14 +118,12 @@ def _chunks(builder: RowBuilder, messages: Iterable[Message]) -> Iterator[Chunk]
         yield chunk
 
 
-def _checked(
-    connection: BaseDatabaseWrapper, messages: Sequence[Message], builder: RowBuilder
-) -> Callable[[], list[Receipt]]:
-    """Check the messages, without any SQL; return the function that stores them."""
+def _checked(messages: Sequence[Message], builder: RowBuilder) -> Chunk:
+    """Check the messages, without any SQL; return the chunk of their rows, which stores them."""
     chunk = Chunk(builder)
     for message in messages:
         chunk.add(message)
-    return partial(chunk.store, RowWriter(connection, builder.queues))
+    return chunk
 
 
 def queue_connection(using: str | None) -> BaseDatabaseWrapper:
