@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 RESERVED = "mq."
 LOWEST, HIGHEST = -100, 100
 _LARGEST = 2**31 - 1
-MAX_CACHED_ROUTES = 1024
+MAX_CACHED = 1024
 
 #: The type, the queue and the metadata of a message that has no other options.
-Route = tuple[str, str | None, str]
+CacheKey = tuple[str, str | None, str]
 
 
 class _Cache(NamedTuple):
@@ -39,8 +39,8 @@ class _Cache(NamedTuple):
     settings: Settings
     table: object
     encoder: type[JSONEncoder]
-    #: For each route, the row of each subscriber without its payload.
-    kinds: dict[Route | None, list[NewRow]]
+    #: By cache key: the row of each subscriber without its payload.
+    templates: dict[CacheKey | None, list[NewRow]]
 
 
 _cache: _Cache | None = None
@@ -78,7 +78,7 @@ class RowBuilder:
         self._recipient = recipient
         # Rows that depend on this call stay out of the cache that all calls share.
         private = wants_result or recipient is not None or self._origin != "{}"
-        self._cached_kinds = {} if private else cache.kinds
+        self._cached_templates = {} if private else cache.templates
         self.queues = CallQueues(settings)
 
     def add(self, rows: Rows, message: Message) -> int:
@@ -87,26 +87,28 @@ class RowBuilder:
         Raises a BroadcastError that says what is wrong with the message.
         """
         metadata = self._encode_metadata(message.metadata)
-        route = _route_of(message, metadata)
-        kinds = self._cached_kinds.get(route)
-        if kinds is None:
-            kinds = self._kinds(message, metadata, route)
+        cache_key = _cache_key(message, metadata)
+        templates = self._cached_templates.get(cache_key)
+        if templates is None:
+            templates = self._templates(message, metadata, cache_key)
         payload = self._encode(message.payload, "payload")
-        for kind in kinds:
-            rows.add(kind, payload)
-        return len(kinds)
+        for template in templates:
+            rows.add(template, payload)
+        return len(templates)
 
-    def _kinds(self, message: Message, metadata: str, route: Route | None) -> list[NewRow]:
-        kinds = self._checked_kinds(message, metadata)
+    def _templates(
+        self, message: Message, metadata: str, cache_key: CacheKey | None
+    ) -> list[NewRow]:
+        templates = self._checked_templates(message, metadata)
         # Most messages of a bulk call differ only in their payload: the rest is checked and routed
         # once. Each call must note a queue with a limit, or in commit order, again.
-        if route is not None and not (self.queues.limits or self.queues.in_commit_order):
-            if len(self._cached_kinds) >= MAX_CACHED_ROUTES:
-                self._cached_kinds.clear()
-            self._cached_kinds[route] = kinds
-        return kinds
+        if cache_key is not None and not (self.queues.limits or self.queues.in_commit_order):
+            if len(self._cached_templates) >= MAX_CACHED:
+                self._cached_templates.clear()
+            self._cached_templates[cache_key] = templates
+        return templates
 
-    def _checked_kinds(self, message: Message, metadata: str) -> list[NewRow]:
+    def _checked_templates(self, message: Message, metadata: str) -> list[NewRow]:
         """Check the other options; return the row of each subscriber without its payload."""
         max_delay = self.settings.max_delay
         type = check_name(message.type, "type")
@@ -193,8 +195,8 @@ class RowBuilder:
         return self._encode(dict(metadata), "metadata")
 
 
-def _route_of(message: Message, metadata: str) -> Route | None:
-    """Return the route of a message that has no options beyond a route's, else None."""
+def _cache_key(message: Message, metadata: str) -> CacheKey | None:
+    """Return the cache key of a message that has no options beyond those of a key, else None."""
     plain = (
         message.after is None
         and message.expires is None

@@ -51,7 +51,7 @@ class Chunk:
         rows = self.rows
         added = self._builder.add(rows, message)
         self._counts.append(added)
-        self._size += len(rows.payloads[-1]) + added * len(rows.kinds[-1].metadata)
+        self._size += len(rows.payloads[-1]) + added * len(rows.templates[-1].metadata)
         if message.unique_id is not None:
             make = candidate_maker(message)
             for index in range(len(rows) - added, len(rows)):
@@ -65,7 +65,7 @@ class Chunk:
         """Store the rows, all or none; return the receipt of each message, if they are wanted."""
         if self._unique:
             return self._dedupe(writer)
-        builder = ReceiptBuilder(self.rows.kinds, self._counts if receipts else ())
+        builder = ReceiptBuilder(self.rows.templates, self._counts if receipts else ())
         writer.insert(self.rows, on_ids=builder.add)
         self.stored = len(self.rows)
         if observers:
@@ -96,9 +96,9 @@ class ReceiptBuilder:
     The server takes longer to read the rows than this process takes for the receipts.
     """
 
-    def __init__(self, kinds: Sequence[NewRow], counts: Sequence[int]) -> None:
+    def __init__(self, templates: Sequence[NewRow], counts: Sequence[int]) -> None:
         self.receipts: list[Receipt] = []
-        self._kinds = kinds
+        self._templates = templates
         self._counts = counts
         self._ids: list[int] = []
         self._start = 0
@@ -111,14 +111,14 @@ class ReceiptBuilder:
             if end > len(self._ids):
                 return
             share = slice(self._start, end)
-            self.receipts.append(_receipt_of(self._kinds[share], self._ids[share]))
+            self.receipts.append(_receipt_of(self._templates[share], self._ids[share]))
             self._start = end
 
 
-def _receipt_of(kinds: Sequence[NewRow], ids: Iterable[int]) -> Receipt:
-    if len(kinds) == 1:
-        return Receipt.of_added(_single_route(kinds[0].handler, kinds[0].queue), tuple(ids))
-    return Receipt.of_added(tuple((kind.handler, kind.queue) for kind in kinds), tuple(ids))
+def _receipt_of(templates: Sequence[NewRow], ids: Iterable[int]) -> Receipt:
+    if len(templates) == 1:
+        return Receipt.of_added(_single_route(templates[0].handler, templates[0].queue), tuple(ids))
+    return Receipt.of_added(tuple((each.handler, each.queue) for each in templates), tuple(ids))
 
 
 @lru_cache(maxsize=1024)

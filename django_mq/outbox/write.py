@@ -76,13 +76,13 @@ class RowWriter:
 
     def _insert(self, rows: Rows, on_ids: Callable[[Sequence[int]], None]) -> None:
         if self._limits:
-            admit(self.connection, self._limits, rows.kinds)
+            admit(self.connection, self._limits, rows.templates)
         if self._in_commit_order:
-            self._join_lines(rows.kinds)
+            self._join_lines(rows.templates)
         # Django's cursor does not wrap the errors of COPY.
         with self.connection.wrap_database_errors, self.connection.cursor() as cursor:
             insert(cursor, rows, on_ids=on_ids)
-        self._ring(rows.kinds)
+        self._ring(rows.templates)
 
     def dedupe(self, candidates: Sequence[Candidate]) -> list[CopyReceipt]:
         """Store rows, some with unique ids, all or none; return the outcome of each."""

@@ -82,19 +82,20 @@ def one_statement(rows: Rows) -> tuple[str, Sequence[object]]:
         return INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",)
     row = "(%s, %s, %s, %s, %s" + "".join(f", {column.values}" for column in used) + ")"
     params: list[object] = []
-    for kind, payload in zip(rows.kinds, rows.payloads, strict=True):
-        params += (*kind[:2], payload, *kind[3:_GIVEN])
+    for template, payload in zip(rows.templates, rows.payloads, strict=True):
+        params += (*template[:2], payload, *template[3:_GIVEN])
         for column in used:
-            params += kind[column.first : column.end]
+            params += template[column.first : column.end]
     return INSERT_VALUES.format(_names(used), ", ".join([row] * len(rows))), params
 
 
 def _used_columns(rows: Rows) -> list[_Columns]:
     """Return the optional columns that some row sets."""
-    kinds = {id(kind): kind for kind in rows.kinds}.values()  # many rows share few kinds
-    if all(kind[_GIVEN:] == _PLAIN[_GIVEN:] for kind in kinds):
+    # Many rows share few templates.
+    templates = {id(each): each for each in rows.templates}.values()
+    if all(each[_GIVEN:] == _PLAIN[_GIVEN:] for each in templates):
         return []
-    fields = zip(zip(*kinds, strict=True), _PLAIN, strict=True)
+    fields = zip(zip(*templates, strict=True), _PLAIN, strict=True)
     is_set = [values.count(default) < len(values) for values, default in fields]
     return [column for column in OPTIONAL if any(is_set[column.first : column.end])]
 
@@ -194,7 +195,7 @@ def copy_many(
         for start in range(0, len(rows), TOGETHER):
             these = ids[start : start + TOGETHER]
             part = rows[start : start + TOGETHER]
-            lines = map(line, these, part.kinds, part.payloads)
+            lines = map(line, these, part.templates, part.payloads)
             long = sum(map(len, part.payloads)) > LONG
             for text in lines if long else ("".join(lines),):
                 copy.write(text)
@@ -215,26 +216,26 @@ def _parts(rows: Rows) -> Iterator[Rows]:
 def _line_maker(used: Sequence[_Columns], now: datetime) -> Callable[[int, NewRow, str], str]:
     """Return a function that makes a line of COPY text; `used` follow the columns of all rows.
 
-    The rows of one call differ in little but the payload, so the rest is rendered once per kind:
-    2 us per row, where the driver's own `write_row` takes 8.
+    The rows of one call differ in little but the payload, so the rest is rendered once per
+    template: 2 us per row, where the driver's own `write_row` takes 8.
     """
     last: NewRow | None = None
     before = after = ""
 
-    def line(id: int, kind: NewRow, payload: str) -> str:
+    def line(id: int, template: NewRow, payload: str) -> str:
         nonlocal last, before, after
-        if kind is not last and kind != last:
-            before, after = around(kind)
-        last = kind
+        if template is not last and template != last:
+            before, after = around(template)
+        last = template
         return f"{id}{before}{_escaped(payload)}{after}"
 
     @cache
-    def around(kind: NewRow) -> tuple[str, str]:
-        values: list[object] = [*kind[3:_GIVEN]]
+    def around(template: NewRow) -> tuple[str, str]:
+        values: list[object] = [*template[3:_GIVEN]]
         for each in used:
-            values += _moments(kind, now) if each is TIMES else kind[each.first : each.end]
+            values += _moments(template, now) if each is TIMES else template[each.first : each.end]
         return (
-            "".join(f"\t{_copied(value)}" for value in kind[:2]) + "\t",
+            "".join(f"\t{_copied(value)}" for value in template[:2]) + "\t",
             "".join(f"\t{_copied(value)}" for value in values) + "\n",
         )
 

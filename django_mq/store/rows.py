@@ -33,9 +33,9 @@ class NewRow(NamedTuple):
 
 
 class Rows(Sequence[NewRow]):
-    """Rows stored as kinds (rows without their payload) and payloads; joined on access.
+    """Rows stored as templates (rows without their payload) and payloads; joined on access.
 
-    Many rows share few kinds, so this keeps little more than one string per row. The garbage
+    Many rows share few templates, so this keeps little more than one string per row. The garbage
     collector scans every long-lived object again and again, but no strings.
 
     >>> rows = Rows([NewRow("mail", "t", "1", 20), NewRow("stock", "t", "2", 20)])
@@ -43,25 +43,25 @@ class Rows(Sequence[NewRow]):
     (['mail', 'stock'], '2', ['1'])
     """
 
-    __slots__ = ("kinds", "payloads")
+    __slots__ = ("payloads", "templates")
 
     def __init__(self, rows: Iterable[NewRow] = ()) -> None:
-        self.kinds: list[NewRow] = []
+        self.templates: list[NewRow] = []
         self.payloads: list[str] = []
         for row in rows:
             self.add(row._replace(payload=""), row.payload)
 
-    def add(self, kind: NewRow, payload: str) -> None:
-        """Append the row of this kind with this payload."""
-        self.kinds.append(kind)
+    def add(self, template: NewRow, payload: str) -> None:
+        """Append the row made of `template` and `payload`."""
+        self.templates.append(template)
         self.payloads.append(payload)
 
     def __len__(self) -> int:
-        return len(self.kinds)
+        return len(self.templates)
 
     def __iter__(self) -> Iterator[NewRow]:
-        for kind, payload in zip(self.kinds, self.payloads, strict=True):
-            yield kind._replace(payload=payload)
+        for template, payload in zip(self.templates, self.payloads, strict=True):
+            yield template._replace(payload=payload)
 
     @overload
     def __getitem__(self, index: int) -> NewRow: ...
@@ -69,7 +69,7 @@ class Rows(Sequence[NewRow]):
     def __getitem__(self, index: slice) -> Rows: ...
     def __getitem__(self, index: int | slice) -> NewRow | Rows:
         if isinstance(index, int):
-            return self.kinds[index]._replace(payload=self.payloads[index])
+            return self.templates[index]._replace(payload=self.payloads[index])
         found = Rows()
-        found.kinds, found.payloads = self.kinds[index], self.payloads[index]
+        found.templates, found.payloads = self.templates[index], self.payloads[index]
         return found

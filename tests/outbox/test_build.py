@@ -9,7 +9,7 @@ from django_mq import Delivery, broadcast_many, handler, handlers
 from django_mq.conf import get_settings
 from django_mq.messages import Message
 from django_mq.models import QueuedMessage
-from django_mq.outbox.build import MAX_CACHED_ROUTES, RowBuilder
+from django_mq.outbox.build import MAX_CACHED, RowBuilder
 from django_mq.store.rows import Rows
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_a_stream_of_many_types_is_not_remembered() -> None:
     builder = RowBuilder(get_settings())
-    for n in range(MAX_CACHED_ROUTES + 10):
+    for n in range(MAX_CACHED + 10):
         builder.add(Rows(), Message(f"t.{n}", {"large": "x" * 100}))
-    assert len(builder._cached_kinds) <= MAX_CACHED_ROUTES
-    assert "x" * 100 not in repr(builder._cached_kinds)
+    assert len(builder._cached_templates) <= MAX_CACHED
+    assert "x" * 100 not in repr(builder._cached_templates)
 
 
 def test_the_same_address_with_another_payload() -> None:
