@@ -1,4 +1,4 @@
-"""Turn a message into the rows to store, one per subscriber: checked, encoded and routed.
+"""Turn a message into the rows to store, one per handler: checked, encoded and routed.
 
 Nothing here queries the database, so an error leaves the caller's transaction usable.
 """
@@ -39,7 +39,7 @@ class _Cache(NamedTuple):
     settings: Settings
     table: object
     encoder: type[JSONEncoder]
-    #: By cache key: the row of each subscriber without its payload.
+    #: By cache key: the row for each handler without its payload.
     templates: dict[CacheKey | None, list[NewRow]]
 
 
@@ -57,7 +57,7 @@ def _cache_for(settings: Settings, table: object) -> _Cache:
 class RowBuilder:
     """Build the rows of one call; settings, routes and the current delivery are looked up once.
 
-    The rows go to `recipient`, if one is given, and carry `reserved`: metadata of the package
+    The rows go to `handler`, if one is given, and carry `reserved`: metadata of the package
     itself, as JSON text.
     """
 
@@ -66,7 +66,7 @@ class RowBuilder:
         settings: Settings,
         *,
         wants_result: bool = False,
-        recipient: handlers.Handler | None = None,
+        handler: handlers.Handler | None = None,
         reserved: str = "{}",
     ) -> None:
         self.settings = settings
@@ -75,14 +75,14 @@ class RowBuilder:
         self._encoder = cache.encoder
         self._origin = joined(reserved, origin_metadata(settings.max_hops))
         self._wants_result = wants_result
-        self._recipient = recipient
+        self._handler = handler
         # Rows that depend on this call stay out of the cache that all calls share.
-        private = wants_result or recipient is not None or self._origin != "{}"
+        private = wants_result or handler is not None or self._origin != "{}"
         self._cached_templates = {} if private else cache.templates
         self.queues = CallQueues(settings)
 
     def add(self, rows: Rows, message: Message) -> int:
-        """Append a row for each subscriber, or one without a handler; return how many.
+        """Append a row for each matching handler, or one without a handler; return how many.
 
         Raises a BroadcastError that says what is wrong with the message.
         """
@@ -109,7 +109,7 @@ class RowBuilder:
         return templates
 
     def _checked_templates(self, message: Message, metadata: str) -> list[NewRow]:
-        """Check the other options; return the row of each subscriber without its payload."""
+        """Check the other options; return the row for each handler without its payload."""
         max_delay = self.settings.max_delay
         type = check_name(message.type, "type")
         queue = None if message.queue is None else check_name(message.queue, "queue")
@@ -119,10 +119,7 @@ class RowBuilder:
         version = check_whole(message.schema_version, "schema_version", 1, _LARGEST)
         due, delay, expires, lifetime = moments(message, max_delay)
         policy = check_retry(message.retry)
-        if self._recipient is None:
-            subscribers = self._subscribers(type, metadata)
-        else:
-            subscribers = (self._recipient,)
+        found = self._match(type, metadata) if self._handler is None else (self._handler,)
         shared = {
             "type": type,
             "payload": "",
@@ -139,10 +136,10 @@ class RowBuilder:
         }
         return [
             self._row(handler, _queue_for(handler, type, queue, self.settings), message, shared)
-            for handler in subscribers or (None,)
+            for handler in found or (None,)
         ]
 
-    def _subscribers(self, type: str, metadata: str) -> tuple[handlers.Handler, ...]:
+    def _match(self, type: str, metadata: str) -> tuple[handlers.Handler, ...]:
         if type.startswith(TASKS):
             raise InvalidName(
                 f"the type {type} cannot be broadcast: types that begin with {TASKS} are those of"

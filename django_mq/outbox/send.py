@@ -69,15 +69,15 @@ def send_durably(
 
 
 def send_to(
-    recipient: Handler, message: Message, *, using: str | None = None, options: str = "{}"
+    handler: Handler, message: Message, *, using: str | None = None, options: str = "{}"
 ) -> Receipt:
     """Store one message for one handler and keep its result; no pattern is matched.
 
     Writes in the open transaction, if there is one, else in one of its own. `options` is JSON text
-    that `recipient` reads from the metadata.
+    that `handler` reads from the metadata.
     """
     connection = queue_connection(using)
-    builder = RowBuilder(get_settings(), wants_result=True, recipient=recipient, reserved=options)
+    builder = RowBuilder(get_settings(), wants_result=True, handler=handler, reserved=options)
     chunk, writer = _checked([message], builder), RowWriter(connection, builder.queues)
     if connection.in_atomic_block or not connection.get_autocommit():
         return chunk.store(writer)[0]
