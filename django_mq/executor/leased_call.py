@@ -130,10 +130,10 @@ class BatchCall:
         with self._lock:
             self._ended = True
         ended: list[Ended] = []
-        broken: set[Line] = set()
+        broken_lines: set[Line] = set()
         for delivery, line in zip(self.deliveries, self._lines, strict=True):
             answer = self._answers.get(delivery.id, error)
-            if line in broken:  # done or not, it comes after the message that failed
+            if line in broken_lines:  # done or not, it comes after the message that failed
                 ended.append(Ended(delivery, Settled.RELEASED))
             elif answer is None:
                 ended.append(Ended(delivery, ACKED, result, seconds))
@@ -141,7 +141,7 @@ class BatchCall:
                 ended.append(
                     failure_end(delivery, policy_of(delivery._row), answer, seconds=seconds)
                 )
-                broken.update([] if line is None else [line])
+                broken_lines.update([] if line is None else [line])
         return ended
 
 
@@ -207,10 +207,10 @@ def sort_started(
     """
     barred: list[Ended] = []
     ready: list[Task] = []
-    broken: set[Line] = set()
+    broken_lines: set[Line] = set()
     for task in tasks:
         expired = started.get(task.delivery.id)
-        if task.line in broken:
+        if task.line in broken_lines:
             settled, reason = Settled.RELEASED, ""
         elif expired is None:
             settled, reason = Settled.LOST, ""
@@ -221,5 +221,5 @@ def sort_started(
             continue
         barred.append(Ended(task.delivery, settled, reason=reason))
         if task.line is not None:
-            broken.add(task.line)
+            broken_lines.add(task.line)
     return barred, ready

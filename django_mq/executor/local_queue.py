@@ -134,7 +134,7 @@ class LocalQueue:
     def break_line(self, line: Line) -> None:
         """Give back the tasks that wait here behind a delivery of `line` that was not acked."""
         with self._lock:
-            self._waiting.ordering.breaks(line)
+            self._waiting.ordering.break_line(line)
             self._waiting.drop(lambda task: task.line == line)
 
     def is_unwanted(self, task: Task) -> bool:

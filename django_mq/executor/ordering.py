@@ -1,6 +1,14 @@
 """Which lines are out, and the tasks that wait for them.
 
 A line is an order key of a handler, or an ordered queue. It is out while something of it runs.
+
+A line is broken once a message of it does not end well: nothing behind that message starts. Each
+part that takes messages one after another keeps `broken_lines` for as long as it does:
+
+- `Dispatch`, while it sorts claimed rows;
+- `Ordering`, until the slice of the line is done;
+- `SliceState`, for one slice, and `Executor` while it repeats the deliveries of that slice;
+- `sort_started()` and `BatchCall.end()`, for one call outside a transaction.
 """
 
 from __future__ import annotations
@@ -14,13 +22,13 @@ from django_mq.executor.tasks import Line, Task, is_coroutine
 class Ordering:
     """The lines that are out, or have a next task chosen, and the tasks that wait behind it.
 
-    `broken` are lines whose last task was not acked, until their slice is done. Not thread-safe:
-    LocalQueue holds its lock.
+    `broken_lines` are those whose last task was not acked, until their slice is done. Not
+    thread-safe: LocalQueue holds its lock.
     """
 
     def __init__(self) -> None:
         self._out: dict[Line, deque[Task]] = {}
-        self.broken: set[Line | None] = set()
+        self.broken_lines: set[Line | None] = set()
         self.coroutines: list[Task] = []
         self.waiting = 0
 
@@ -43,17 +51,17 @@ class Ordering:
         self._out[line].appendleft(task)
         self.waiting += 1
 
-    def breaks(self, line: Line) -> None:
+    def break_line(self, line: Line) -> None:
         """Start nothing more of `line` before it is free."""
         if line in self._out:
-            self.broken.add(line)
+            self.broken_lines.add(line)
 
     def free(self, line: Line) -> list[Task]:
         """Note that the running tasks of `line` have ended; return those that may run now.
 
         Returns none if a coroutine is next: it joins `coroutines`, and the others wait behind it.
         """
-        self.broken.discard(line)
+        self.broken_lines.discard(line)
         tasks = self._out.pop(line, deque())
         self.waiting -= len(tasks)
         if tasks and is_coroutine(tasks[0]):

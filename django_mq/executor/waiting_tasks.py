@@ -41,7 +41,7 @@ class WaitingTasks:
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Add claimed tasks behind the others."""
-        wary = self.ordering.broken or self.stopped_queues
+        wary = self.ordering.broken_lines or self.stopped_queues
         for task in tasks:
             if wary and self.is_unwanted(task):
                 self.given_back.append(task)
@@ -79,7 +79,9 @@ class WaitingTasks:
     def is_unwanted(self, task: Task) -> bool:
         """Return whether `task` must not start: its line is broken, or its queue is stopped."""
         stopped = self.stopped_queues
-        return task.line in self.ordering.broken or (bool(stopped) and stopped.has(task.delivery))
+        if task.line in self.ordering.broken_lines:
+            return True
+        return bool(stopped) and stopped.has(task.delivery)
 
     def take_all(self) -> list[Task]:
         """Remove and return everything."""

@@ -52,7 +52,7 @@ class Dispatch:
         self._on_freed = on_freed
         self._unsorted: deque[Delivery] = deque()
         # Lines with a message that cannot run here: those claimed behind it go back.
-        self._broken: set[Line] = set()
+        self._broken_lines: set[Line] = set()
 
     def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool, asked_at: float) -> None:
         """Take newly claimed rows; with `first` (taken over) they go before those already held.
@@ -73,13 +73,13 @@ class Dispatch:
         behind: list[Fence] = []
         try:
             while self._unsorted:
-                if not self._broken:
+                if not self._broken_lines:
                     tasks += self._take_ready()
                     if not self._unsorted:
                         break
                 delivery = self._unsorted[0]
                 line = line_of(delivery._row)
-                if line in self._broken:
+                if line in self._broken_lines:
                     behind.append(self._unsorted.popleft().fence)
                     continue
                 task = self._sort_one(cursor, delivery)
@@ -90,8 +90,8 @@ class Dispatch:
                 others.append(delivery.id)
                 self._cancel_probes(cursor, [delivery.fence])
                 if line is not None:
-                    self._broken.add(line)
-            self._broken.clear()
+                    self._broken_lines.add(line)
+            self._broken_lines.clear()
         finally:
             if others:
                 self._local_queue.settled(others)
@@ -115,7 +115,7 @@ class Dispatch:
         except LOST:
             # Until these are sorted, the messages before them in their lines may run, and fail.
             lines = (line_of(each._row) for each in self._unsorted)
-            self._broken.update(filter(None, lines))
+            self._broken_lines.update(filter(None, lines))
             raise
         except Exception as error:  # the lease lapses, and the attempt counts
             log_failure("sorting_failed", error, "message %s cannot be sorted", delivery.id)
