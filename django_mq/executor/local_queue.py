@@ -1,6 +1,6 @@
 """The local queue: deliveries between claim and settle, from which executors take slices.
 
-Per line (an order key or an ordered queue) only one slice, or one coroutine, is out at a time.
+Per line (an order key or an ordered queue) only one slice, or one coroutine, runs at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which lines are out, and the tasks that wait for them.
+"""Which lines are busy, and the tasks that wait for them.
 
-A line is an order key of a handler, or an ordered queue. It is out while something of it runs.
+A line is an order key of a handler, or an ordered queue. It is busy while something of it runs.
 
 A line is broken once a message of it does not end well: nothing behind that message starts. Each
 part that takes messages one after another keeps `broken_lines` for as long as it does:
@@ -20,40 +20,40 @@ from django_mq.executor.tasks import Line, Task, is_coroutine
 
 
 class Ordering:
-    """The lines that are out, or have a next task chosen, and the tasks that wait behind it.
+    """The lines that are busy, or have a next task chosen, and the tasks that wait behind it.
 
     `broken_lines` are those whose last task was not acked, until their slice is done. Not
     thread-safe: LocalQueue holds its lock.
     """
 
     def __init__(self) -> None:
-        self._out: dict[Line, deque[Task]] = {}
+        self._busy: dict[Line, deque[Task]] = {}
         self.broken_lines: set[Line | None] = set()
         self.coroutines: list[Task] = []
         self.waiting = 0
 
-    def is_out(self, line: Line | None) -> bool:
+    def is_busy(self, line: Line | None) -> bool:
         """Return whether something of `line` runs."""
-        return line in self._out
+        return line in self._busy
 
     def occupy(self, line: Line | None) -> None:
-        """Mark `line` as out: a task of it runs, or is chosen to run next."""
+        """Mark `line` as busy: a task of it runs, or is chosen to run next."""
         if line is not None:
-            self._out.setdefault(line, deque())
+            self._busy.setdefault(line, deque())
 
     def wait(self, task: Task, line: Line) -> None:
         """Let `task` wait for its line, behind those that wait."""
-        self._out[line].append(task)
+        self._busy[line].append(task)
         self.waiting += 1
 
     def wait_first(self, task: Task, line: Line) -> None:
         """Let `task` wait for its line, before those that wait."""
-        self._out[line].appendleft(task)
+        self._busy[line].appendleft(task)
         self.waiting += 1
 
     def break_line(self, line: Line) -> None:
         """Start nothing more of `line` before it is free."""
-        if line in self._out:
+        if line in self._busy:
             self.broken_lines.add(line)
 
     def free(self, line: Line) -> list[Task]:
@@ -62,11 +62,11 @@ class Ordering:
         Returns none if a coroutine is next: it joins `coroutines`, and the others wait behind it.
         """
         self.broken_lines.discard(line)
-        tasks = self._out.pop(line, deque())
+        tasks = self._busy.pop(line, deque())
         self.waiting -= len(tasks)
         if tasks and is_coroutine(tasks[0]):
             self.add_coroutine(tasks.popleft(), line)
-            self._out[line] = tasks
+            self._busy[line] = tasks
             self.waiting += len(tasks)
             return []
         return list(tasks)
@@ -80,11 +80,11 @@ class Ordering:
         """The number of coroutines that wait for their line, or to be taken."""
         if not self.waiting:
             return len(self.coroutines)
-        waiting = sum(is_coroutine(task) for tasks in self._out.values() for task in tasks)
+        waiting = sum(is_coroutine(task) for tasks in self._busy.values() for task in tasks)
         return waiting + len(self.coroutines)
 
     def drop_coroutines(self, unwanted: Callable[[Task], bool]) -> list[Task]:
-        """Remove and return `unwanted` coroutines that may start; their lines stay out."""
+        """Remove and return `unwanted` coroutines that may start; their lines stay busy."""
         dropped = [task for task in self.coroutines if unwanted(task)]
         if dropped:
             self.coroutines = [task for task in self.coroutines if not unwanted(task)]
@@ -96,16 +96,16 @@ class Ordering:
         return coroutines
 
     def take_waiting(self) -> list[Task]:
-        """Remove and return everything that waits for its line; the lines stay out."""
+        """Remove and return everything that waits for its line; the lines stay busy."""
         return self.drop(lambda task: True)
 
     def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
         """Remove and return `unwanted` waiting tasks."""
         dropped: list[Task] = []
-        for line, tasks in self._out.items():
+        for line, tasks in self._busy.items():
             out = [task for task in tasks if unwanted(task)]
             if out:
                 dropped += out
-                self._out[line] = deque(task for task in tasks if not unwanted(task))
+                self._busy[line] = deque(task for task in tasks if not unwanted(task))
         self.waiting -= len(dropped)
         return dropped

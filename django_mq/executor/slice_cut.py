@@ -37,7 +37,7 @@ def next_slice(
         task = ready[0]
         line, handler = task.line, task.handler
         if line is not None:
-            if line not in slice_.lines and ordering.is_out(line):
+            if line not in slice_.lines and ordering.is_busy(line):
                 ordering.wait(ready.popleft(), line)
                 continue
             if task.delivery._row.suspect:

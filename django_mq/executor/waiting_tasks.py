@@ -69,7 +69,7 @@ class WaitingTasks:
                 self.given_back.append(task)
             elif task.delivery._row.suspect and task.line is None:
                 self.suspects.appendleft((monotonic(), task))
-            elif task.line is not None and self.ordering.is_out(task.line):
+            elif task.line is not None and self.ordering.is_busy(task.line):
                 self.ordering.wait_first(task, task.line)  # until its slice is done
             else:
                 self.ready.appendleft(task)
@@ -122,7 +122,7 @@ class WaitingTasks:
             return True
         if any(waiting.line == task.line for waiting in self.ready):
             self.ready.append(task)  # behind a task that is no coroutine
-        elif self.ordering.is_out(task.line):
+        elif self.ordering.is_busy(task.line):
             self.ordering.wait(task, task.line)
         else:
             self.ordering.occupy(task.line)
@@ -146,12 +146,12 @@ class WaitingTasks:
     def clear_front(self) -> None:
         """Take tasks that cannot start now from the front of `ready`.
 
-        A task waits while its line is out. A suspect or a coroutine that is the next of its line
+        A task waits while its line is busy. A suspect or a coroutine that is the next of its line
         occupies it, and waits among its kind.
         """
         ready = self.ready
         while ready and (line := ready[0].line) is not None:
-            if self.ordering.is_out(line):
+            if self.ordering.is_busy(line):
                 self.ordering.wait(ready.popleft(), line)
             elif ready[0].delivery._row.suspect:
                 self.ordering.occupy(line)
