@@ -55,7 +55,7 @@ class LocalQueue:
         #: Whether nothing may start until `go_on()`.
         self.rests = False
         self._paces: dict[str, Pace] = {}
-        self._held: dict[int, Delivery] = {}
+        self._unsettled: dict[int, Delivery] = {}
         #: Queues from which nothing may start.
         self.stopped_queues = self._waiting.stopped_queues
 
@@ -206,16 +206,16 @@ class LocalQueue:
                 self._lock.notify_all()
         self._tell_if_idle()
 
-    def hold(self, deliveries: Iterable[Delivery]) -> None:
+    def keep(self, deliveries: Iterable[Delivery]) -> None:
         """Keep the leases of `deliveries` renewed until they are settled."""
         with self._lock:
-            self._held.update([(delivery._row.id, delivery) for delivery in deliveries])
+            self._unsettled.update([(delivery._row.id, delivery) for delivery in deliveries])
 
     def settled(self, ids: Iterable[int]) -> None:
         """Stop renewing the leases of the messages with these ids."""
         with self._lock:
             for id in ids:
-                self._held.pop(id, None)
+                self._unsettled.pop(id, None)
 
     def rest(self) -> list[Task]:
         """Start nothing until `go_on()`; return the tasks that did not start."""
@@ -249,21 +249,21 @@ class LocalQueue:
         with self._lock:
             return self._waiting.calls()
 
-    def held(self) -> list[Delivery]:
+    def unsettled(self) -> list[Delivery]:
         """Everything that is claimed and not yet settled."""
         with self._lock:
-            return list(self._held.values())
+            return list(self._unsettled.values())
 
-    def holds(self, queue: str) -> bool:
+    def has_any(self, queue: str) -> bool:
         """Return whether anything of `queue` is claimed here and not yet settled."""
         with self._lock:
-            return any(delivery.queue == queue for delivery in self._held.values())
+            return any(delivery.queue == queue for delivery in self._unsettled.values())
 
     def idle(self) -> bool:
         """Return whether nothing waits and nothing runs."""
         with self._lock:
             waiting = self._waiting
-            return not (self._held or self._running or waiting.ready or waiting.suspects)
+            return not (self._unsettled or self._running or waiting.ready or waiting.suspects)
 
     def exclusive(self) -> bool:
         """Return whether a suspect runs, or waits for everything else to end."""
@@ -277,5 +277,5 @@ class LocalQueue:
         return pace
 
     def _tell_if_idle(self) -> None:
-        if not (self._running or self._held):
+        if not (self._running or self._unsettled):
             self._on_room()

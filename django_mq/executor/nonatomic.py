@@ -37,7 +37,7 @@ class NonAtomic:
     lease_of: Callable[[str], float]
 
     def run(self, tasks: Sequence[Task]) -> bool:
-        """Run and settle one call; return False if it could not start and is still held here.
+        """Run and settle one call; return False if it could not start and is still unsettled.
 
         `tasks` has one task, or the tasks of one batch handler in order.
         """

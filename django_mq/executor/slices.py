@@ -39,10 +39,10 @@ from django_mq.store import settle
 class Slices:
     """Runs slices on one connection, in the thread that owns it.
 
-    `on_settled` is called with the deliveries that are no longer held here. After a failure in one
-    of `backoff_queues`, the rest of that queue in the slice does not start; nor does any delivery
-    that `stopped` has. A delivery starts without a lock for `shortest_lease` / 2 seconds after its
-    claim or renewal was requested.
+    `on_settled` is called with the deliveries that are no longer ours to settle. After a failure in
+    one of `backoff_queues`, the rest of that queue in the slice does not start; nor does any
+    delivery that `stopped` has. A delivery starts without a lock for `shortest_lease` / 2 seconds
+    after its claim or renewal was requested.
     """
 
     def __init__(

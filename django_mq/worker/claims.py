@@ -40,9 +40,9 @@ class ClaimResult(NamedTuple):
 class ClaimRouter:
     """Claims for worker process `worker` with the statement that each queue needs.
 
-    Each look says which queues have keys, a limit or a backoff. `claimer()` makes the name of
-    the next claim; `owned` are the ordered queues that this process owns; `holding(queue)` says
-    whether it holds a message of the queue; `probing(queue, claimer)` is called for a claim that
+    Each look says which queues have keys, a limit or a backoff. `claimer()` makes the name of the
+    next claim; `owned` are the ordered queues that this process owns; `has_any(queue)` says whether
+    it has an unsettled message of the queue; `probing(queue, claimer)` is called for a claim that
     is the probe of its queue. Nothing is claimed from `stopped` queues: it would be released at
     once.
     """
@@ -53,14 +53,14 @@ class ClaimRouter:
         worker: str,
         claimer: Callable[[], str],
         owned: Collection[str],
-        holding: Callable[[str], bool],
+        has_any: Callable[[str], bool],
         probing: Callable[[str, str], None],
         stopped: StoppedQueues,
     ) -> None:
         self._worker = worker
         self._claimer = claimer
         self._owned = owned
-        self._holding = holding
+        self._has_any = has_any
         self._probing = probing
         self._stopped = stopped
         self._gated: set[str] = set()
@@ -137,7 +137,7 @@ class ClaimRouter:
         queue = lanes[0].queue
         if not self.way(queue, options):
             return self._weighed(options, self._claim_plain(cursor, lanes, options, limit))
-        if options.ordered and (queue not in self._owned or self._holding(queue)):
+        if options.ordered and (queue not in self._owned or self._has_any(queue)):
             return ClaimResult(NOTHING)
         with within_transaction(cursor):
             if not self._is_gated(queue, options):

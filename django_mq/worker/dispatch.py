@@ -55,14 +55,14 @@ class Dispatch:
         self._broken_lines: set[Line] = set()
 
     def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool, asked_at: float) -> None:
-        """Take newly claimed rows; with `first` (taken over) they go before those already held.
+        """Take newly claimed rows; with `first` (taken over) they go before those already here.
 
         `asked_at` is when the claim was sent, by `lease_clock()`.
         """
         # The last handler of a row that was taken over may still run: lock it before the start.
         asked_at = LONG_AGO if first else asked_at
         deliveries = [Delivery(row, asked_at) for row in rows]
-        self._local_queue.hold(deliveries)
+        self._local_queue.keep(deliveries)
         self._unsorted.extend(deliveries)
         self.sort(cursor, first=first)
 

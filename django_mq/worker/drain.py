@@ -77,7 +77,7 @@ class Drain:
             worker=NAME,
             claimer=lambda: f"{NAME}:{next(numbers)}",
             owned=self._owned,
-            holding=lambda queue: False,
+            has_any=lambda queue: False,
             probing=lambda queue, claimer: None,
             stopped=StoppedQueues(),
         )

@@ -48,7 +48,7 @@ LOCK_SECONDS = 0.2
 
 
 class LeaseKeeper(threading.Thread):
-    """Renews the leases of held messages, and writes the heartbeat and figures of this process.
+    """Renews the leases of unsettled messages; writes the heartbeat and figures of this process.
 
     `heartbeat()` returns the columns to write. After each heartbeat, `on_heartbeat(seconds)` is
     called with the seconds since the fleet last did its chores (None: never), and `on_commands`
@@ -156,13 +156,13 @@ class LeaseKeeper(threading.Thread):
 
     def _renew(self) -> None:
         by_lease: dict[float, list[Delivery]] = {}
-        for delivery in self._local_queue.held():
+        for delivery in self._local_queue.unsettled():
             by_lease.setdefault(self._lease_of(delivery.queue), []).append(delivery)
-        for lease, held in sorted(by_lease.items()):
+        for lease, deliveries in sorted(by_lease.items()):
             asked_at = lease_clock()
-            fences = [each.fence for each in held]
+            fences = [each.fence for each in deliveries]
             renewed = store.renew(self._statements.cursor(), fences, lease=lease)
-            for each in held:
+            for each in deliveries:
                 if each.id in renewed and each._sure_at > LONG_AGO:  # else it is locked first
                     each._sure_at = asked_at
         for queue, claimer in self._probes():

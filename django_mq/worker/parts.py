@@ -165,7 +165,7 @@ class Parts:
             worker=self._id,
             claimer=lambda: f"{self._id}:{next(self._claim_numbers)}",
             owned=self.ordered_queues.owned,
-            holding=self.local_queue.holds,
+            has_any=self.local_queue.has_any,
             probing=self.backoffs.probe_started,
             stopped=self.local_queue.stopped_queues,
         )

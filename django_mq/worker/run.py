@@ -1,7 +1,7 @@
 """One run of a worker: the loop, and the drain that ends it.
 
 The loop fetches, then sleeps on the wakeup. Executors and the async runner take the messages that
-the fetcher put into the local queue. The lease keeper renews the leases of the held messages,
+the fetcher put into the local queue. The lease keeper renews the leases of unsettled messages,
 maintenance does the chores, the scheduler broadcasts schedules, and the operation runner carries
 out operations: each on a thread and a connection of its own.
 """
@@ -16,9 +16,9 @@ import threading
 from django_mq.executor.connections import LOST, was_refused
 from django_mq.signals import announce_worker, log_failure, worker_started, worker_stopped
 from django_mq.store import Cursor, look, notify
-from django_mq.worker.held_messages import HeldMessages
 from django_mq.worker.orders import LEAVE
 from django_mq.worker.parts import Parts
+from django_mq.worker.unstarted import Unstarted
 from django_mq.worker.wakeup import Deadline
 from django_mq.worker.worker_options import WorkerOptions
 
@@ -43,7 +43,7 @@ class Run:
         self.id = worker.given_id or secrets.token_hex(8)
         self.ended = threading.Event()
         self.parts = Parts(worker, self.id, obey=self._obey)
-        self.held = HeldMessages(self.id, self.parts)
+        self.unstarted = Unstarted(self.id, self.parts)
         self._deadline = Deadline(worker.max_seconds)
         self._worked = False
 
@@ -142,7 +142,7 @@ class Run:
         statements = self.parts.statements
         if not (was_refused(error) and statements.is_idle()):
             statements.close()
-            self.held.in_doubt = True
+            self.unstarted.in_doubt = True
         self.parts.fetcher.on_freed()  # the messages that it was about to claim are still due
         self.parts.outage.wait(error, logged=not lost)
 
@@ -167,13 +167,13 @@ class Run:
             parts.local_queue.go_on()
             parts.fetcher.on_freed()
         claims_first = parts.fetcher.urgent and parts.local_queue.idle()
-        if self.held.in_doubt or parts.backoffs.noted() or not claims_first:
-            self.held.tend(cursor)
+        if self.unstarted.in_doubt or parts.backoffs.noted() or not claims_first:
+            self.unstarted.tend(cursor)
         return parts.fetcher.fetch(cursor)
 
     def _rest(self, cursor: Cursor) -> float:
         """Hold nothing that does not run; an operator told this worker to be quiet."""
-        self.held.let_go(cursor)
+        self.unstarted.let_go(cursor)
         return min(self.worker.settings.poll_interval, self.parts.ordered_queues.turn_in())
 
     # ---- start and drain
@@ -269,7 +269,7 @@ class Run:
             return
         try:
             cursor = parts.statements.cursor()
-            if free := self.held.unused(parts.ordered_queues.owned):
+            if free := self.unstarted.unused(parts.ordered_queues.owned):
                 parts.ordered_queues.disown(cursor, free)
             parts.ordered_queues.tend(cursor)
         except LOST:
@@ -278,12 +278,12 @@ class Run:
     def _leave_queues(self) -> None:
         """Write the last backoffs, disown the ordered queues, release claims with a lost answer."""
         parts = self.parts
-        if not (self.held.in_doubt or parts.backoffs.noted() or parts.ordered_queues.owned):
+        if not (self.unstarted.in_doubt or parts.backoffs.noted() or parts.ordered_queues.owned):
             return  # a new connection might not come
         try:
             cursor = parts.statements.cursor()
-            if self.held.in_doubt:
-                self.held.release_unanswered(cursor)
+            if self.unstarted.in_doubt:
+                self.unstarted.release_unanswered(cursor)
             parts.backoffs.write(cursor)
             parts.ordered_queues.disown(cursor)
         except LOST:

@@ -207,7 +207,7 @@ def test_one_claim_takes_several_batches_of_a_line() -> None:
         worker="me",
         claimer=lambda: f"me:{next(numbers)}",
         owned={"line"},
-        holding=lambda queue: False,
+        has_any=lambda queue: False,
         probing=lambda queue, claimer: None,
         stopped=StoppedQueues(),
     )

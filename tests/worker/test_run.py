@@ -108,7 +108,7 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
 ) -> None:
     """A producer waits for the claim. But a queue that must back off is not claimed from first."""
     tended: list[bool] = []
-    tend = run.held.tend
+    tend = run.unstarted.tend
     for _ in range(3):
         run._fetch()
 
@@ -116,9 +116,9 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
         tended.append(parts.local_queue.idle())
         tend(cursor)
 
-    monkeypatch.setattr(run.held, "tend", tending)
+    monkeypatch.setattr(run.unstarted, "tend", tending)
     if before == "in doubt":
-        run.held.in_doubt = True
+        run.unstarted.in_doubt = True
     elif before == "a level to write":
         monkeypatch.setattr(parts.backoffs, "noted", lambda: not tended)
         monkeypatch.setattr(parts.backoffs, "write", lambda cursor: None)

@@ -17,7 +17,7 @@ from tests.executor.local_queue.conftest import Told, take, task
 
 def put(local_queue: LocalQueue, *names: str) -> None:
     tasks = [task(id, name) for id, name in enumerate(names, 1)]
-    local_queue.hold(each.delivery for each in tasks)
+    local_queue.keep(each.delivery for each in tasks)
     local_queue.put(tasks)
 
 
@@ -141,16 +141,19 @@ def test_closing_returns_what_did_not_start_and_ends_the_takers(local_queue: Loc
 
 def test_fences_are_held_until_settled(local_queue: LocalQueue, told: Told) -> None:
     tasks = [task(1), task(9)]
-    local_queue.hold(each.delivery for each in tasks)
+    local_queue.keep(each.delivery for each in tasks)
     local_queue.put(tasks[:1])
-    assert [each.fence for each in local_queue.held()] == [Fence(1, 1, "me:1"), Fence(9, 1, "me:1")]
-    assert local_queue.holds("mail")
-    assert not local_queue.holds("post")
+    assert [each.fence for each in local_queue.unsettled()] == [
+        Fence(1, 1, "me:1"),
+        Fence(9, 1, "me:1"),
+    ]
+    assert local_queue.has_any("mail")
+    assert not local_queue.has_any("post")
     assert not local_queue.idle()
     slice_ = local_queue.take()
     assert slice_ is not None
     local_queue.settled([1, 9])
-    assert local_queue.held() == []
+    assert local_queue.unsettled() == []
     assert not local_queue.idle()
     before = told.count
     local_queue.done(slice_)

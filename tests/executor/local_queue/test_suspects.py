@@ -76,7 +76,7 @@ def test_async_handlers_may_start_again_after_a_suspect(
     local_queue: LocalQueue, told: Told
 ) -> None:
     """The fetcher had been told that there was no room."""
-    local_queue.hold([task(5).delivery])
+    local_queue.keep([task(5).delivery])
     local_queue.put([task(1, suspect=True)])
     assert take(local_queue) == [1]
     assert told.count >= 1

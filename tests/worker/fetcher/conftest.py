@@ -77,7 +77,7 @@ class Rig:
                 worker="rig",
                 claimer=self._claimer,
                 owned=(),
-                holding=lambda queue: False,
+                has_any=lambda queue: False,
                 probing=lambda queue, claimer: None,
                 stopped=StoppedQueues(),
             ),

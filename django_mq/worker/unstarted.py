@@ -9,7 +9,7 @@ from django_mq.store import Cursor, notify, queue_backoff, recover
 from django_mq.worker.parts import Parts
 
 
-class HeldMessages:
+class Unstarted:
     """The messages that this process claimed and has not started: in its local queue or unknown.
 
     `in_doubt`: a claim whose answer was lost may have been committed.
@@ -61,7 +61,7 @@ class HeldMessages:
     def _give_back(self, cursor: Cursor, ordered: Collection[str]) -> None:
         """Release waiting messages and ordered queues, so that siblings can have them.
 
-        The `ordered` queues go too, unless a message of theirs is held.
+        The `ordered` queues go too, unless a message of theirs is unsettled.
         """
         parts = self._parts
         waiting = parts.local_queue.give_back()
@@ -84,7 +84,7 @@ class HeldMessages:
     def release_unanswered(self, cursor: Cursor) -> None:
         """Release the rows of claims that were committed, but whose answers were lost."""
         parts = self._parts
-        known = [delivery.fence for delivery in parts.local_queue.held()]
+        known = [delivery.fence for delivery in parts.local_queue.unsettled()]
         if recover.release_all_but(cursor, worker=self._worker_id, running=[f.id for f in known]):
             parts.fetcher.on_freed()
         if parts.backoffs.active:
@@ -93,5 +93,5 @@ class HeldMessages:
         self.in_doubt = False
 
     def unused(self, queues: Collection[str]) -> list[str]:
-        """Return those of `queues` without a message that is held here."""
-        return [queue for queue in queues if not self._parts.local_queue.holds(queue)]
+        """Return those of `queues` without an unsettled message here."""
+        return [queue for queue in queues if not self._parts.local_queue.has_any(queue)]
