@@ -32,11 +32,11 @@ class ResultAdmin(TableAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ["message_id", "handler", "outcome", "created_full"]
-        is_task = obj is not None and obj.enqueued_at is not None
-        if is_task:
+        is_django_task = obj is not None and obj.enqueued_at is not None
+        if is_django_task:
             fields += ["queue", "priority", "enqueued_full", "kept"]
         if self.may_see_payloads(request):
-            fields += ["arguments"] if is_task else []
+            fields += ["arguments"] if is_django_task else []
             fields += ["whole_error"] if obj is not None and obj.error_class else ["whole_value"]
         return [(None, {"fields": fields})]
 

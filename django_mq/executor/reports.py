@@ -20,7 +20,7 @@ from django_mq.policy.redacted_error import told
 logger = logging.getLogger("django_mq")
 
 #: Called with each end of a Django task's delivery, after the commit that settled it.
-task_observers: list[Callable[[Ended], None]] = []
+django_task_observers: list[Callable[[Ended], None]] = []
 
 
 def started(delivery: Delivery) -> None:
@@ -32,10 +32,10 @@ def all_ended(ended: Sequence[Ended]) -> None:
     """Report deliveries after the commit that settled them; lost ones are reported elsewhere."""
     ended = [each for each in ended if each.settled is not Settled.LOST]
     handler_counts.count(ended)
-    if task_observers:
+    if django_task_observers:
         for each in ended:
-            if each.delivery._row.wants_result and each.delivery._row.is_task:
-                for tell in task_observers:
+            if each.delivery._row.wants_result and each.delivery._row.is_django_task:
+                for tell in django_task_observers:
                     tell(each)
     told = ended
     if not signals.wanted(signals.message_acked):

@@ -111,7 +111,7 @@ def _answer(cursor: Cursor, ended: Sequence[Ended]) -> None:
         row = each.delivery._row
         if not row.wants_result or (answer := _answer_of(each)) is None:
             continue
-        if row.is_task:
+        if row.is_django_task:
             seconds = each.seconds if each.settled in DONE else None
             kept.append(KeptResult(answer, row, seconds))
         else:

@@ -76,7 +76,7 @@ class SliceBody:
                 continue
             ends = index == last or state.savepoints + 1 >= MOST_SAVEPOINTS
             self.attempts.run([task], state, locked=lock, until=0.0 if ends else until)
-            state.stopped = state.stopped or (row.wants_result and not row.is_task)
+            state.stopped = state.stopped or (row.wants_result and not row.is_django_task)
 
     def _run_batch(self, state: SliceState) -> None:
         self._begin(state)

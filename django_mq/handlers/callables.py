@@ -17,7 +17,7 @@ def check_function(function: object) -> bool:
         raise InvalidHandler(
             f"{shown(function)} is a class: put @handler on a function, which may make an instance"
         )
-    if is_task(function):
+    if is_django_task(function):
         raise InvalidHandler(
             f"{shown(function)} is a Django task: put @handler on a plain function that calls"
             " its enqueue(), or on the function without @task"
@@ -47,7 +47,7 @@ def check_function(function: object) -> bool:
     return inspect.iscoroutinefunction(called)
 
 
-def is_task(thing: object) -> bool:
+def is_django_task(thing: object) -> bool:
     """Return whether `thing` is a Django task."""
     # Compared by name: Django 5.2 has no django.tasks, and django_tasks may not be installed.
     return any(

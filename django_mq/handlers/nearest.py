@@ -30,8 +30,10 @@ def nearest_handlers(name: str, type: str | None = None) -> str:
     """
     if type is None:
         return _told(name, (*_names(tasks=False), *_names(tasks=True)))
-    is_task = type.startswith(TASKS)
-    return _told(name, tuple(_names(tasks=is_task)), TASKS_PLACE if is_task else PLACE)
+    is_django_task = type.startswith(TASKS)
+    return _told(
+        name, tuple(_names(tasks=is_django_task)), TASKS_PLACE if is_django_task else PLACE
+    )
 
 
 def _names(*, tasks: bool) -> list[str]:

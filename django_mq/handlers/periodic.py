@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_mq.exceptions import InvalidName, InvalidOption, MQError
 from django_mq.handlers import registry
-from django_mq.handlers.callables import is_task, shown
+from django_mq.handlers.callables import is_django_task, shown
 from django_mq.handlers.cron import times_of
 from django_mq.handlers.registry import Declaration
 from django_mq.messages.classes import class_of, message_class
@@ -157,7 +157,7 @@ def _disallowed(declared: Declaration, metadata: dict[str, Any], settings: Setti
 
 def _type_name(type: Any) -> str:
     """Return the type; raise InvalidName for what is taken for one by mistake."""
-    if is_task(type):
+    if is_django_task(type):
         raise InvalidName(
             f"a schedule broadcasts a message, and {shown(type.func)} is a Django task: declare a"
             f" {CLOCK} whose function calls {shown(type.func)}.enqueue()"

@@ -56,7 +56,7 @@ class ClaimedRow(NamedTuple):
     expires_in: float | None = None
 
     @property
-    def is_task(self) -> bool:
+    def is_django_task(self) -> bool:
         """Whether this is a Django task: its result is kept, and no requester waits for it."""
         return self.type.startswith(TASKS)
 

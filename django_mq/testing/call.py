@@ -17,7 +17,7 @@ from django_mq.executor.calls import not_run
 from django_mq.executor.leased_call import BatchDelivery
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.handlers import Handler, queue_of
-from django_mq.handlers.callables import is_task
+from django_mq.handlers.callables import is_django_task
 from django_mq.messages import ClaimedRow, Delivery, Message, current_delivery
 from django_mq.messages.classes import class_of
 from django_mq.outbox.options import check_whole
@@ -147,7 +147,7 @@ def _handler(handler: Callable[..., Any] | str) -> Handler:
     for each in handlers.all_handlers():
         if each.function is handler or handler in (each.name, *each.aliases):
             return each
-    if is_task(handler):
+    if is_django_task(handler):
         raise LookupError(
             f"{handler.module_path} is a Django task: call it with .call(...), or enqueue() it"  # type: ignore[union-attr]
             " and run it with drain()"

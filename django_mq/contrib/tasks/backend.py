@@ -133,8 +133,8 @@ class MessageQueueBackend(BaseTaskBackend):
     @classmethod
     def load_tasks(cls) -> None:
         """Import the modules that declare tasks; the app calls it at start."""
-        if finishing.tell not in reports.task_observers:
-            reports.task_observers.append(finishing.tell)
+        if finishing.tell not in reports.django_task_observers:
+            reports.django_task_observers.append(finishing.tell)
         autodiscover_modules("tasks")
         for alias in task_backends:
             with suppress(ImproperlyConfigured):  # Django reports it, and others may be fine
