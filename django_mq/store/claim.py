@@ -43,12 +43,12 @@ class Lane(NamedTuple):
 class Claim(NamedTuple):
     """The claimed rows, in order, and a mark per lane: the last row taken from it.
 
-    `further`: the claim parked waiting rows and did not look at the rows behind them.
+    `unfinished`: the claim parked waiting rows and did not look at the rows behind them.
     """
 
     rows: list[ClaimedRow]
     marks: dict[tuple[str, int], tuple[float, int]]
-    further: bool = False
+    unfinished: bool = False
 
 
 NOTHING = Claim([], {})
@@ -109,7 +109,7 @@ def claim(
     limit: int,
     max_bytes: int,
     admitted: bool = False,
-    further: Sequence[str] = (),
+    more_claimers: Sequence[str] = (),
 ) -> Claim:
     """Take up to `limit` due messages without a key from `lanes`, in order, for `lease` seconds.
 
@@ -117,10 +117,10 @@ def claim(
     Within a lane the order is due time, then id. Locked rows are skipped. `admitted`: the caller
     holds the gate of the queue.
 
-    `further` claimers share the taken rows: one statement makes several claims, since a transaction
-    costs the same for a few hundred messages as for one.
+    The `more_claimers` share the taken rows: one statement makes several claims, since a
+    transaction costs the same for a few hundred messages as for one.
     """
-    claimers = (claimer, *further)
+    claimers = (claimer, *more_claimers)
     cursor.execute(
         CLAIM,
         {

@@ -249,7 +249,7 @@ def claim(
     max_bytes: int,
     skip_dead: bool,
     admitted: bool = False,
-    further: Sequence[str] = (),
+    more_claimers: Sequence[str] = (),
     marks: bool = True,
 ) -> Claim:
     """Take up to `limit` due messages of `lanes`, with and without keys; see `claim.claim()`.
@@ -258,7 +258,7 @@ def claim(
     `skip_dead`), delayed, retrying or claimed blocks those behind it; they are parked, with
     `blocked_by` set to the head. The caller opens a transaction and commits it at once. The marks
     pass only messages that were taken or parked; those that are freed later lie before them. With
-    `marks` they are returned, which takes a seventh of the server's time. `further` claimers share
+    `marks` they are returned, which takes a seventh of the server's time. The `more_claimers` share
     the rows.
     """
     given = {
@@ -275,8 +275,8 @@ def claim(
         {
             **given,
             **lines,
-            "claimers": array((claimer, *further)),
-            "each": -(-limit // (1 + len(further))),
+            "claimers": array((claimer, *more_claimers)),
+            "each": -(-limit // (1 + len(more_claimers))),
             "lease": lease,
             "bytes": max_bytes,
             "marks": marks,
@@ -286,7 +286,7 @@ def claim(
     found = sorted((row for row in rows if row[0] is not None), key=_turn)
     passed = json.loads(rows[0][-1] or "[]")
     ends = {(queue, priority): (float(at), id) for queue, priority, at, id in passed}
-    return Claim([ClaimedRow._make(row[:WIDTH]) for row in found], ends, further=rows[0][-2])
+    return Claim([ClaimedRow._make(row[:WIDTH]) for row in found], ends, unfinished=rows[0][-2])
 
 
 def _line_columns(lines: Sequence[Sequence[Any]]) -> dict[str, object]:

@@ -256,12 +256,12 @@ def claim(
     max_bytes: int,
     skip_dead: bool,
     admitted: bool = False,
-    further: Sequence[str] = (),
+    more_claimers: Sequence[str] = (),
 ) -> list[ClaimedRow]:
     """Take the first messages of `queue`, up to `limit` and without a gap, if `worker` owns it.
 
     A head that is delayed, retrying or (unless `skip_dead`) dead blocks the line, and so does any
-    message in flight. The caller opens a transaction and commits it at once. `further` claimers
+    message in flight. The caller opens a transaction and commits it at once. The `more_claimers`
     share the rows.
     """
     cursor.execute(HOLD_LINE, {"queue": queue, "worker": worker})
@@ -271,8 +271,8 @@ def claim(
         CLAIM_LINE,
         {
             "queue": queue,
-            "claimers": array((claimer, *further)),
-            "each": -(-limit // (1 + len(further))),
+            "claimers": array((claimer, *more_claimers)),
+            "each": -(-limit // (1 + len(more_claimers))),
             "lease": lease,
             "limit": limit,
             "bytes": max_bytes,

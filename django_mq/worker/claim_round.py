@@ -10,13 +10,13 @@ class ClaimRound:
     """The sums of one round of claims, one claim per group of lanes.
 
     `filled`: the kinds of executors for which more may be due. `no_room`: a group was skipped.
-    `further`: a claim stopped early. `contended`: another session was claiming from the queue.
+    `unfinished`: a claim stopped early. `contended`: another session was claiming from the queue.
     """
 
     count: int = 0
     filled: set[str] = field(default_factory=set)
     no_room: bool = False
-    further: bool = False
+    unfinished: bool = False
     contended: bool = False
 
     def is_filled(self, kind: str) -> bool:

@@ -143,7 +143,7 @@ class ClaimRouter:
             if not self._is_gated(queue, options):
                 arguments = options.arguments(self._claimer(), limit)
                 taken = self._claim_locked(
-                    cursor, lanes, options, arguments, self._further(options, limit), marks
+                    cursor, lanes, options, arguments, self._more_claimers(options, limit), marks
                 )
                 return self._weighed(options, taken)
             return self._claim_gated(cursor, lanes, options, limit)
@@ -184,10 +184,10 @@ class ClaimRouter:
         self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
     ) -> Claim:
         arguments = options.arguments(self._claimer(), limit)
-        further = self._further(options, limit)
-        return claim.claim(cursor, lanes=lanes, further=further, **arguments)
+        more_claimers = self._more_claimers(options, limit)
+        return claim.claim(cursor, lanes=lanes, more_claimers=more_claimers, **arguments)
 
-    def _further(self, options: ClaimOptions, limit: int) -> list[str]:
+    def _more_claimers(self, options: ClaimOptions, limit: int) -> list[str]:
         """Name the claims that a claim of `limit` messages makes beside its first."""
         return [self._claimer() for _ in range((limit - 1) // options.batch_size)]
 
@@ -254,18 +254,28 @@ class ClaimRouter:
         lanes: Sequence[Lane],
         options: ClaimOptions,
         arguments: ClaimArguments,
-        further: Sequence[str] = (),
+        more_claimers: Sequence[str] = (),
         marks: bool = False,
     ) -> Claim:
         queue, skip_dead = lanes[0].queue, options.skip_dead
         if options.ordered:
             who = self._worker
             rows = ordered_queues.claim(
-                cursor, queue=queue, worker=who, skip_dead=skip_dead, further=further, **arguments
+                cursor,
+                queue=queue,
+                worker=who,
+                skip_dead=skip_dead,
+                more_claimers=more_claimers,
+                **arguments,
             )
             return Claim(rows, {})
         if queue in self._keyed:
             return keyed.claim(
-                cursor, lanes=lanes, skip_dead=skip_dead, further=further, marks=marks, **arguments
+                cursor,
+                lanes=lanes,
+                skip_dead=skip_dead,
+                more_claimers=more_claimers,
+                marks=marks,
+                **arguments,
             )
         return claim.claim(cursor, lanes=lanes, **arguments)

@@ -171,7 +171,7 @@ class Drain:
                     self._own(each.queue)
                 lane = Lane(each.queue, each.priority)
                 claim = self._claims.claim(cursor, [lane], options, limit=1).claim
-                while claim.further and not claim.rows:
+                while claim.unfinished and not claim.rows:
                     claim = self._claims.claim(cursor, [lane], options, limit=1).claim
                 if claim.rows:
                     return claim.rows

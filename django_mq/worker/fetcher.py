@@ -121,7 +121,7 @@ class Fetcher:
         full = self._watermarks.full_is_due()
         self._may_be_due = False  # an executor may set it again while the statement runs
         claimed = self._claim_round(cursor, full)
-        if claimed.further:
+        if claimed.unfinished:
             self.empty = False
             self._may_be_due = True
             return 0.0
@@ -159,7 +159,7 @@ class Fetcher:
             rows = result.claim.rows
             claimed.count += len(rows)
             self._held_up |= result.at_limit or result.contended
-            claimed.further |= result.claim.further
+            claimed.unfinished |= result.claim.unfinished
             claimed.contended |= result.contended
             size = sum(len(row.payload) for row in rows)
             if len(rows) == room or size > options.batch_bytes // 2:
@@ -187,7 +187,7 @@ class Fetcher:
         own.scanned(result.claim.marks, perf_counter() - began, full=full)
         if way and not full and len(result.claim.rows) < room // 2:
             own.found_little()
-            result = result._replace(claim=result.claim._replace(further=True))
+            result = result._replace(claim=result.claim._replace(unfinished=True))
         if result.claim.rows:
             self._lanes.pass_turn(lanes, {(row.queue, row.priority) for row in result.claim.rows})
             self._intake.take(cursor, result.claim.rows, lapsed=False, asked_at=asked_at)

@@ -17,7 +17,7 @@ def take(
     *lanes: Lane,
     limit: int = 100,
     max_bytes: int = 1 << 22,
-    further: Sequence[str] = (),
+    more_claimers: Sequence[str] = (),
 ) -> Claim:
     return claim(
         cursor,
@@ -26,7 +26,7 @@ def take(
         lease=30.0,
         limit=limit,
         max_bytes=max_bytes,
-        further=further,
+        more_claimers=more_claimers,
     )
 
 

@@ -35,7 +35,7 @@ def take(
     limit: int = 100,
     max_bytes: int = 1 << 22,
     skip_dead: bool = False,
-    further: Sequence[str] = (),
+    more_claimers: Sequence[str] = (),
 ) -> Claim:
     """Claim, and commit."""
     with cursor.connection.transaction():
@@ -45,7 +45,7 @@ def take(
             limit=limit,
             max_bytes=max_bytes,
             skip_dead=skip_dead,
-            further=further,
+            more_claimers=more_claimers,
         )
 
 
@@ -55,7 +55,7 @@ def take_open(
     limit: int = 100,
     max_bytes: int = 1 << 22,
     skip_dead: bool = False,
-    further: Sequence[str] = (),
+    more_claimers: Sequence[str] = (),
 ) -> Claim:
     """Claim in the open transaction."""
     return with_keys.claim(
@@ -66,7 +66,7 @@ def take_open(
         limit=limit,
         max_bytes=max_bytes,
         skip_dead=skip_dead,
-        further=further,
+        more_claimers=more_claimers,
     )
 
 

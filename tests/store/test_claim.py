@@ -113,13 +113,13 @@ def test_several_claims_at_once_share_what_is_taken(cursor: Cursor) -> None:
     """Guarantee 15: none gets more than its share of the limit."""
     messages = [add(after=-60 + n) for n in range(9)]
     lane = Lane("mail", 0)
-    taken = take(cursor, lane, limit=7, further=["me:8", "me:9"])
+    taken = take(cursor, lane, limit=7, more_claimers=["me:8", "me:9"])
     assert ids(taken) == [message.pk for message in messages[:7]]
     assert [row.claimed_by for row in taken.rows] == ["me:7"] * 3 + ["me:8"] * 3 + ["me:9"]
     assert [stored(message).claimed_by for message in messages[:7]] == [
         row.claimed_by for row in taken.rows
     ]
-    rest = take(cursor, lane, limit=7, further=["me:8", "me:9"])
+    rest = take(cursor, lane, limit=7, more_claimers=["me:8", "me:9"])
     assert [row.claimed_by for row in rest.rows] == ["me:7"] * 2
 
 

@@ -42,10 +42,10 @@ def test_heads_come_first_and_each_key_gets_its_share(cursor: Cursor) -> None:
 def test_several_claims_in_one_statement_share_the_rows(cursor: Cursor) -> None:
     """Guarantee 15: none gets more than its share of the limit."""
     a, b = [[keyed(key) for _ in range(4)] for key in "ab"]
-    taken = take(cursor, limit=7, further=["me:8"])
+    taken = take(cursor, limit=7, more_claimers=["me:8"])
     assert ids(taken) == pks(a[0], b[0], a[1], b[1], a[2], b[2], a[3])
     assert [row.claimed_by for row in taken.rows] == ["me:7"] * 4 + ["me:8"] * 3
-    assert take(cursor, further=["me:8"]).rows == []
+    assert take(cursor, more_claimers=["me:8"]).rows == []
 
 
 def test_messages_without_a_key_come_along(cursor: Cursor) -> None:
@@ -92,7 +92,7 @@ def test_lines_whose_head_waits_do_not_keep_a_small_claim_from_the_others(cursor
     keyed("a", after=60)
     parked, other = keyed("a"), keyed("b")
     claimed = take(cursor, limit=1)
-    assert (ids(claimed), claimed.further) == ([], True)
+    assert (ids(claimed), claimed.unfinished) == ([], True)
     assert stored(parked).blocked_by is not None
     assert ids(take(cursor, limit=1)) == [other.pk]
 

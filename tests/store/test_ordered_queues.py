@@ -32,7 +32,7 @@ def take(
     max_bytes: int = 1 << 20,
     skip_dead: bool = False,
     admitted: bool = False,
-    further: Sequence[str] = (),
+    more_claimers: Sequence[str] = (),
 ) -> list[int]:
     """Claim, and commit; return the ids."""
     with cursor.connection.transaction():
@@ -46,7 +46,7 @@ def take(
             max_bytes=max_bytes,
             skip_dead=skip_dead,
             admitted=admitted,
-            further=further,
+            more_claimers=more_claimers,
         )
     return [each.id for each in found]
 
@@ -164,10 +164,10 @@ def test_limits_cut_from_the_end(owner: Cursor, limit: int, most: int, expected:
 def test_several_claims_in_one_statement_share_the_rows(owner: Cursor) -> None:
     """Guarantee 15: none gets more than its share of the limit."""
     messages = [row() for _ in range(6)]
-    assert take(owner, limit=5, further=["me:8"]) == pks(*messages[:5])
+    assert take(owner, limit=5, more_claimers=["me:8"]) == pks(*messages[:5])
     claimers = [stored(message).claimed_by for message in messages]
     assert claimers == ["me:7"] * 3 + ["me:8"] * 2 + [None]
-    assert take(owner, further=["me:8"]) == []
+    assert take(owner, more_claimers=["me:8"]) == []
 
 
 def test_a_locked_row_ends_the_run(owner: Cursor, other: psycopg.Connection[Any]) -> None:
