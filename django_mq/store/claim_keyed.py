@@ -222,7 +222,7 @@ with seen as materialized ({_WINDOW}), line as materialized (
                bool_and(id in (select id from taken union all select id from parked))
                    over (order by n) as is_passed
           from seen
-         where %(marks)s::bool
+         where %(with_marks)s::bool
       ) seen
      where is_passed
      order by queue, priority, n desc
@@ -250,7 +250,7 @@ def claim(
     skip_dead: bool,
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
-    marks: bool = True,
+    with_marks: bool = True,
 ) -> Claim:
     """Take up to `limit` due messages of `lanes`, with and without keys; see `claim.claim()`.
 
@@ -258,8 +258,8 @@ def claim(
     `skip_dead`), delayed, retrying or claimed blocks those behind it; they are parked, with
     `blocked_by` set to the head. The caller opens a transaction and commits it at once. The marks
     pass only messages that were taken or parked; those that are freed later lie before them. With
-    `marks` they are returned, which takes a seventh of the server's time. The `more_claimers` share
-    the rows.
+    `with_marks` they are returned, which takes a seventh of the server's time. The `more_claimers`
+    share the rows.
     """
     given = {
         **lane_columns(lanes),
@@ -279,7 +279,7 @@ def claim(
             "each": -(-limit // (1 + len(more_claimers))),
             "lease": lease,
             "bytes": max_bytes,
-            "marks": marks,
+            "with_marks": with_marks,
         },
     )
     rows = cursor.fetchall()

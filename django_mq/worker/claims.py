@@ -123,7 +123,7 @@ class ClaimRouter:
         options: ClaimOptions,
         *,
         limit: int,
-        marks: bool = False,
+        with_marks: bool = False,
     ) -> ClaimResult:
         """Claim up to `limit` messages of `lanes`, which have the same options and way.
 
@@ -143,7 +143,12 @@ class ClaimRouter:
             if not self._is_gated(queue, options):
                 arguments = options.arguments(self._claimer(), limit)
                 taken = self._claim_locked(
-                    cursor, lanes, options, arguments, self._more_claimers(options, limit), marks
+                    cursor,
+                    lanes,
+                    options,
+                    arguments,
+                    self._more_claimers(options, limit),
+                    with_marks,
                 )
                 return self._weighed(options, taken)
             return self._claim_gated(cursor, lanes, options, limit)
@@ -255,7 +260,7 @@ class ClaimRouter:
         options: ClaimOptions,
         arguments: ClaimArguments,
         more_claimers: Sequence[str] = (),
-        marks: bool = False,
+        with_marks: bool = False,
     ) -> Claim:
         queue, skip_dead = lanes[0].queue, options.skip_dead
         if options.ordered:
@@ -275,7 +280,7 @@ class ClaimRouter:
                 lanes=lanes,
                 skip_dead=skip_dead,
                 more_claimers=more_claimers,
-                marks=marks,
+                with_marks=with_marks,
                 **arguments,
             )
         return claim.claim(cursor, lanes=lanes, **arguments)

@@ -182,7 +182,7 @@ class Fetcher:
         own = {"": self._watermarks, "keyed": self._keyed_marks}.get(way, Watermarks(full_every=0))
         full = own.full_is_due() if way else full
         marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
-        result = self._claims.claim(cursor, marked, options, limit=room, marks=not full)
+        result = self._claims.claim(cursor, marked, options, limit=room, with_marks=not full)
         full |= bool(way) and all(lane.at == BEGINNING[0] for lane in marked)
         own.scanned(result.claim.marks, perf_counter() - began, full=full)
         if way and not full and len(result.claim.rows) < room // 2:

@@ -18,7 +18,7 @@ TYPES = {
     "claimer": "text",
     "admitted": "bool",
     "skip_dead": "bool",
-    "marks": "bool",
+    "with_marks": "bool",
 }
 
 

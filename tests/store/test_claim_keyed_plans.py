@@ -113,7 +113,7 @@ def test_the_plans_of_a_claim_name_their_indexes(
             "each": 100,
             "lease": 30.0,
             "bytes": 1 << 20,
-            "marks": True,
+            "with_marks": True,
         }
     text = explain(crowd, statement, **params)
     assert "using mq_claim on" in text
@@ -130,7 +130,7 @@ def touched(cursor: Cursor) -> int:
         for statement in (LOCK_LINES, CLAIM_LINES):
             params = given_for(
                 line_queues=[], line_handlers=[], line_keys=[], line_places=[],
-                claimers=["me:1"], each=100, lease=30.0, bytes=1 << 20, marks=True,
+                claimers=["me:1"], each=100, lease=30.0, bytes=1 << 20, with_marks=True,
             )  # fmt: skip
             cursor.execute("explain (analyze, buffers, format json) " + statement, params)
             [[document]] = cursor.fetchall()

@@ -78,7 +78,7 @@ def test_a_line_that_is_locked_is_seen_as_it_is_then(
             "each": 100,
             "lease": 30.0,
             "bytes": 1 << 20,
-            "marks": True,
+            "with_marks": True,
         },
     )
     assert [row[0] for row in theirs.fetchall()] == [None]
@@ -100,7 +100,7 @@ def claimed_by(statement: str) -> list[int]:
         "each": 100,
         "lease": 30.0,
         "bytes": 1 << 20,
-        "marks": True,
+        "with_marks": True,
     }
     with second_connection() as third, third.cursor() as mine, third.transaction():
         mine.execute(statement, given)

@@ -99,7 +99,10 @@ def test_a_held_snapshot_costs_a_busy_key_few_walks(cursor: Cursor) -> None:
             claiming = {"window": LIMIT, "limit": LIMIT, "skip_dead": False, "admitted": False}
             claiming |= lane_columns([Lane("mail", 0)])
             lock = pages(LOCK_LINES, claiming)
-            claiming |= dict(zip(names, line, strict=True)) | {"line_places": "{1}", "marks": False}
+            claiming |= dict(zip(names, line, strict=True)) | {
+                "line_places": "{1}",
+                "with_marks": False,
+            }
             claiming |= {"claimers": "{me:1}", "each": LIMIT, "lease": 30.0, "bytes": 1 << 20}
             claim = pages(CLAIM_LINES, claiming)
             names = ("queues", "handlers", "keys")

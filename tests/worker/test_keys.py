@@ -155,7 +155,7 @@ def test_a_line_is_not_mixed_up_with_a_message_that_came_meanwhile() -> None:
                     "each": 100,
                     "lease": 30.0,
                     "bytes": 1 << 20,
-                    "marks": True,
+                    "with_marks": True,
                 },
             )
             assert [row[0] for row in found] == [came.pk]
