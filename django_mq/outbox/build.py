@@ -102,7 +102,7 @@ class RowBuilder:
         templates = self._checked_templates(message, metadata)
         # Most messages of a bulk call differ only in their payload: the rest is checked and routed
         # once. Each call must note a queue with a limit, or in commit order, again.
-        if cache_key is not None and not (self.queues.limits or self.queues.in_commit_order):
+        if cache_key is not None and not (self.queues.max_backlogs or self.queues.in_commit_order):
             if len(self._cached_templates) >= MAX_CACHED:
                 self._cached_templates.clear()
             self._cached_templates[cache_key] = templates

@@ -32,7 +32,7 @@ class CallQueues:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         #: Their `max_backlog`, by name.
-        self.limits: dict[str, int] = {}
+        self.max_backlogs: dict[str, int] = {}
         #: By name, those with `key_order="commit"`: whether the queue is ordered, so that all its
         #: rows share one line.
         self.in_commit_order: dict[str, bool] = {}
@@ -41,7 +41,7 @@ class CallQueues:
         """Note that a row goes to `queue`; return the options of the queue."""
         options = self.settings.queue(queue)
         if options.max_backlog is not None:
-            self.limits[queue] = options.max_backlog
+            self.max_backlogs[queue] = options.max_backlog
         if options.key_order is not None:
             self.in_commit_order[queue] = options.ordered
         return options
@@ -55,7 +55,7 @@ class RowWriter:
     ) -> None:
         self.connection = connection
         self._settings = queues.settings
-        self._limits = queues.limits
+        self._max_backlogs = queues.max_backlogs
         self._in_commit_order = queues.in_commit_order
         self._has_savepoint = has_savepoint
 
@@ -75,8 +75,8 @@ class RowWriter:
                 self._insert(rows, on_ids)
 
     def _insert(self, rows: Rows, on_ids: Callable[[Sequence[int]], None]) -> None:
-        if self._limits:
-            admit(self.connection, self._limits, rows.templates)
+        if self._max_backlogs:
+            admit(self.connection, self._max_backlogs, rows.templates)
         if self._in_commit_order:
             self._join_lines(rows.templates)
         # Django's cursor does not wrap the errors of COPY.
@@ -91,7 +91,7 @@ class RowWriter:
             if self._in_commit_order:
                 self._join_lines([each.row for each in candidates])
             stored = deduplicate.store(
-                self.connection, candidates, partial(admit, self.connection, self._limits)
+                self.connection, candidates, partial(admit, self.connection, self._max_backlogs)
             )
             self._ring(stored.rows)
             notify.ring_for_next(self.connection, self._settings, stored.left)

@@ -18,9 +18,9 @@ class ClaimArguments(TypedDict):
 class ClaimOptions(NamedTuple):
     """The options with which messages of a queue are claimed.
 
-    `kind` is the kind of executor that they need, since room is counted per kind. `limit` is the
-    maximum number of messages in flight over the fleet, unless an operator has set another one.
-    `list_size` is the maximum number of messages per call of a handler outside a transaction.
+    `kind` is the kind of executor that they need, since room is counted per kind. `max_in_flight`
+    is the maximum number of messages in flight over the fleet, unless an operator has set another
+    one. `list_size` is the maximum number of messages per call of a handler outside a transaction.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class ClaimOptions(NamedTuple):
     batch_bytes: int
     ordered: bool = False
     skip_dead: bool = False
-    limit: int | None = None
+    max_in_flight: int | None = None
     list_size: int = 1
 
     def arguments(self, claimer: str, limit: int, *, admitted: bool = False) -> ClaimArguments:

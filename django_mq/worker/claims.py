@@ -183,7 +183,7 @@ class ClaimRouter:
         return found
 
     def _is_gated(self, queue: str, options: ClaimOptions) -> bool:
-        return options.limit is not None or queue in self._gated
+        return options.max_in_flight is not None or queue in self._gated
 
     def _claim_plain(
         self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
@@ -206,7 +206,7 @@ class ClaimRouter:
         self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
     ) -> ClaimResult:
         queue, claimer = lanes[0].queue, self._claimer()
-        gate = queue_limits.enter(cursor, queue=queue, limit=options.limit)
+        gate = queue_limits.enter(cursor, queue=queue, limit=options.max_in_flight)
         if gate is None:
             return ClaimResult(NOTHING, contended=True)
         if gate.most is not None:
@@ -234,7 +234,7 @@ class ClaimRouter:
         marks: Mapping[str, Mark],
     ) -> Lapsed:
         claimer, mark = self._claimer(), marks.get(queue, BEGINNING)
-        gate = queue_limits.enter(cursor, queue=queue, limit=options.limit)
+        gate = queue_limits.enter(cursor, queue=queue, limit=options.max_in_flight)
         if gate is None or gate.most == 0 or not lapsed.any_lapsed(cursor, queue=queue, mark=mark):
             return lapsed.NOTHING
         take = partial(take_over, cursor, queues=[queue], skip_dead=options.skip_dead, marks=marks)

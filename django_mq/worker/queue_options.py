@@ -59,7 +59,7 @@ class ClaimOptionsCache:
             batch_bytes=options.batch_bytes,
             ordered=options.ordered,
             skip_dead=options.on_dead_head == "skip",
-            limit=options.max_in_flight,
+            max_in_flight=options.max_in_flight,
             list_size=max(lists, default=1),
         )
 
