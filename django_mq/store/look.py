@@ -75,8 +75,8 @@ select 'keyed', keyed.queue, 0, false, null
 union all
 select case when s.paused_at is not null
                  and (s.paused_until is null or s.paused_until > statement_timestamp())
-            then 'closed'
-            when s.backoff_level > 0 then 'easing'
+            then 'paused'
+            when s.backoff_level > 0 then 'backing_off'
             else 'limited' end,
        s.queue, coalesce(s.max_in_flight, 0), false,
        extract(epoch from case when s.paused_at is not null
@@ -98,17 +98,17 @@ select from django_mq_queuedmessage, django_mq_queuestate, django_mq_schedule wh
 class LookRow(NamedTuple):
     """One fact about a queue; `kind` says which.
 
-    - lane: messages wait with this priority; `due` if one is due, the next in `next_in` seconds
+    - lane: messages wait with priority `number`; `due` if one is due, the next in `next_in` seconds
     - leased: it has leased messages
     - keyed: it has messages with order keys
-    - limited: at most `priority` messages may be in flight
-    - easing: it backs off for `next_in` more seconds (below zero: until a probe ends)
-    - closed: it is paused for `next_in` more seconds (None: until it is resumed)
+    - limited: at most `number` messages may be in flight
+    - backing_off: it backs off for `next_in` more seconds (below zero: until a probe ends)
+    - paused: it is paused for `next_in` more seconds (None: until it is resumed)
     """
 
     kind: str
     queue: str
-    priority: int
+    number: int
     due: bool
     next_in: float | None
 

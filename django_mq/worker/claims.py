@@ -80,10 +80,10 @@ class ClaimRouter:
         now = monotonic()
         before, self._limits = (
             self._limits,
-            {each.queue: each.priority for each in seen if each.kind == "limited"},
+            {each.queue: each.number for each in seen if each.kind == "limited"},
         )
-        self.backing_off = {each.queue for each in seen if each.kind == "easing"}
-        self.withdrawn = {each.queue for each in seen if each.kind == "closed"}
+        self.backing_off = {each.queue for each in seen if each.kind == "backing_off"}
+        self.withdrawn = {each.queue for each in seen if each.kind == "paused"}
         for queue, most in self._limits.items():
             if most == 0 or most < before.get(queue, math.inf):
                 self.withdrawn.add(queue)

@@ -169,7 +169,7 @@ class Drain:
                 options = self._options.of(each.queue)
                 if options.ordered:
                     self._own(each.queue)
-                lane = Lane(each.queue, each.priority)
+                lane = Lane(each.queue, each.number)
                 claim = self._claims.claim(cursor, [lane], options, limit=1).claim
                 while claim.unfinished and not claim.rows:
                     claim = self._claims.claim(cursor, [lane], options, limit=1).claim

@@ -232,7 +232,7 @@ class Fetcher:
         self._look_at = max(began + self._poll, self._look_allowed_at)
         mine = [each for each in seen if self._lanes.preference(each.queue) is not None]
         self._leased = [each.queue for each in mine if each.kind == "leased"]
-        lanes = [(each.queue, each.priority) for each in mine if each.kind == "lane"]
+        lanes = [(each.queue, each.number) for each in mine if each.kind == "lane"]
         self.due_queues = {each.queue for each in mine if each.due}
         self._lanes.update(lanes, now)
         self._kinds = {self._options(queue).kind for queue, _ in self._lanes.known}

@@ -25,7 +25,7 @@ def test_look_sees_lanes_and_the_next_due_time(cursor: Cursor) -> None:
     add("d", leased=5)
     add("e", leased=-5)
     add("f", blocked_by=1)
-    lanes = {(s.queue, s.priority): s for s in look(cursor) if s.kind == "lane"}
+    lanes = {(s.queue, s.number): s for s in look(cursor) if s.kind == "lane"}
     assert set(lanes) == {("b", 0), ("b", 9), ("a", -100)}
     assert [lanes[lane].due for lane in (("b", 0), ("b", 9), ("a", -100))] == [True, False, False]
     assert [round(lanes[lane].next_in or 0, -1) for lane in (("b", 0), ("b", 9), ("a", -100))] == [

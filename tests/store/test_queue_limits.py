@@ -150,12 +150,12 @@ def test_a_look_tells_the_special_ones(cursor: Cursor) -> None:
     found = {each.queue: each for each in look(cursor)}
     assert {queue: each.kind for queue, each in found.items()} == {
         "a": "limited",
-        "b": "easing",
-        "c": "easing",
-        "d": "closed",
-        "e": "closed",
+        "b": "backing_off",
+        "c": "backing_off",
+        "d": "paused",
+        "e": "paused",
     }
-    assert found["a"].priority == 7
+    assert found["a"].number == 7
     waits = {queue: each.next_in for queue, each in found.items()}
     assert waits["a"] is None
     assert waits["d"] is None
