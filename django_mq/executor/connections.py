@@ -59,8 +59,8 @@ def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrappe
         connect = wrapper.get_new_connection
 
         def connect_and_attach(params: dict[str, Any]) -> Any:
-            if link.most < CONNECT_SECONDS:
-                params = {**params, "connect_timeout": max(1, round(link.most))}
+            if link.longest_wait < CONNECT_SECONDS:
+                params = {**params, "connect_timeout": max(1, round(link.longest_wait))}
             driver = connect(params)
             link.attach(driver)
             return driver

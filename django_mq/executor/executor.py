@@ -40,7 +40,7 @@ class Executor(threading.Thread):
         slice_seconds: float,
         lease_of: Callable[[str], float],
         shortest_lease: float,
-        most: int,
+        slice_size: int,
         backoff_queues: Collection[str],
         link: Link | None = None,
     ) -> None:
@@ -55,7 +55,7 @@ class Executor(threading.Thread):
         self._slice_seconds = slice_seconds
         self._lease_of = lease_of
         self._shortest_lease = shortest_lease
-        self._most = most
+        self._slice_size = slice_size
         self._backoff_queues = backoff_queues
 
     def _connect(self) -> None:
@@ -148,7 +148,7 @@ class Executor(threading.Thread):
             if seconds > self._slice_seconds:
                 self._local_queue.pace(handler).overran()
             else:
-                self._local_queue.pace(handler).kept_time(count, self._most)
+                self._local_queue.pace(handler).kept_time(count, self._slice_size)
 
 
 def _in_order(some: Sequence[Task], tasks: Sequence[Task]) -> list[Task]:

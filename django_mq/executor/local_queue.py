@@ -27,21 +27,21 @@ STUCK_AFTER = 1.0
 class LocalQueue:
     """Holds deliveries between claim and settle. Thread-safe.
 
-    A slice has up to `most` messages, a batch handler gets up to `batch`. `on_room` is called when
-    few tasks wait to be taken, and when nothing is left at all. `longest_linger` is the maximum
-    time, in seconds, that tasks wait for their list to fill.
+    A slice has up to `slice_size` messages, a batch handler gets up to `batch`. `on_room` is called
+    when few tasks wait to be taken, and when nothing is left at all. `longest_linger` is the
+    maximum time, in seconds, that tasks wait for their list to fill.
     """
 
     def __init__(
         self,
         *,
         batch: int,
-        most: int,
+        slice_size: int,
         on_room: Callable[[], None],
         longest_linger: float = float("inf"),
     ) -> None:
         self._batch = batch
-        self._most = most
+        self._slice_size = slice_size
         self._on_room = on_room
         self._tell_below = -1
         self._lock = threading.Condition()
@@ -103,7 +103,11 @@ class LocalQueue:
         self._running += 1
         self._taken_at = monotonic()
         slice_ = next_slice(
-            waiting.ready, waiting.ordering, self.pace, batch=self._batch, most=self._most
+            waiting.ready,
+            waiting.ordering,
+            self.pace,
+            batch=self._batch,
+            slice_size=self._slice_size,
         )
         if len(waiting.ready) < self._tell_below:
             self._tell_below = -1

@@ -16,12 +16,12 @@ class Pace:
     patience: int = 0
     still: int = 0
 
-    def kept_time(self, ran: int, most: int) -> None:
+    def kept_time(self, ran: int, slice_size: int) -> None:
         """Note that a slice with `ran` messages of this handler ended in time."""
         if self.still > 0:
             self.still -= ran
         elif ran >= self.limit:
-            self.limit = min(self.limit * 2, most)
+            self.limit = min(self.limit * 2, slice_size)
 
     def overran(self) -> None:
         """Note that a slice did not end in time."""

@@ -17,12 +17,12 @@ def next_slice(
     pace: Callable[[Handler], Pace],
     *,
     batch: int,
-    most: int,
+    slice_size: int,
 ) -> Slice:
     """Take the next slice from the front of `ready`, and occupy its lines in `ordering`.
 
-    It has up to `most` messages, with as many per handler as its pace allows; or one message that
-    runs outside any transaction; or the messages of one batch handler, up to `batch` or its
+    It has up to `slice_size` messages, with as many per handler as its pace allows; or one message
+    that runs outside any transaction; or the messages of one batch handler, up to `batch` or its
     `max_batch`.
     """
     slice_ = Slice([ready.popleft()])
@@ -33,7 +33,7 @@ def next_slice(
     if not (first.atomic or first.batch) or limits[first] == 1:
         return slice_
     taken = {first: 1}
-    while ready and len(slice_.tasks) < most:
+    while ready and len(slice_.tasks) < slice_size:
         task = ready[0]
         line, handler = task.line, task.handler
         if line is not None:

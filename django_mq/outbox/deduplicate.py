@@ -112,7 +112,7 @@ def _left_aside(seen: Mapping[UniqueId, Seen]) -> list[UniqueId]:
 def _writing(connection: BaseDatabaseWrapper) -> Iterator[CursorWrapper]:
     """Yield a cursor in a savepoint, where no statement waits longer than ONE_WAIT for a lock."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        before = operate.limit_waits(cursor, most=ONE_WAIT)
+        before = operate.limit_waits(cursor, most_ms=ONE_WAIT)
         yield cursor
         operate.restore_waits(cursor, before)
 
@@ -192,7 +192,7 @@ def _bring_forward_after_commit(alias: str, ids: list[UniqueId]) -> None:
     def bring_forward() -> None:
         try:
             with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-                operate.limit_waits(cursor, most=LAST_WAIT)
+                operate.limit_waits(cursor, most_ms=LAST_WAIT)
                 free_unique_ids.lock(cursor, ids)
                 free_unique_ids.come_forward(cursor, ids)
         except Exception:

@@ -19,15 +19,15 @@ READ_COMMITTED = "set transaction isolation level read committed"
 # Locked rows are skipped; the limit is for locks on a whole table.
 LIMIT_WAITS = """
 select s.setting,
-       set_config('lock_timeout', least(%(most)s, nullif(s.setting::int, 0))::text, true)
+       set_config('lock_timeout', least(%(most_ms)s, nullif(s.setting::int, 0))::text, true)
   from pg_settings s
  where s.name = 'lock_timeout'
 """
 
 
-def limit_waits(cursor: Cursor, *, most: int = 1000) -> str:
-    """Let this transaction wait at most `most` ms for a lock; return the previous limit, in ms."""
-    cursor.execute(LIMIT_WAITS, {"most": most})
+def limit_waits(cursor: Cursor, *, most_ms: int = 1000) -> str:
+    """Let this transaction wait up to `most_ms` for a lock; return the previous limit, in ms."""
+    cursor.execute(LIMIT_WAITS, {"most_ms": most_ms})
     before: str = cursor.fetchone()[0]
     return before
 

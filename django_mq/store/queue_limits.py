@@ -29,19 +29,19 @@ def is_open(queue: str) -> str:
 ENTER = "select pg_try_advisory_xact_lock(hashtextextended(%(queue)s, 2))"
 
 READ = """
-select coalesce(s.backoff_level, 0), allowed.most,
-       case when allowed.most is not null then (
+select coalesce(s.backoff_level, 0), allowed.max_in_flight,
+       case when allowed.max_in_flight is not null then (
             select count(*)
               from (
                 select
                   from django_mq_queuedmessage m
                  where m.queue = %(queue)s and m.leased_until is not null
-                 limit allowed.most
+                 limit allowed.max_in_flight
               ) leased)
        end
   from (select) one
   left join django_mq_queuestate s on s.queue = %(queue)s
- cross join lateral (select coalesce(s.max_in_flight, %(limit)s::int) as most) allowed
+ cross join lateral (select coalesce(s.max_in_flight, %(limit)s::int) as max_in_flight) allowed
 """
 
 
@@ -49,13 +49,17 @@ class Gate(NamedTuple):
     """The queue's backoff level, its limit of messages in flight (None: none), and their number."""
 
     level: int
-    most: int | None
+    max_in_flight: int | None
     in_flight: int | None
 
     @property
     def room(self) -> int | None:
         """The number of messages that may still be claimed, None for any number."""
-        return None if self.most is None else max(0, self.most - (self.in_flight or 0))
+        return (
+            None
+            if self.max_in_flight is None
+            else max(0, self.max_in_flight - (self.in_flight or 0))
+        )
 
 
 def enter(cursor: Cursor, *, queue: str, limit: int | None) -> Gate | None:

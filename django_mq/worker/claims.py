@@ -84,8 +84,8 @@ class ClaimRouter:
         )
         self.backing_off = {each.queue for each in seen if each.kind == "backing_off"}
         self.withdrawn = {each.queue for each in seen if each.kind == "paused"}
-        for queue, most in self._limits.items():
-            if most == 0 or most < before.get(queue, math.inf):
+        for queue, limit in self._limits.items():
+            if limit == 0 or limit < before.get(queue, math.inf):
                 self.withdrawn.add(queue)
         self._gated = {*self._limits, *self.backing_off}
         self.limited -= before.keys() - self._limits.keys()
@@ -108,7 +108,7 @@ class ClaimRouter:
         """Return the same as `way()`, for a claim of lapsed messages."""
         return f"alone {queue}" if self._is_gated(queue, options) else ""
 
-    def most(self, queue: str, options: ClaimOptions) -> int:
+    def most_per_claim(self, queue: str, options: ClaimOptions) -> int:
         """Return the maximum number of messages of `queue` to claim with one statement."""
         if self._is_gated(queue, options):
             return options.batch_size
@@ -209,10 +209,10 @@ class ClaimRouter:
         gate = queue_limits.enter(cursor, queue=queue, limit=options.max_in_flight)
         if gate is None:
             return ClaimResult(NOTHING, contended=True)
-        if gate.most is not None:
+        if gate.max_in_flight is not None:
             self.limited.add(queue)
         if gate.room == 0:
-            return ClaimResult(NOTHING, at_limit=bool(gate.most))
+            return ClaimResult(NOTHING, at_limit=bool(gate.max_in_flight))
         limit = limit if gate.room is None else min(limit, gate.room)
         if gate.level == 0:
             arguments = options.arguments(claimer, limit, admitted=True)
@@ -235,7 +235,11 @@ class ClaimRouter:
     ) -> Lapsed:
         claimer, mark = self._claimer(), marks.get(queue, BEGINNING)
         gate = queue_limits.enter(cursor, queue=queue, limit=options.max_in_flight)
-        if gate is None or gate.most == 0 or not lapsed.any_lapsed(cursor, queue=queue, mark=mark):
+        if (
+            gate is None
+            or gate.max_in_flight == 0
+            or not lapsed.any_lapsed(cursor, queue=queue, mark=mark)
+        ):
             return lapsed.NOTHING
         take = partial(take_over, cursor, queues=[queue], skip_dead=options.skip_dead, marks=marks)
         if gate.level == 0:

@@ -151,7 +151,7 @@ class Fetcher:
             if claimed.is_filled(kind):
                 continue
             room = self._intake.room(kind, options.list_size)
-            room = min(room, self._claims.most(lanes[0][0], options))
+            room = min(room, self._claims.most_per_claim(lanes[0][0], options))
             if room <= 0:
                 claimed.no_room = True
                 continue

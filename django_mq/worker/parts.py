@@ -86,17 +86,17 @@ class Parts:
     def _build_running(self) -> None:
         """Build what runs messages."""
         worker, batch = self._worker, self._batch
-        most = batch * SLICE_BATCHES
-        self.prefetch = Prefetch(minimum=worker.threads, maximum=2 * most, batch=batch)
+        slice_size = batch * SLICE_BATCHES
+        self.prefetch = Prefetch(minimum=worker.threads, maximum=2 * slice_size, batch=batch)
         lease_of, shortest_lease = self.options.lease_of, self.options.shortest_lease()
         self.local_queue = LocalQueue(
             batch=batch,
-            most=most,
+            slice_size=slice_size,
             on_room=self.wakeup.poke,
             longest_linger=shortest_lease / LINGER_SHARE,
         )
         self.backoffs = QueueBackoffs(self._settings, stop_queue=self.local_queue.stop_queue)
-        self.executors = [self._executor(number, most) for number in range(worker.threads)]
+        self.executors = [self._executor(number, slice_size) for number in range(worker.threads)]
         self.runner = AsyncRunner(
             alias=worker.alias,
             local_queue=self.local_queue,
@@ -113,8 +113,8 @@ class Parts:
             link=self._link(),
         )
 
-    def _executor(self, number: int, most: int) -> Executor:
-        """Build an executor whose local queue holds slices of `most` messages."""
+    def _executor(self, number: int, slice_size: int) -> Executor:
+        """Build an executor whose local queue holds slices of `slice_size` messages."""
         batch = self._batch
         return Executor(
             number,
@@ -127,7 +127,7 @@ class Parts:
             slice_seconds=self._settings.slice_seconds,
             lease_of=self.options.lease_of,
             shortest_lease=self.options.shortest_lease(),
-            most=most,
+            slice_size=slice_size,
             backoff_queues=self.backoffs.queues,
             link=self._link(),
         )

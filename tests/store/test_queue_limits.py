@@ -67,7 +67,7 @@ def test_what_is_in_flight_takes_room(cursor: Cursor, limit: int, room: int) -> 
     add("other", leased=30)
     gate = enter(cursor, limit)
     assert gate is not None
-    assert (gate.most, gate.room) == (limit, room)
+    assert (gate.max_in_flight, gate.room) == (limit, room)
 
 
 def test_what_was_decided_goes_before_the_settings(cursor: Cursor) -> None:
@@ -76,7 +76,7 @@ def test_what_was_decided_goes_before_the_settings(cursor: Cursor) -> None:
     gate, other = enter(cursor, 5), enter(cursor, 5, "other")
     assert gate is not None
     assert other is not None
-    assert (gate.most, gate.room, other.most) == (0, 0, 5)
+    assert (gate.max_in_flight, gate.room, other.max_in_flight) == (0, 0, 5)
 
 
 def test_the_level_is_told(cursor: Cursor) -> None:

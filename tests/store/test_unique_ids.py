@@ -241,7 +241,7 @@ def test_the_limit_of_waits_is_put_back(cursor: Cursor) -> None:
     for limit, most, within in [("0", 200, "200ms"), ("50ms", 200, "50ms"), ("7s", 200, "200ms")]:
         with cursor.connection.transaction():
             cursor.execute("select set_config('lock_timeout', %s, true)", [limit])
-            before = operate.limit_waits(cursor, most=most)
+            before = operate.limit_waits(cursor, most_ms=most)
             assert cursor.execute("show lock_timeout").fetchone() == (within,)
             operate.restore_waits(cursor, before)
             assert cursor.execute("show lock_timeout").fetchone() == (limit,)
