@@ -9,17 +9,17 @@ from dataclasses import dataclass
 class Pace:
     """A slice may have `limit` messages of one handler; doubles while slices end in time.
 
-    After a conflict (deadlock, serialization) the limit is 1 until `still` messages have run.
+    After a conflict (deadlock, serialization) the limit is 1 until `run_singly` messages have run.
     """
 
     limit: int = 1
     patience: int = 0
-    still: int = 0
+    run_singly: int = 0
 
     def kept_time(self, ran: int, slice_size: int) -> None:
         """Note that a slice with `ran` messages of this handler ended in time."""
-        if self.still > 0:
-            self.still -= ran
+        if self.run_singly > 0:
+            self.run_singly -= ran
         elif ran >= self.limit:
             self.limit = min(self.limit * 2, slice_size)
 
@@ -31,4 +31,4 @@ class Pace:
         """Note a conflict: run messages of this handler one by one for a long time."""
         self.limit = 1
         self.patience = min(max(500, self.patience * 4), 100_000)
-        self.still = self.patience
+        self.run_singly = self.patience

@@ -140,7 +140,7 @@ class Scoreboard:
         at = self._size + _COUNT.size + part * _MOVING.size
         _MOVING.pack_into(self._memory, at, monotonic() + seconds)
 
-    def still(self) -> list[MonitoredPart]:
+    def stalled(self) -> list[MonitoredPart]:
         """Return the parts that began to move and have stalled."""
         now = monotonic()
         return [part for part, until in self._marks() if 0 < until < now]

@@ -222,8 +222,8 @@ class ProcessSlot:
             )
         if draining or self.recycling or self.leaving:
             return []
-        still = (each for each in self.scoreboard.still() if each is not MonitoredPart.DATABASE)
-        return [f"worker process {self.pid}: the {STANDING[each]} is stalled" for each in still]
+        stalled = (each for each in self.scoreboard.stalled() if each is not MonitoredPart.DATABASE)
+        return [f"worker process {self.pid}: the {STANDING[each]} is stalled" for each in stalled]
 
     def unready(self) -> list[str]:
         """Return why a live slot is not ready: its database has not answered, or not recently."""
@@ -234,7 +234,7 @@ class ProcessSlot:
             or self.scoreboard.moves(MonitoredPart.DATABASE)
         ):
             return []
-        answered = MonitoredPart.DATABASE in self.scoreboard.still()
+        answered = MonitoredPart.DATABASE in self.scoreboard.stalled()
         why = "the database does not answer" if answered else "it has not used the tables yet"
         return [f"worker process {self.pid}: {why}"]
 

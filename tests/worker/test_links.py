@@ -280,25 +280,25 @@ def test_a_loop_that_stands_still_is_seen(
 
     monkeypatch.setattr(parts.fetcher, "fetch", stuck)
     until(lambda: board.moves(MonitoredPart.DATABASE))
-    until(lambda: MonitoredPart.LOOP in board.still())
-    assert MonitoredPart.RENEWAL not in board.still()
+    until(lambda: MonitoredPart.LOOP in board.stalled())
+    assert MonitoredPart.RENEWAL not in board.stalled()
     slot = ProcessSlot(board, pid=1)
     assert slot.troubles(draining=False) == ["worker process 1: the loop is stalled"]
     assert slot.troubles(draining=True) == []
     gate.set()
-    until(lambda: MonitoredPart.LOOP not in board.still())
+    until(lambda: MonitoredPart.LOOP not in board.stalled())
     assert running.stop()
 
 
 def test_what_has_not_begun_does_not_stand_still() -> None:
     board = Scoreboard(1)
-    assert board.still() == []
+    assert board.stalled() == []
     board.moved(MonitoredPart.RENEWAL, -1.0)
     board.moved(MonitoredPart.LOOP, 60.0)
-    assert board.still() == [MonitoredPart.RENEWAL]
+    assert board.stalled() == [MonitoredPart.RENEWAL]
     board.add_taken(3)
     board.wipe()
-    assert board.still() == []
+    assert board.stalled() == []
     assert board.taken == 3
 
 
