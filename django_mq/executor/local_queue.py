@@ -52,8 +52,8 @@ class LocalQueue:
         self._tell_when_free = False
         self._alone = False
         self._closed = False
-        #: Whether nothing may start until `go_on()`.
-        self.rests = False
+        #: Whether nothing may start until `resume()`.
+        self.suspended = False
         self._paces: dict[str, Pace] = {}
         self._unsettled: dict[int, Delivery] = {}
         #: Queues from which nothing may start.
@@ -90,7 +90,7 @@ class LocalQueue:
         if waiting.lingering:
             waiting.stop_lingering()
         waiting.clear_front()
-        if self._alone or self.rests:
+        if self._alone or self.suspended:
             return None
         if waiting.suspects and not self._running:
             self._alone = True
@@ -221,16 +221,16 @@ class LocalQueue:
             for id in ids:
                 self._unsettled.pop(id, None)
 
-    def rest(self) -> list[Task]:
-        """Start nothing until `go_on()`; return the tasks that did not start."""
+    def suspend(self) -> list[Task]:
+        """Start nothing until `resume()`; return the tasks that did not start."""
         with self._lock:
-            self.rests = True
+            self.suspended = True
         return self.give_back()
 
-    def go_on(self) -> None:
-        """Undo `rest()`."""
+    def resume(self) -> None:
+        """Undo `suspend()`."""
         with self._lock:
-            self.rests = False
+            self.suspended = False
             self._lock.notify_all()
 
     def close(self) -> list[Task]:

@@ -53,7 +53,7 @@ class Session:
         self.savepoint = LazySavepoint(wrapper)
         self._ready: transaction.Atomic | None = None
         self._recorded: object = None
-        self._used_at = float("-inf")
+        self._active_at = float("-inf")
 
     def give_back(self) -> None:
         """Give the connection back as it was."""
@@ -198,13 +198,13 @@ class Session:
         except DATABASE_ERRORS:
             self.close()
 
-    def used(self) -> None:
+    def note_activity(self) -> None:
         """Note that the server has just answered."""
-        self._used_at = monotonic()
+        self._active_at = monotonic()
 
     def is_stale(self) -> bool:
         """Return whether it was silent for so long that it may have been cut unnoticed."""
-        return monotonic() - self._used_at > STALE_AFTER
+        return monotonic() - self._active_at > STALE_AFTER
 
     def is_alive(self) -> bool:
         """Return whether the connection survived the last error; if so, the server answered."""

@@ -124,7 +124,7 @@ class Slices:
             self._finish(state.others)
         if state.savepoints and not self._nested:
             self._session.discard()
-        self._session.used()
+        self._session.note_activity()
         return self._remainder(state)
 
     def _remainder(self, state: SliceState) -> Remainder:

@@ -159,7 +159,7 @@ class Parts:
             self._id,
             self.options.ordered(self._worker.queues),
             on_owned=lambda: self.fetcher.on_freed(),
-            busy=lambda: self.draining or self.local_queue.rests or self.local_queue.stuck(),
+            busy=lambda: self.draining or self.local_queue.suspended or self.local_queue.stuck(),
         )
         self.claims = ClaimRouter(
             worker=self._id,

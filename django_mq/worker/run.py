@@ -153,7 +153,7 @@ class Run:
         if parts.wakeup.take_ring():
             parts.fetcher.on_ring()
         orders.report(self.id)
-        sleep = self._rest(cursor) if orders.quiet else self._claim(cursor)
+        sleep = self._suspend(cursor) if orders.quiet else self._claim(cursor)
         sleep = min(sleep, parts.scheduler.tend(cursor), parts.operation_runner.tend(cursor))
         self._worked = True
         if parts.statements.link.answers > answers:
@@ -163,15 +163,15 @@ class Run:
 
     def _claim(self, cursor: Cursor) -> float:
         parts = self.parts
-        if parts.local_queue.rests:
-            parts.local_queue.go_on()
+        if parts.local_queue.suspended:
+            parts.local_queue.resume()
             parts.fetcher.on_freed()
         claims_first = parts.fetcher.urgent and parts.local_queue.idle()
         if self.unstarted.in_doubt or parts.backoffs.noted() or not claims_first:
             self.unstarted.tend(cursor)
         return parts.fetcher.fetch(cursor)
 
-    def _rest(self, cursor: Cursor) -> float:
+    def _suspend(self, cursor: Cursor) -> float:
         """Hold nothing that does not run; an operator told this worker to be quiet."""
         self.unstarted.let_go(cursor)
         return min(self.worker.settings.poll_interval, self.parts.ordered_queues.turn_in())

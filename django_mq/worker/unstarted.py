@@ -45,7 +45,7 @@ class Unstarted:
         parts = self._parts
         if self.in_doubt:
             self.release_unanswered(cursor)
-        waiting = parts.local_queue.take_given_back() + parts.local_queue.rest()
+        waiting = parts.local_queue.take_given_back() + parts.local_queue.suspend()
         parts.quota.release(len(waiting))
         released = parts.dispatch.release(waiting)
         parts.prefetch.reset()

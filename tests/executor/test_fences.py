@@ -201,7 +201,7 @@ def test_messages_that_must_not_start_before_their_row_is_locked(bench: Bench, m
     elif made == "taken over":
         tasks[0].delivery._sure_at = LONG_AGO
     elif made == "silent":  # a firewall may have forgotten the connection
-        bench.session._used_at -= 61
+        bench.session._active_at -= 61
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         assert bench.run(tasks).locked == tasks

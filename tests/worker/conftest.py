@@ -153,7 +153,7 @@ class Bench:
         self.back: list[bool] = []
         self.runs: list[list[int]] = []
         self.session = Session(self.wrapper)
-        self.session.used()
+        self.session.note_activity()
         outage, policy_of = ShortOutage(self.stopping), policies(get_settings(), floor=0.0)
         self.settlement = Settlement(
             self.session, outage=outage, policy_of=policy_of, shortest_lease=1000.0
