@@ -15,9 +15,7 @@ from django.db.backends.utils import CursorWrapper
 from django_mq.exceptions import BroadcastBusy
 from django_mq.messages import CopyReceipt
 from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, Writes, named
-from django_mq.store import free_unique_ids
-from django_mq.store import operators as operate
-from django_mq.store import unique_ids as unique
+from django_mq.store import free_unique_ids, operators, unique_ids
 from django_mq.store.insert import draw
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import Seen, Unique, UniqueId
@@ -43,7 +41,7 @@ class Stored(NamedTuple):
 
     copies: list[CopyReceipt]
     rows: list[NewRow]
-    left: list[operate.Removed]
+    left: list[operators.Removed]
 
 
 class _Changed(Exception):
@@ -100,7 +98,7 @@ def _attempt(
 
 
 def _look(cursor: CursorWrapper, call: DedupeCall) -> dict[UniqueId, Seen]:
-    return dict(zip(call.ids, unique.look(cursor, call.ids), strict=True))
+    return dict(zip(call.ids, unique_ids.look(cursor, call.ids), strict=True))
 
 
 def _left_aside(seen: Mapping[UniqueId, Seen]) -> list[UniqueId]:
@@ -112,9 +110,9 @@ def _left_aside(seen: Mapping[UniqueId, Seen]) -> list[UniqueId]:
 def _writing(connection: BaseDatabaseWrapper) -> Iterator[CursorWrapper]:
     """Yield a cursor in a savepoint, where no statement waits longer than ONE_WAIT for a lock."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        before = operate.limit_waits(cursor, most_ms=ONE_WAIT)
+        before = operators.limit_waits(cursor, most_ms=ONE_WAIT)
         yield cursor
-        operate.restore_waits(cursor, before)
+        operators.restore_waits(cursor, before)
 
 
 def _write(
@@ -125,7 +123,7 @@ def _write(
 ) -> Stored:
     writes = call.writes(seen)
     ids: dict[int, int] = {}
-    left: list[operate.Removed] = []
+    left: list[operators.Removed] = []
     if writes:
         with _writing(connection) as cursor:
             ids = _add(cursor, writes, admit)
@@ -148,36 +146,36 @@ def _add(
     drawn = draw(cursor, len(writes.adding)).ids
     rows = [each._replace(id=id) for (_, each), id in zip(writes.adding, drawn, strict=True)]
     for chunk in _chunks(sorted(rows, key=_in_order)):
-        if len(unique.add(cursor, chunk)) < len(chunk):
+        if len(unique_ids.add(cursor, chunk)) < len(chunk):
             raise _Changed
     return {index: id for (index, _), id in zip(writes.adding, drawn, strict=True)}
 
 
-def _replace(cursor: CursorWrapper, writes: Writes) -> list[operate.Removed]:
+def _replace(cursor: CursorWrapper, writes: Writes) -> list[operators.Removed]:
     """Write new contents; return the rows that left a key, as if removed from its line."""
     if not writes.replacing:
         return []
-    replaced = unique.replace(cursor, writes.replacing)
+    replaced = unique_ids.replace(cursor, writes.replacing)
     if len(replaced) < len(writes.replacing):
         raise _Changed
     left = [
-        operate.Removed(each.id, each.queue, each.handler, each.left_key, "", None)
+        operators.Removed(each.id, each.queue, each.handler, each.left_key, "", None)
         for each in replaced
         if each.left_key is not None
     ]
-    operate.free_followers(cursor, left)
+    operators.free_followers(cursor, left)
     return left
 
 
 def _move(cursor: CursorWrapper, writes: Writes) -> None:
     """Write new due times of waiting rows."""
-    if writes.moving and unique.move(cursor, writes.moving) < len(writes.moving):
+    if writes.moving and unique_ids.move(cursor, writes.moving) < len(writes.moving):
         raise _Changed
 
 
 def _put_aside(connection: BaseDatabaseWrapper, cursor: CursorWrapper, writes: Writes) -> None:
     if writes.aside:
-        unique.put_aside(cursor, writes.aside)
+        unique_ids.put_aside(cursor, writes.aside)
         _bring_forward_after_commit(
             connection.alias, [UniqueId(*_in_order(r)) for r in writes.aside]
         )
@@ -192,7 +190,7 @@ def _bring_forward_after_commit(alias: str, ids: list[UniqueId]) -> None:
     def bring_forward() -> None:
         try:
             with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-                operate.limit_waits(cursor, most_ms=LAST_WAIT)
+                operators.limit_waits(cursor, most_ms=LAST_WAIT)
                 free_unique_ids.lock(cursor, ids)
                 free_unique_ids.come_forward(cursor, ids)
         except Exception:

@@ -20,8 +20,16 @@ from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
 from django_mq.signals import announce_queue, log_failure, named, queue_deep
-from django_mq.store import Cursor, chores, expiry, free_unique_ids, keys, notify, operators
-from django_mq.store import put_aside as aside
+from django_mq.store import (
+    Cursor,
+    chores,
+    expiry,
+    free_unique_ids,
+    keys,
+    notify,
+    operators,
+    put_aside,
+)
 from django_mq.store.limits import Limits
 from django_mq.store.unique_ids import UniqueId
 from django_mq.worker import retention, vacuum
@@ -160,7 +168,7 @@ def _ring(cursor: Cursor, settings: Settings) -> None:
 def _bring_forward(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Store the messages that were put aside for unique ids that are now free."""
     with within_transaction(cursor):
-        found = aside.left_aside(cursor, limit=PIECE, after=at and UniqueId(*at))
+        found = put_aside.left_aside(cursor, limit=PIECE, after=at and UniqueId(*at))
     for start in range(0, len(found.left), FORWARD):
         _forward(cursor, found.left[start : start + FORWARD])
     return found.resume and list(found.resume)

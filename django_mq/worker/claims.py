@@ -10,9 +10,15 @@ from typing import NamedTuple
 
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.stopped_queues import StoppedQueues
-from django_mq.store import Cursor, claim, ordered_queues, queue_backoff, queue_limits
-from django_mq.store import claim_keyed as keyed
-from django_mq.store import claim_lapsed as lapsed
+from django_mq.store import (
+    Cursor,
+    claim,
+    claim_keyed,
+    claim_lapsed,
+    ordered_queues,
+    queue_backoff,
+    queue_limits,
+)
 from django_mq.store.claim import BEGINNING, NOTHING, Claim, Lane
 from django_mq.store.claim_lapsed import Lapsed, Mark
 from django_mq.store.look import LookRow
@@ -170,7 +176,7 @@ class ClaimRouter:
         if self._stopped:
             queues = [queue for queue in queues if not self._stopped.whole(queue)]
             if not queues:
-                return lapsed.NOTHING
+                return claim_lapsed.NOTHING
         if not self._is_gated(queues[0], options):
             arguments = options.arguments(self._claimer(), limit)
             found = take_over(
@@ -238,14 +244,14 @@ class ClaimRouter:
         if (
             gate is None
             or gate.max_in_flight == 0
-            or not lapsed.any_lapsed(cursor, queue=queue, mark=mark)
+            or not claim_lapsed.any_lapsed(cursor, queue=queue, mark=mark)
         ):
-            return lapsed.NOTHING
+            return claim_lapsed.NOTHING
         take = partial(take_over, cursor, queues=[queue], skip_dead=options.skip_dead, marks=marks)
         if gate.level == 0:
             return take(**options.arguments(claimer, limit, admitted=True))
         if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):
-            return lapsed.NOTHING
+            return claim_lapsed.NOTHING
         found = take(**options.arguments(claimer, 1, admitted=True))
         self._end_probe_claim(cursor, queue, claimer, found=bool(found.taken))
         return found
@@ -279,7 +285,7 @@ class ClaimRouter:
             )
             return Claim(rows, {})
         if queue in self._keyed:
-            return keyed.claim(
+            return claim_keyed.claim(
                 cursor,
                 lanes=lanes,
                 skip_dead=skip_dead,

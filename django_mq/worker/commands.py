@@ -21,7 +21,7 @@ from django_mq.messages import Fence
 from django_mq.policy.error_text import stack_text
 from django_mq.policy.stack import Frame, frames_of, running_in
 from django_mq.signals import log_failure
-from django_mq.store import commands as store
+from django_mq.store import commands as store_commands
 from django_mq.store.leases import Command
 from django_mq.store.limits import Limits
 
@@ -67,7 +67,7 @@ class Commands:
         statements = Statements(self.alias, limits=Limits(lock=1.0), link=self.link)
         try:
             answers = {each.id: self._answer(each) for each in commands}
-            store.answer(statements.cursor(), answers)
+            store_commands.answer(statements.cursor(), answers)
         except Exception as error:
             text = "could not carry out a command for worker %s"
             log_failure("command_failed", error, text, self.worker)

@@ -23,8 +23,7 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.signals import named, traced
-from django_mq.store import Cursor, figures, queue_backoff
-from django_mq.store import leases as store
+from django_mq.store import Cursor, figures, leases, queue_backoff
 from django_mq.store import limits as server_limits
 from django_mq.store.limits import Limits
 
@@ -65,7 +64,7 @@ class LeaseKeeper(threading.Thread):
         shortest_lease: float,
         heartbeat: Callable[[], dict[str, Any]],
         on_heartbeat: Callable[[float | None], None],
-        on_commands: Callable[[Sequence[store.Command]], None] = lambda commands: None,
+        on_commands: Callable[[Sequence[leases.Command]], None] = lambda commands: None,
         probes: Callable[[], Iterable[tuple[str, str]]] = tuple,
         link: Link | None = None,
     ) -> None:
@@ -161,7 +160,7 @@ class LeaseKeeper(threading.Thread):
         for lease, deliveries in sorted(by_lease.items()):
             asked_at = lease_clock()
             fences = [each.fence for each in deliveries]
-            renewed = store.renew(self._statements.cursor(), fences, lease=lease)
+            renewed = leases.renew(self._statements.cursor(), fences, lease=lease)
             for each in deliveries:
                 if each.id in renewed and each._sure_at > LONG_AGO:  # else it is locked first
                     each._sure_at = asked_at
@@ -178,7 +177,7 @@ class LeaseKeeper(threading.Thread):
         with self._impatient() as cursor:
             asked_at = lease_clock()
             self._beat_at = monotonic()
-            beat = store.beat(cursor, **columns, timings=told)
+            beat = leases.beat(cursor, **columns, timings=told)
         if counted:
             counted.minutes.set_clock(beat.now, asked_at)
         if beat.commands:
@@ -203,7 +202,7 @@ class LeaseKeeper(threading.Thread):
 
     def _leave(self) -> None:
         with self._impatient() as cursor:
-            store.leave(cursor, worker=self._heartbeat()["worker"])
+            leases.leave(cursor, worker=self._heartbeat()["worker"])
 
     @contextmanager
     def _impatient(self) -> Iterator[Cursor]:

@@ -13,8 +13,7 @@ import psycopg
 
 from django_mq.executor.watchdog import Link
 from django_mq.operations.steps import OperationStep, StepRefused, fail_step, take_step
-from django_mq.store import Cursor
-from django_mq.store import operations as store
+from django_mq.store import Cursor, operations
 from django_mq.worker.wakeable_thread import WakeableThread
 
 #: Seconds between two steps, so that an operator's statement can lock the row.
@@ -55,7 +54,7 @@ class OperationRunner(WakeableThread):
         now = monotonic()
         if now >= self._look_at and not self.busy():
             self._look_at = now + self._poll
-            if store.any_open(cursor):
+            if operations.any_open(cursor):
                 self._wake.set()
         return max(0.0, self._look_at - now) or self._poll
 

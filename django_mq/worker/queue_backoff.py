@@ -13,8 +13,7 @@ from django_mq.conf import QueueBackoff, Settings
 from django_mq.executor.ended import Ended, Settled
 from django_mq.policy.backoff import Random
 from django_mq.policy.queue_backoff import Step, jittered_waits, step_of, top_level
-from django_mq.store import Cursor
-from django_mq.store import queue_backoff as store
+from django_mq.store import Cursor, queue_backoff
 
 #: A time before every claim.
 NEVER = datetime.min.replace(tzinfo=UTC)
@@ -118,19 +117,23 @@ class QueueBackoffs:
         try:
             for queue, probe in probed.items():
                 waits = self._waits(queue)
-                moved = store.end_probe(
+                moved = queue_backoff.end_probe(
                     cursor, queue=queue, claimer=probe.claimer, step=probe.step, waits=waits
                 )
                 _announce(queue, moved)
             for queue, claimed_at in failed.items():
                 waits = self._waits(queue)
-                moved = store.raise_level(cursor, queue=queue, claimed_at=claimed_at, waits=waits)
+                moved = queue_backoff.raise_level(
+                    cursor, queue=queue, claimed_at=claimed_at, waits=waits
+                )
                 _announce(queue, moved)
-            found = store.standings(cursor, {*failed, *probed})
+            found = queue_backoff.standings(cursor, {*failed, *probed})
         except BaseException:
             self._keep(failed, probed)
             raise
-        stands = {queue: found.get(queue, store.BackoffState()) for queue in (*failed, *probed)}
+        stands = {
+            queue: found.get(queue, queue_backoff.BackoffState()) for queue in (*failed, *probed)
+        }
         self._learn(stands)
         open_failed = {q: at for q, at in failed.items() if _is_open(stands[q], at)}
         open_probed = {q: p for q, p in probed.items() if stands[q].probe_by == p.claimer}
@@ -152,7 +155,7 @@ class QueueBackoffs:
         with self._lock:
             if self._probes.get(queue) == claimer:
                 del self._probes[queue]
-        store.cancel_probe(cursor, queue=queue, claimer=claimer)
+        queue_backoff.cancel_probe(cursor, queue=queue, claimer=claimer)
 
     def probes(self) -> list[tuple[str, str]]:
         """Return queue and claimer of the probes that run here; from any thread."""
@@ -170,7 +173,7 @@ class QueueBackoffs:
             random=self._random,
         )
 
-    def _learn(self, stands: dict[str, store.BackoffState]) -> None:
+    def _learn(self, stands: dict[str, queue_backoff.BackoffState]) -> None:
         """Remember the last changes: failures of messages claimed before them need no statement."""
         with self._lock:
             for queue, stand in stands.items():
@@ -198,12 +201,12 @@ def _is_newer(claimed_at: datetime, changed_at: datetime | None) -> bool:
     return changed_at is None or claimed_at > changed_at
 
 
-def _is_open(stand: store.BackoffState, claimed_at: datetime) -> bool:
+def _is_open(stand: queue_backoff.BackoffState, claimed_at: datetime) -> bool:
     """Return whether a failure still has to be written, because the row of its queue was locked."""
     return stand.level == 0 and _is_newer(claimed_at, stand.changed_at)
 
 
-def _announce(queue: str, moved: store.LevelChange | None) -> None:
+def _announce(queue: str, moved: queue_backoff.LevelChange | None) -> None:
     if moved is None or moved.before == moved.level:
         return
     before, level, until = moved

@@ -18,8 +18,7 @@ from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import can_read_cron
 from django_mq.schedules.declaring import FRESH, declare_all, keep_declared, retire
 from django_mq.schedules.firing import fire_due
-from django_mq.store import Cursor
-from django_mq.store import schedules as store
+from django_mq.store import Cursor, schedules
 from django_mq.worker.wakeable_thread import WakeableThread
 
 logger = logging.getLogger("django_mq")
@@ -68,7 +67,7 @@ class Scheduler(WakeableThread):
         now = monotonic()
         if now >= self._due_at or now >= self._looked_at + self._poll / 2:
             self._looked_at = now
-            wait = store.next_due(cursor, cron=self._reads_cron)
+            wait = schedules.next_due(cursor, cron=self._reads_cron)
             if wait is None:
                 self._due_at = float("inf")
             elif wait > 0:
@@ -119,7 +118,7 @@ class Scheduler(WakeableThread):
 
     def _fire(self) -> None:
         """Broadcast what is due, in transactions of bounded size, until nothing is left."""
-        position: store.Position | None = store.FIRST
+        position: schedules.Position | None = schedules.FIRST
         fired = 0
         while position is not None and not self._ended.is_set():
             with self.block() as cursor:

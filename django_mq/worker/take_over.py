@@ -10,8 +10,7 @@ from django_mq.executor.statements import within_transaction
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.error_text import Failure
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered
-from django_mq.store import Cursor
-from django_mq.store import claim_lapsed as lapsed
+from django_mq.store import Cursor, claim_lapsed
 from django_mq.store.claim_lapsed import Lapsed
 
 VANISHED = DeadLettered(EXHAUSTED, Failure("WorkerVanished", "the lease lapsed"))
@@ -20,7 +19,7 @@ VANISHED = DeadLettered(EXHAUSTED, Failure("WorkerVanished", "the lease lapsed")
 def take_over(cursor: Cursor, **arguments: Any) -> Lapsed:
     """Claim lapsed messages as `claim_lapsed()` does, and apply the effects of those that died."""
     with within_transaction(cursor):
-        found = lapsed.claim_lapsed(cursor, **arguments)
+        found = claim_lapsed.claim_lapsed(cursor, **arguments)
         settle_effects.write_where_possible(cursor, list(map(_buried, found.dead)))
     return found
 

@@ -163,7 +163,7 @@ PATCHES = {
             Code(
                 "django_mq.worker.lease_keeper",
                 "LeaseKeeper._renew",
-                "store.renew(",
+                "leases.renew(",
                 "(lambda *a, **k: set())(",
             ),
         ),
