@@ -1,8 +1,8 @@
 """The backoff level of a queue, and its probe: short, guarded statements.
 
 A worker's loop must not wait, so statements skip the queue's row if another session has it locked;
-callers read the result with `standings()`. A change is timed after the row is locked, so that a
-claim which began before it counts as older.
+callers read the result with `backoff_states()`. A change is timed after the row is locked, so that
+a claim which began before it counts as older.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def drop_probes_of(cursor: Cursor, *, worker: str, but: Collection[str] = ()) ->
     return {row[0] for row in cursor.fetchall()}
 
 
-STANDINGS = """
+BACKOFF_STATES = """
 select s.queue, s.backoff_level, s.backoff_changed_at, s.probe_by
   from django_mq_queuestate s
  where s.queue = any(%(queues)s::text[])
@@ -218,9 +218,9 @@ class BackoffState(NamedTuple):
     probe_by: str | None = None
 
 
-def standings(cursor: Cursor, queues: Collection[str]) -> dict[str, BackoffState]:
+def backoff_states(cursor: Cursor, queues: Collection[str]) -> dict[str, BackoffState]:
     """Return the states of `queues`; one without a row is left out, as it does not back off."""
-    cursor.execute(STANDINGS, {"queues": list(queues)})
+    cursor.execute(BACKOFF_STATES, {"queues": list(queues)})
     return {row[0]: BackoffState._make(row[1:]) for row in cursor.fetchall()}
 
 

@@ -127,7 +127,7 @@ class QueueBackoffs:
                     cursor, queue=queue, claimed_at=claimed_at, waits=waits
                 )
                 _announce(queue, moved)
-            found = queue_backoff.standings(cursor, {*failed, *probed})
+            found = queue_backoff.backoff_states(cursor, {*failed, *probed})
         except BaseException:
             self._keep(failed, probed)
             raise

@@ -271,7 +271,7 @@ def test_a_row_that_somebody_has_locked_is_not_waited_for(
 def test_standings(cursor: Cursor) -> None:
     state = probing(2)
     decide("other")
-    found = store.standings(cursor, ["mail", "nowhere"])
+    found = store.backoff_states(cursor, ["mail", "nowhere"])
     assert found == {"mail": (2, state.backoff_changed_at, "worker:1")}
 
 
@@ -299,8 +299,8 @@ def test_an_operator_ends_it(cursor: Cursor, given: dict[str, Any], ended: int |
 def test_one_level_for_all_connections(cursor: Cursor) -> None:
     """NSQ-1: zero at first, whichever connection signals."""
     claimed_at = now(cursor)
-    assert store.standings(cursor, ["mail"]) == {}
+    assert store.backoff_states(cursor, ["mail"]) == {}
     for _ in range(3):
         with second_connection() as worker:
             fail(worker.cursor(), claimed_at)
-    assert store.standings(cursor, ["mail"])["mail"].level == 1
+    assert store.backoff_states(cursor, ["mail"])["mail"].level == 1

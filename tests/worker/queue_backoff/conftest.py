@@ -115,7 +115,7 @@ class Fleet:
     @property
     def allowance(self) -> str:
         """The number of the queue's messages that the fleet may have in flight: all, one, none."""
-        stand = store.standings(self.cursor, ["mail"]).get("mail")
+        stand = store.backoff_states(self.cursor, ["mail"]).get("mail")
         if stand is None or stand.level == 0:
             return "all"
         may = store.start_probe(self.cursor, queue="mail", claimer="ask:1", lease=30.0)
