@@ -19,7 +19,7 @@ from django_mq.messages import ClaimedRow
 from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, free_unique_ids, kept_results, keys, results
-from django_mq.store.free_unique_ids import Done
+from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.kept_results import KeptResult
 from django_mq.store.results import Reply
 from django_mq.store.unique_ids import UniqueId
@@ -153,6 +153,6 @@ def _is_over(ended: Ended) -> bool:
     return buried or ended.settled in DONE
 
 
-def _done(row: ClaimedRow, *, success: bool) -> Done:
+def _done(row: ClaimedRow, *, success: bool) -> EndedMessage:
     id = UniqueId(row.queue, row.handler, row.type, row.unique_id or "")
-    return Done(row.id, id, success)
+    return EndedMessage(row.id, id, success)

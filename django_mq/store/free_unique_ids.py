@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from django_mq.store.operators import Removed
 
 
-class Done(NamedTuple):
+class EndedMessage(NamedTuple):
     """A message with a unique id that ended; `success` begins its quiet time, if it has one."""
 
     message_id: int
@@ -170,7 +170,7 @@ select id, pg_notify('django_mq', '') from added
 """  # noqa: S608
 
 
-def end(cursor: Cursor, done: Sequence[Done]) -> list[int]:
+def end(cursor: Cursor, done: Sequence[EndedMessage]) -> list[int]:
     """Free the unique ids of these messages, in the transaction that ends them.
 
     Ids with `unique_for` stay quiet after a success. Content put aside becomes a message in the
@@ -192,7 +192,9 @@ def end(cursor: Cursor, done: Sequence[Done]) -> list[int]:
 def end_removed(cursor: Cursor, gone: Sequence[Removed]) -> list[int]:
     """Free the unique ids of messages that were removed unhandled."""
     done = [
-        Done(each.id, UniqueId(each.queue, each.handler, each.type, each.unique_id), success=False)
+        EndedMessage(
+            each.id, UniqueId(each.queue, each.handler, each.type, each.unique_id), success=False
+        )
         for each in gone
         if each.unique_id is not None
     ]

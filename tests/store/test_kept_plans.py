@@ -35,7 +35,7 @@ from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import put_aside as aside
 from django_mq.store import unique_ids as unique
 from django_mq.store.claim import Lane
-from django_mq.store.free_unique_ids import Done
+from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.keys import KeyLine
 from django_mq.store.results import Reply, store
 from django_mq.store.rows import NewRow
@@ -111,7 +111,7 @@ CALLS: dict[str, Call] = {
     "anything_left": lambda cursor, ids: recover.anything_left(cursor, worker="me"),
     "store": lambda cursor, ids: store(cursor, [Reply(id, "h", "1") for id in ids], ring=False),
     "end": lambda cursor, ids: free_unique_ids.end(
-        cursor, [Done(id, UniqueId("mine", "h", "a", str(id)), success=True) for id in ids]
+        cursor, [EndedMessage(id, UniqueId("mine", "h", "a", str(id)), success=True) for id in ids]
     ),
     "left_aside": lambda cursor, ids: aside.left_aside(cursor, limit=MINE),
     "come_forward": lambda cursor, ids: free_unique_ids.come_forward(

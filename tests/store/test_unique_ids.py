@@ -16,7 +16,7 @@ from django_mq.store import backlog, chores, free_unique_ids
 from django_mq.store import operators as operate
 from django_mq.store import put_aside as aside
 from django_mq.store import unique_ids as unique
-from django_mq.store.free_unique_ids import Done
+from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import Seen, Unique, UniqueId
 from tests.database import second_connection
@@ -49,7 +49,7 @@ def look(cursor: Cursor) -> Seen:
 
 def end(cursor: Cursor, message: QueuedMessage, *, success: bool = True) -> list[int]:
     cursor.execute("delete from django_mq_queuedmessage where id = %s", [message.pk])
-    return free_unique_ids.end(cursor, [Done(message.pk, ID, success)])
+    return free_unique_ids.end(cursor, [EndedMessage(message.pk, ID, success)])
 
 
 def test_an_id_is_taken_only_if_it_is_as_it_was_seen(cursor: Cursor) -> None:
@@ -120,7 +120,7 @@ def test_an_id_is_any_text(cursor: Cursor, text: str) -> None:
     assert seen.message_id == message.pk
     unique.put_aside(cursor, [new(0)._replace(unique_id=text)])
     message.delete()
-    [next_] = free_unique_ids.end(cursor, [Done(seen.message_id, id, success=True)])
+    [next_] = free_unique_ids.end(cursor, [EndedMessage(seen.message_id, id, success=True)])
     assert QueuedMessage.objects.get().pk == next_
 
 
@@ -181,7 +181,7 @@ STATEMENTS: dict[str, Callable[[Cursor], object]] = {
     "add": lambda cursor: unique.add(cursor, [new(101)]),
     "replace": lambda cursor: unique.replace(cursor, [(new(101), True)]),
     "put aside": lambda cursor: unique.put_aside(cursor, [new(0)]),
-    "end": lambda cursor: free_unique_ids.end(cursor, [Done(101, ID, True)]),
+    "end": lambda cursor: free_unique_ids.end(cursor, [EndedMessage(101, ID, True)]),
     "come forward": lambda cursor: free_unique_ids.come_forward(cursor, [ID]),
     "lock": lambda cursor: free_unique_ids.lock(cursor, [ID]),
     "take again": lambda cursor: free_unique_ids.take_again(cursor, ids=[101]),

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django_mq import CopyReceipt, broadcast
 from django_mq.models import QueuedMessage
 from django_mq.store import free_unique_ids
-from django_mq.store.free_unique_ids import Done
+from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.unique_ids import UniqueId
 
 
@@ -58,4 +58,4 @@ def handled(message: QueuedMessage, *, success: bool = True) -> list[int]:
         )
     unique = UniqueId(message.queue, message.handler, message.type, message.unique_id or "")
     with connection.cursor() as cursor:
-        return free_unique_ids.end(cursor, [Done(id, unique, success)])
+        return free_unique_ids.end(cursor, [EndedMessage(id, unique, success)])

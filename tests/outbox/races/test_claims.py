@@ -94,14 +94,14 @@ def test_what_is_put_aside_while_the_message_ends_comes_forward(
 
 def end_message(message: QueuedMessage, cursor: Any = None) -> None:
     from django_mq.store import free_unique_ids
-    from django_mq.store.free_unique_ids import Done
+    from django_mq.store.free_unique_ids import EndedMessage
     from django_mq.store.unique_ids import UniqueId
 
     with connection.cursor() as own:
         cursor = cursor or own
         cursor.execute("delete from django_mq_queuedmessage where id = %s", [message.pk])
         id = UniqueId(message.queue, message.handler, message.type, message.unique_id or "")
-        free_unique_ids.end(cursor, [Done(message.pk, id, True)])
+        free_unique_ids.end(cursor, [EndedMessage(message.pk, id, True)])
 
 
 def handled() -> list[Any]:

@@ -74,7 +74,7 @@ class Settler(threading.Thread):
     def step(self, own: psycopg.Connection[Any]) -> None:
         from django_mq.store import free_unique_ids
         from django_mq.store import put_aside as aside
-        from django_mq.store.free_unique_ids import Done
+        from django_mq.store.free_unique_ids import EndedMessage
         from django_mq.store.unique_ids import UniqueId
 
         claimed = own.execute(CLAIM).fetchall()
@@ -106,7 +106,7 @@ class Settler(threading.Thread):
                 )
             else:
                 cursor.execute("delete from django_mq_queuedmessage where id = %s", [id])
-            free_unique_ids.end(cursor, [Done(id, UniqueId._make(unique), end == "ack")])
+            free_unique_ids.end(cursor, [EndedMessage(id, UniqueId._make(unique), end == "ack")])
         self.handled.append(n)
 
 
