@@ -24,8 +24,7 @@ from django_mq.executor.watchdog import Link
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.signals import named, traced
 from django_mq.store import Cursor, figures, leases, queue_backoff
-from django_mq.store import limits as server_limits
-from django_mq.store.limits import Limits
+from django_mq.store.limits import STATEMENT_SECONDS, Limits
 
 logger = logging.getLogger("django_mq")
 
@@ -40,10 +39,10 @@ LONGEST_WAIT = 1.0
 REPORT_EVERY = 5.0
 #: The limit of one statement, in seconds; a sixth of the shortest lease if that is more. After a
 #: connection that hangs, a new one can still renew the leases.
-STATEMENT_SECONDS = 1.0
+RENEWAL_STATEMENT_SECONDS = 1.0
 #: Seconds that a heartbeat, or the renewal of a probe, waits for a lock on the whole table, such as
 #: a migration takes. Locked rows are skipped.
-LOCK_SECONDS = 0.2
+HEARTBEAT_LOCK_SECONDS = 0.2
 
 
 class LeaseKeeper(threading.Thread):
@@ -80,7 +79,7 @@ class LeaseKeeper(threading.Thread):
         self._on_heartbeat = on_heartbeat
         self._on_commands = on_commands
         self._probes = probes
-        seconds = min(server_limits.STATEMENT_SECONDS, max(STATEMENT_SECONDS, shortest_lease / 6))
+        seconds = min(STATEMENT_SECONDS, max(RENEWAL_STATEMENT_SECONDS, shortest_lease / 6))
         self._statements = Statements(alias, limits=Limits(seconds, seconds), link=link)
         self._wake = threading.Event()
         self._ending = self._hurried = False
@@ -206,7 +205,7 @@ class LeaseKeeper(threading.Thread):
 
     @contextmanager
     def _impatient(self) -> Iterator[Cursor]:
-        """Yield a cursor in a transaction that waits up to LOCK_SECONDS for each lock."""
+        """Yield a cursor in a transaction that waits up to HEARTBEAT_LOCK_SECONDS for each lock."""
         cursor = self._statements.cursor()
-        with self._statements.transaction(lock=LOCK_SECONDS):
+        with self._statements.transaction(lock=HEARTBEAT_LOCK_SECONDS):
             yield cursor

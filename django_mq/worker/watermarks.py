@@ -11,7 +11,7 @@ from django_mq.store.claim import BEGINNING
 #: Seconds without full scans per second of full scan: they take at most a tenth of the time.
 REST_AFTER_FULL_SCAN = 9.0
 #: Seconds of full scans after a scan that found little behind the marks.
-FEW = 1.0
+FULL_SCANS_FOR = 1.0
 
 LaneName = tuple[str, int]
 Name = TypeVar("Name", bound=Hashable)
@@ -45,12 +45,12 @@ class Watermarks(Generic[Name]):
         return now < self._few_until or (wanted and now >= self._allowed_at)
 
     def found_little(self) -> None:
-        """Note that there is little behind the marks: the scans of the next FEW seconds are full.
+        """Note that little lies behind the marks: scans are full for FULL_SCANS_FOR seconds.
 
         With order keys, a message that is freed by the end of the one before it lies before the
         marks; with few keys, nearly all messages do.
         """
-        self._few_until = monotonic() + FEW
+        self._few_until = monotonic() + FULL_SCANS_FOR
 
     def full_in(self) -> float:
         """Return the seconds until a full scan is allowed."""
