@@ -16,9 +16,9 @@ from django_mq.executor.connections import Outage
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import leased_call, result_of, sort_started
-from django_mq.executor.limit_clock import GRACE, LimitClock
 from django_mq.executor.lingering import LINGER_SHARE, Lingering
 from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.loop_timeout import GRACE, LoopTimeout
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import SharedThread
 from django_mq.executor.tasks import Task, has_expired, is_sure, most_in_call
@@ -231,13 +231,13 @@ class AsyncRunner(threading.Thread):
         result: Any = None
         error: BaseException | None = None
         limit = entries.limit = asyncio.timeout(tasks[0].timeout)
-        clock = LimitClock(self._loop, limit, entries)
+        timeout = LoopTimeout(self._loop, limit, entries)
         lease = max(self._lease_of(task.delivery.queue) for task in tasks)
-        call = leased_call(tasks, alias=self._alias, lease=lease, clock=clock)
+        call = leased_call(tasks, alias=self._alias, lease=lease, timeout=timeout)
         if wanted(message_started):
             for delivery in call.deliveries:
                 reports.started(delivery)
-        clock.show(tasks[0].timeout)
+        timeout.show(tasks[0].timeout)
         current_delivery.set(call.deliveries[0])
         began = perf_counter()
         try:

@@ -16,7 +16,7 @@ from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload, When
 from django_mq.executor import forks, replies, reports
 from django_mq.executor.calls import surrounded, surroundings
 from django_mq.executor.ended import ACKED, Ended, Settled, failure_end
-from django_mq.executor.leased_delivery import Clock, LeasedDelivery
+from django_mq.executor.leased_delivery import LeasedDelivery, Timeout
 from django_mq.executor.tasks import Line, Task
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import RetryPolicy
@@ -26,18 +26,20 @@ T = TypeVar("T")
 PolicyOf = Callable[[ClaimedRow], RetryPolicy]
 
 
-class CallClock(Clock, Protocol):
-    """The clock of a call, which is also notified of each answered message."""
+class CallTimeout(Timeout, Protocol):
+    """The timeout of a call, which is also notified of each answered message."""
 
     def answered(self, id: int) -> None: ...
 
 
-def leased_call(tasks: Sequence[Task], *, alias: str, lease: float, clock: CallClock) -> LeasedCall:
+def leased_call(
+    tasks: Sequence[Task], *, alias: str, lease: float, timeout: CallTimeout
+) -> LeasedCall:
     """Return the call of the handler of `tasks`; only a batch handler has several."""
     if tasks[0].handler.batch:
-        return BatchCall(tasks, alias=alias, lease=lease, clock=clock)
+        return BatchCall(tasks, alias=alias, lease=lease, timeout=timeout)
     row = tasks[0].delivery._row
-    return SingleCall(LeasedDelivery(row, alias=alias, lease=lease, clock=clock))
+    return SingleCall(LeasedDelivery(row, alias=alias, lease=lease, timeout=timeout))
 
 
 async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
@@ -84,9 +86,9 @@ class BatchCall:
     """The call of a batch handler; its `argument` is empty if none of the list can be read."""
 
     def __init__(
-        self, tasks: Sequence[Task], *, alias: str, lease: float, clock: CallClock
+        self, tasks: Sequence[Task], *, alias: str, lease: float, timeout: CallTimeout
     ) -> None:
-        self._clock = clock
+        self._timeout = timeout
         self._lock = threading.Lock()
         self._ended = False
         self._lines: list[Line | None] = [task.line for task in tasks]
@@ -97,7 +99,7 @@ class BatchCall:
                 task.delivery._row,
                 alias=alias,
                 lease=lease,
-                clock=clock,
+                timeout=timeout,
                 answer=self.note_answer,
                 fences=fences,
             )
@@ -122,7 +124,7 @@ class BatchCall:
             if self._ended:
                 raise delivery._lost()
             self._answers[delivery.id] = error
-        self._clock.answered(delivery.id)
+        self._timeout.answered(delivery.id)
 
     def end(
         self, policy_of: PolicyOf, result: Any, error: BaseException | None, seconds: float
@@ -159,11 +161,11 @@ class BatchDelivery(LeasedDelivery):
         *,
         alias: str,
         lease: float,
-        clock: Clock,
+        timeout: Timeout,
         answer: Callable[[BatchDelivery, BaseException], None],
         fences: Sequence[Fence] = (),
     ) -> None:
-        super().__init__(row, alias=alias, lease=lease, clock=clock)
+        super().__init__(row, alias=alias, lease=lease, timeout=timeout)
         self._note_answer = answer
         self._fences = fences
 

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Clock(Protocol):
+class Timeout(Protocol):
     """Ends the handler at its timeout; `extend()` moves the timeout."""
 
     def extend(self, seconds: float) -> None: ...
@@ -32,13 +32,13 @@ class Clock(Protocol):
 class LeasedDelivery(Delivery):
     """The delivery that a handler with `atomic=False` gets."""
 
-    __slots__ = ("_alias", "_began", "_clock", "_lease", "finished")
+    __slots__ = ("_alias", "_began", "_lease", "_timeout", "finished")
 
-    def __init__(self, row: ClaimedRow, *, alias: str, lease: float, clock: Clock) -> None:
+    def __init__(self, row: ClaimedRow, *, alias: str, lease: float, timeout: Timeout) -> None:
         super().__init__(row)
         self._alias = alias
         self._lease = lease
-        self._clock = clock
+        self._timeout = timeout
         self._began = perf_counter()
         self.finished = False
 
@@ -53,7 +53,7 @@ class LeasedDelivery(Delivery):
             fences = self._of_this_call()
             if self.id not in leases.start(cursor, fences, lease=max(wanted, self._lease)):
                 raise self._lost()
-        self._clock.extend(wanted)
+        self._timeout.extend(wanted)
 
     def _of_this_call(self) -> list[Fence]:
         """Return the fences of all messages of the call."""

@@ -64,13 +64,13 @@ class NonAtomic:
         return True
 
     def _run_started(self, tasks: Sequence[Task], lease: float) -> None:
-        handler, timeout = tasks[0].handler, tasks[0].timeout
-        clock = EntryClock(self.entries.of_call([task.delivery.fence for task in tasks]))
-        call = leased_call(tasks, alias=self.session.wrapper.alias, lease=lease, clock=clock)
+        handler = tasks[0].handler
+        timeout = EntryTimeout(self.entries.of_call([task.delivery.fence for task in tasks]))
+        call = leased_call(tasks, alias=self.session.wrapper.alias, lease=lease, timeout=timeout)
         if wanted(message_started):
             for delivery in call.deliveries:
                 reports.started(delivery)
-        clock.extend(timeout)
+        timeout.extend(tasks[0].timeout)
         began = perf_counter()
         self.session.link.lent = True
         try:
@@ -85,7 +85,7 @@ class NonAtomic:
                 )
         finally:
             self.session.link.lent = False
-            clock.end()
+            timeout.end()
         self.settle(call.end(self.settlement.policy_of, result, error, seconds))
 
     def settle(self, ended: Sequence[Ended]) -> None:
@@ -118,7 +118,7 @@ class NonAtomic:
             self.session.wrapper.close()
 
 
-class EntryClock:
+class EntryTimeout:
     """The deadline of a call on the scoreboard, as the supervisor sees it."""
 
     def __init__(self, entries: CallEntries) -> None:

@@ -119,7 +119,7 @@ class _Unstored(LeasedDelivery):
     """A leased delivery without a row to renew or remove."""
 
     def __init__(self, row: ClaimedRow, alias: str) -> None:
-        super().__init__(row, alias=alias, lease=0.0, clock=self)
+        super().__init__(row, alias=alias, lease=0.0, timeout=self)
 
     def extend(self, seconds: float) -> None:
         """Do nothing: there is no lease."""
@@ -134,7 +134,7 @@ class _UnstoredOfBatch(BatchDelivery):
     answer: BaseException | None = None
 
     def __init__(self, row: ClaimedRow, alias: str) -> None:
-        super().__init__(row, alias=alias, lease=0.0, clock=self, answer=self._keep)
+        super().__init__(row, alias=alias, lease=0.0, timeout=self, answer=self._keep)
 
     def extend(self, seconds: float) -> None:
         """Do nothing: there is no lease."""

@@ -193,7 +193,9 @@ class Drain:
         if started.get(task.delivery.id):
             self._settle(Ended(task.delivery, Settled.BURIED, reason="expired"))
             return
-        leased = leased_call([task], alias=self._connection.alias, lease=lease, clock=_NoClock())
+        leased = leased_call(
+            [task], alias=self._connection.alias, lease=lease, timeout=_NoTimeout()
+        )
         [delivery] = leased.deliveries
         if wanted(message_started):
             reports.started(delivery)
@@ -230,8 +232,8 @@ class Drain:
         return statement_cursor(self._connection.connection)
 
 
-class _NoClock:
-    """The clock of a handler without a timeout."""
+class _NoTimeout:
+    """The timeout of a handler that has none."""
 
     def extend(self, seconds: float) -> None:
         """Do nothing: a drain has no timeouts."""

@@ -124,8 +124,8 @@ PATCHES = {
             Code(
                 "django_mq.executor.nonatomic",
                 "NonAtomic._run_started",
-                "    clock.extend(timeout)\n",
-                "    clock.extend(timeout)\n"
+                "    timeout.extend(tasks[0].timeout)\n",
+                "    timeout.extend(tasks[0].timeout)\n"
                 "    self._settlement.settle([Ended(call.deliveries[0], Settled.ACKED)])\n",
             ),
         ),

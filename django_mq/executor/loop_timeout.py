@@ -12,7 +12,7 @@ from django_mq.executor.scoreboard import CallEntries
 GRACE = 5.0
 
 
-class LimitClock:
+class LoopTimeout:
     """Moves the timeout of a call on its loop, and the deadline its supervisor sees."""
 
     def __init__(
