@@ -126,7 +126,7 @@ PATCHES = {
                 "NonAtomic._run_started",
                 "    timeout.extend(tasks[0].timeout)\n",
                 "    timeout.extend(tasks[0].timeout)\n"
-                "    self._settlement.settle([Ended(call.deliveries[0], Settled.ACKED)])\n",
+                "    self.settlement.settle([Ended(call.deliveries[0], Settled.ACKED)])\n",
             ),
         ),
         ("calls",),
