@@ -101,7 +101,7 @@ class ClaimRouter:
         self._keyed = {**kept, **keyed}
         return new
 
-    def way(self, queue: str, options: ClaimOptions) -> str:
+    def statement_group(self, queue: str, options: ClaimOptions) -> str:
         """Return a text that is equal for queues that one claim can serve, given equal options.
 
         Empty for the plain claim.
@@ -110,8 +110,8 @@ class ClaimRouter:
             return f"alone {queue}"
         return "keyed" if queue in self._keyed else ""
 
-    def lapsed_way(self, queue: str, options: ClaimOptions) -> str:
-        """Return the same as `way()`, for a claim of lapsed messages."""
+    def lapsed_statement_group(self, queue: str, options: ClaimOptions) -> str:
+        """Return the same as `statement_group()`, for a claim of lapsed messages."""
         return f"alone {queue}" if self._is_gated(queue, options) else ""
 
     def most_per_claim(self, queue: str, options: ClaimOptions) -> int:
@@ -131,7 +131,7 @@ class ClaimRouter:
         limit: int,
         with_marks: bool = False,
     ) -> ClaimResult:
-        """Claim up to `limit` messages of `lanes`, which have the same options and way.
+        """Claim up to `limit` messages of `lanes`, which have the same options and statement group.
 
         One claimer gets no more than a batch: a larger limit makes several claims in one
         statement. From a queue with keys, it returns marks only if asked.
@@ -141,7 +141,7 @@ class ClaimRouter:
             if not lanes:
                 return ClaimResult(NOTHING)
         queue = lanes[0].queue
-        if not self.way(queue, options):
+        if not self.statement_group(queue, options):
             return self._weighed(options, self._claim_plain(cursor, lanes, options, limit))
         if options.ordered and (queue not in self._owned or self._has_any(queue)):
             return ClaimResult(NOTHING)
@@ -168,7 +168,7 @@ class ClaimRouter:
         limit: int,
         marks: Mapping[str, Mark],
     ) -> Lapsed:
-        """Take over up to `limit` lapsed messages of `queues`, which have equal options and way.
+        """Take over up to `limit` lapsed messages of `queues`, equal in options and statement group.
 
         The scan of a queue begins behind its mark, if it has one. A lapsed message of a queue that
         backs off becomes its probe: there may be no other.

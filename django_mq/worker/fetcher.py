@@ -178,14 +178,16 @@ class Fetcher:
         full: bool,
     ) -> ClaimResult:
         asked_at, began = lease_clock(), perf_counter()
-        way = self._claims.way(lanes[0][0], options)
-        own = {"": self._watermarks, "keyed": self._keyed_marks}.get(way, Watermarks(full_every=0))
-        full = own.full_is_due() if way else full
+        group = self._claims.statement_group(lanes[0][0], options)
+        own = {"": self._watermarks, "keyed": self._keyed_marks}.get(
+            group, Watermarks(full_every=0)
+        )
+        full = own.full_is_due() if group else full
         marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
         result = self._claims.claim(cursor, marked, options, limit=room, with_marks=not full)
-        full |= bool(way) and all(lane.at == BEGINNING[0] for lane in marked)
+        full |= bool(group) and all(lane.at == BEGINNING[0] for lane in marked)
         own.scanned(result.claim.marks, perf_counter() - began, full=full)
-        if way and not full and len(result.claim.rows) < room // 2:
+        if group and not full and len(result.claim.rows) < room // 2:
             own.found_little()
             result = result._replace(claim=result.claim._replace(unfinished=True))
         if result.claim.rows:
@@ -266,14 +268,14 @@ class Fetcher:
     def _group(self, lane: LaneName) -> tuple[ClaimOptions, str]:
         """Return what the lanes of one claim have in common."""
         options = self._options(lane[0])
-        return options, self._claims.way(lane[0], options)
+        return options, self._claims.statement_group(lane[0], options)
 
     def _leased_groups(self) -> Iterator[tuple[ClaimOptions, list[str]]]:
         groups: dict[tuple[ClaimOptions, str], list[str]] = {}
         for queue in self._leased:
             options = self._options(queue)
             if not options.ordered or queue in self._ordered_queues.owned:
-                way = self._claims.lapsed_way(queue, options)
-                groups.setdefault((options, way), []).append(queue)
+                group = self._claims.lapsed_statement_group(queue, options)
+                groups.setdefault((options, group), []).append(queue)
         for (options, _), queues in groups.items():
             yield options, queues
