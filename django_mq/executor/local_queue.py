@@ -151,7 +151,7 @@ class LocalQueue:
         Its waiting tasks are given back. The next call for the queue replaces this one.
         """
         with self._lock:
-            self.stopped_queues.queue(queue, before)
+            self.stopped_queues.stop(queue, before)
             self._waiting.drop(lambda task: self.stopped_queues.has(task.delivery))
 
     def drop(self, queues: Collection[str], *, keeping: Collection[str]) -> None:

@@ -20,11 +20,11 @@ class StoppedQueues:
     def __bool__(self) -> bool:
         return bool(self._before)
 
-    def queue(self, name: str, before: datetime | None = None) -> None:
+    def stop(self, name: str, before: datetime | None = None) -> None:
         """Start nothing of queue `name` that was claimed before `before` (None: nothing at all)."""
         self._before[name] = before
 
-    def whole(self, name: str) -> bool:
+    def is_all_stopped(self, name: str) -> bool:
         """Return whether nothing at all of queue `name` may start."""
         return name in self._before and self._before[name] is None
 

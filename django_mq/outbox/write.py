@@ -37,7 +37,7 @@ class CallQueues:
         #: rows share one line.
         self.in_commit_order: dict[str, bool] = {}
 
-    def meet(self, queue: str) -> QueueOptions:
+    def note(self, queue: str) -> QueueOptions:
         """Note that a row goes to `queue`; return the options of the queue."""
         options = self.settings.queue(queue)
         if options.max_backlog is not None:

@@ -137,7 +137,7 @@ class ClaimRouter:
         statement. From a queue with keys, it returns marks only if asked.
         """
         if self._stopped:
-            lanes = [lane for lane in lanes if not self._stopped.whole(lane.queue)]
+            lanes = [lane for lane in lanes if not self._stopped.is_all_stopped(lane.queue)]
             if not lanes:
                 return ClaimResult(NOTHING)
         queue = lanes[0].queue
@@ -168,13 +168,13 @@ class ClaimRouter:
         limit: int,
         marks: Mapping[str, Mark],
     ) -> Lapsed:
-        """Take over up to `limit` lapsed messages of `queues`, equal in options and statement group.
+        """Take over up to `limit` lapsed messages of `queues`, which make up one statement group.
 
         The scan of a queue begins behind its mark, if it has one. A lapsed message of a queue that
         backs off becomes its probe: there may be no other.
         """
         if self._stopped:
-            queues = [queue for queue in queues if not self._stopped.whole(queue)]
+            queues = [queue for queue in queues if not self._stopped.is_all_stopped(queue)]
             if not queues:
                 return claim_lapsed.NOTHING
         if not self._is_gated(queues[0], options):

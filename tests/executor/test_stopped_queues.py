@@ -55,14 +55,14 @@ def test_all_of_a_queue_or_what_was_claimed_before() -> None:
     stopped = StoppedQueues()
     assert not stopped
     assert not stopped.has(delivery())
-    stopped.queue("mail")
+    stopped.stop("mail")
     assert stopped
     assert stopped.has(delivery(at=LATER))
     assert not stopped.has(delivery(queue="other"))
-    assert stopped.whole("mail")
-    assert not stopped.whole("other")
-    stopped.queue("mail", LATER)
-    assert not stopped.whole("mail")
+    assert stopped.is_all_stopped("mail")
+    assert not stopped.is_all_stopped("other")
+    stopped.stop("mail", LATER)
+    assert not stopped.is_all_stopped("mail")
     assert stopped.has(delivery(at=NOON))
     assert not stopped.has(delivery(at=LATER))
 

@@ -84,6 +84,6 @@ def test_a_batch_of_a_stopped_queue_does_not_start(bench: Bench) -> None:
         add(handler="h")
     tasks = bench.claim()
     bench.slices._stopped = stopped = StoppedQueues()
-    stopped.queue("mail")
+    stopped.stop("mail")
     assert bench.run(tasks).left == tasks
     assert ran == []
