@@ -21,7 +21,7 @@ from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.loop_timeout import GRACE, LoopTimeout
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import SharedThread
-from django_mq.executor.tasks import Task, has_expired, is_sure, most_in_call
+from django_mq.executor.tasks import Task, has_expired, may_start_unlocked, most_in_call
 from django_mq.executor.watchdog import Link
 from django_mq.messages import ClaimedRow, current_delivery
 from django_mq.policy.backoff import RetryPolicy
@@ -66,7 +66,7 @@ class AsyncRunner(threading.Thread):
         self._first_entry = first_entry
         self._free = list(range(first_entry, first_entry + slots))
         self._told_room = False
-        self._sure_for = shortest_lease / 2
+        self._unlocked_for = shortest_lease / 2
         self._batch = batch
         self._lingering = Lingering(batch=batch, longest=shortest_lease / LINGER_SHARE)
         self._timer: asyncio.TimerHandle | None = None
@@ -197,8 +197,10 @@ class AsyncRunner(threading.Thread):
 
     async def _ready(self, tasks: list[Task]) -> list[Task]:
         """Return the tasks that may start; settle those that must not."""
-        since = lease_clock() - self._sure_for
-        if all(is_sure(task, since) and not has_expired(task.delivery) for task in tasks):
+        since = lease_clock() - self._unlocked_for
+        if all(
+            may_start_unlocked(task, since) and not has_expired(task.delivery) for task in tasks
+        ):
             return tasks
         answer: asyncio.Future[dict[int, bool]] = self._loop.create_future()
         self._settler.start_leases(tasks, answer)

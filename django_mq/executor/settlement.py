@@ -167,7 +167,7 @@ class Settlement:
             attempt.lost -= {
                 each.delivery.id
                 for each in ended
-                if each.delivery.id not in there and each.delivery._sure_at > fresh_since
+                if each.delivery.id not in there and each.delivery._leased_at > fresh_since
             }
 
     def _refused(self, ended: Ended, error: Exception) -> list[Ended]:

@@ -12,7 +12,7 @@ from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.slice_state import NotLocked, SliceState
-from django_mq.executor.tasks import Task, has_expired, is_sure
+from django_mq.executor.tasks import Task, has_expired, may_start_unlocked
 from django_mq.messages import fence_of
 from django_mq.store import row_locks
 
@@ -25,7 +25,7 @@ MOST_SAVEPOINTS = 50
 class SliceBody:
     """Runs the deliveries of a slice in order, until its time is over.
 
-    A delivery starts without a lock for `sure_for` seconds after its claim or renewal was
+    A delivery starts without a lock for `unlocked_for` seconds after its claim or renewal was
     requested: until then no other worker can have taken its message. `nested`: the transaction is a
     test's, and each row is locked first.
     """
@@ -34,7 +34,7 @@ class SliceBody:
     entries: ExecutorEntries
     attempts: Attempts
     nested: bool
-    sure_for: float
+    unlocked_for: float
 
     def run(self, state: SliceState) -> None:
         """Run the deliveries of `state`. Raises SliceAborted if one ended the transaction."""
@@ -50,10 +50,10 @@ class SliceBody:
             self._run_batch(state)
         else:
             always = self.nested or self.session.is_stale()
-            self._run_each(state, float("inf") if always else lease_clock() - self.sure_for)
+            self._run_each(state, float("inf") if always else lease_clock() - self.unlocked_for)
         savepoint.leave()
 
-    def _run_each(self, state: SliceState, sure_since: float) -> None:
+    def _run_each(self, state: SliceState, leased_since: float) -> None:
         tasks, until = state.tasks, state.until
         last = len(tasks) - 1
         for index, task in enumerate(tasks):
@@ -67,7 +67,7 @@ class SliceBody:
                 state.left.append(task)
                 continue
             row = task.delivery._row
-            lock = not is_sure(task, sure_since)
+            lock = not may_start_unlocked(task, leased_since)
             if lock and not state.begun:
                 self._begin(state)
             if (state.missing or state.expired or row.expires_in is not None) and (

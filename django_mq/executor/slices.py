@@ -74,7 +74,11 @@ class Slices:
             backoff_queues=backoff_queues,
         )
         self._body = SliceBody(
-            session, entries=entries, attempts=attempts, nested=nested, sure_for=shortest_lease / 2
+            session,
+            entries=entries,
+            attempts=attempts,
+            nested=nested,
+            unlocked_for=shortest_lease / 2,
         )
         self._recovery = SliceRecovery(
             session,
@@ -132,7 +136,7 @@ class Slices:
         if locked and not state.attempted:
             self._outage.wait_quietly()  # nothing else to do, and the lock may last
         for task in (*state.again, *locked):
-            task.delivery._sure_at = LONG_AGO  # from now on it is locked before it starts
+            task.delivery._leased_at = LONG_AGO  # from now on it is locked before it starts
         return Remainder(state.left, state.again, locked)
 
     def _still_ours(self, skipped: list[Task]) -> list[Task]:

@@ -48,14 +48,14 @@ def is_listed(task: Task) -> bool:
     return task.delivery._row.attempts == 1
 
 
-def is_sure(task: Task, since: float) -> bool:
+def may_start_unlocked(task: Task, since: float) -> bool:
     """Return whether `task` may start unlocked: it was claimed or renewed after `since`.
 
     `since` is a time of the lease clock; no lease given later can have lapsed. Suspects and
     messages of a line are always locked first.
     """
     delivery = task.delivery
-    return task.line is None and not delivery._row.suspect and delivery._sure_at >= since
+    return task.line is None and not delivery._row.suspect and delivery._leased_at >= since
 
 
 def has_expired(delivery: Delivery) -> bool:

@@ -98,21 +98,29 @@ class Delivery(Generic[Payload]):
     class as `payload`.
     """
 
-    __slots__ = ("__weakref__", "_asked_at", "_fence", "_metadata", "_payload", "_row", "_sure_at")
+    __slots__ = (
+        "__weakref__",
+        "_asked_at",
+        "_fence",
+        "_leased_at",
+        "_metadata",
+        "_payload",
+        "_row",
+    )
 
     _row: ClaimedRow
     _asked_at: float
-    _sure_at: float
+    _leased_at: float
     _fence: Fence
     _payload: Any
     _metadata: Any
 
     def __init__(self, row: ClaimedRow, asked_at: float = LONG_AGO) -> None:
         # `asked_at`: when the claim was sent, by the worker's lease clock; LONG_AGO if unknown.
-        # `_sure_at` moves with each renewal; it is LONG_AGO for a message that must be locked
+        # `_leased_at` moves with each renewal; it is LONG_AGO for a message that must be locked
         # before it starts.
         self._row = row
-        self._asked_at = self._sure_at = asked_at
+        self._asked_at = self._leased_at = asked_at
 
     @property
     def id(self) -> int:

@@ -161,8 +161,8 @@ class LeaseKeeper(threading.Thread):
             fences = [each.fence for each in deliveries]
             renewed = leases.renew(self._statements.cursor(), fences, lease=lease)
             for each in deliveries:
-                if each.id in renewed and each._sure_at > LONG_AGO:  # else it is locked first
-                    each._sure_at = asked_at
+                if each.id in renewed and each._leased_at > LONG_AGO:  # else it is locked first
+                    each._leased_at = asked_at
         for queue, claimer in self._probes():
             with self._impatient() as cursor:
                 queue_backoff.renew_probe(

@@ -197,9 +197,9 @@ def test_messages_that_must_not_start_before_their_row_is_locked(bench: Bench, m
     if made == "key":
         tasks = [task._replace(line=("mail", "h", "k")) for task in tasks]
     elif made == "old":
-        tasks[0].delivery._sure_at -= 501  # half of the lease of 1,000 s
+        tasks[0].delivery._leased_at -= 501  # half of the lease of 1,000 s
     elif made == "taken over":
-        tasks[0].delivery._sure_at = LONG_AGO
+        tasks[0].delivery._leased_at = LONG_AGO
     elif made == "silent":  # a firewall may have forgotten the connection
         bench.session._active_at -= 61
     with second_connection() as other, other.transaction():
@@ -221,7 +221,7 @@ def test_a_machine_that_has_just_started_has_old_leases_too(
 
     add(handler="h")
     tasks = bench.claim()
-    tasks[0].delivery._sure_at = LONG_AGO
+    tasks[0].delivery._leased_at = LONG_AGO
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         assert bench.run(tasks).locked == tasks
