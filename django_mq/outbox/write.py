@@ -16,7 +16,7 @@ from django_mq.outbox import deduplicate, notify
 from django_mq.outbox.backlog import admit
 from django_mq.outbox.dedupe_plan import Candidate
 from django_mq.store.backlog import lock_lines
-from django_mq.store.insert import FEW, insert, nobody
+from django_mq.store.insert import FEW, ignore_ids, insert
 from django_mq.store.rows import NewRow, Rows
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RowWriter:
         self._in_commit_order = queues.in_commit_order
         self._has_savepoint = has_savepoint
 
-    def insert(self, rows: Rows, *, on_ids: Callable[[Sequence[int]], None] = nobody) -> None:
+    def insert(self, rows: Rows, *, on_ids: Callable[[Sequence[int]], None] = ignore_ids) -> None:
         """Insert rows without unique ids, all or none.
 
         `on_ids` is called with the ids, for many rows in several parts as they become known.

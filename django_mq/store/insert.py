@@ -49,12 +49,12 @@ OPTIONAL = (
 )
 
 
-def nobody(ids: Sequence[int]) -> None:
+def ignore_ids(ids: Sequence[int]) -> None:
     """The default of `on_ids`: do nothing."""
 
 
 def insert(
-    cursor: CopyCursor, rows: Rows, *, on_ids: Callable[[Sequence[int]], None] = nobody
+    cursor: CopyCursor, rows: Rows, *, on_ids: Callable[[Sequence[int]], None] = ignore_ids
 ) -> list[int]:
     """Insert the rows and return their ids, which ascend in the order of the rows.
 
@@ -178,7 +178,7 @@ copy django_mq_queuedmessage (id, queue, type, payload, max_attempts, handler{})
 
 
 def copy_many(
-    cursor: CopyCursor, rows: Rows, *, on_ids: Callable[[Sequence[int]], None] = nobody
+    cursor: CopyCursor, rows: Rows, *, on_ids: Callable[[Sequence[int]], None] = ignore_ids
 ) -> list[int]:
     """Insert the rows by COPY and return their ids in the order of the rows; see `insert()`.
 
