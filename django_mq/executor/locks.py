@@ -31,12 +31,12 @@ def begin(
     test's), under its limits. Raises psycopg's errors, after which no transaction is open.
     """
     within = driver.info.transaction_status == TransactionStatus.INTRANS
-    steps = "" if within else f"{begin_statement(driver)}; {slice_limits.ours(settings)}; "
+    steps = "" if within else f"{begin_statement(driver)}; {slice_limits.worker_limits(settings)}; "
     steps += open_transaction.set_local(settings) + row_locks.lock(fences)
     if savepoint:
         steps += f"; savepoint {LazySavepoint.NAME}"
         if not within:
-            steps += f"; {slice_limits.of_handlers(settings)}"
+            steps += f"; {slice_limits.handler_limits(settings)}"
     rows = _query(driver, steps, within)
     return row_locks.locked(rows[0] if rows else (), fences)
 
@@ -53,10 +53,10 @@ def wait_for(
     try:
         rows = _query(
             driver,
-            f"release savepoint {name}; {slice_limits.ours(settings)};"
+            f"release savepoint {name}; {slice_limits.worker_limits(settings)};"
             f" {row_locks.lock_patiently(fence)}"
-            f" {slice_limits.ours(settings)}; savepoint {name};"
-            f" {slice_limits.of_handlers(settings)}",
+            f" {slice_limits.worker_limits(settings)}; savepoint {name};"
+            f" {slice_limits.handler_limits(settings)}",
             False,
         )
     except psycopg.Error as error:

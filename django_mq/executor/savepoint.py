@@ -250,8 +250,8 @@ class LazySavepoint:
         Outside the savepoints of handlers the limits are the worker's, inside they are the role's.
         """
         own = settings is not None
-        self._to_us = f"; {slice_limits.ours(settings or {})}".encode() if own else b""
-        opened = f"; {slice_limits.of_handlers(settings or {})}" if own else ""
+        self._to_us = f"; {slice_limits.worker_limits(settings or {})}".encode() if own else b""
+        opened = f"; {slice_limits.handler_limits(settings or {})}" if own else ""
         self._open = f"savepoint {self.NAME}{opened}".encode()
         undo = f"rollback to savepoint {self.NAME}; release savepoint {self.NAME}"
         self._undo = undo.encode() + self._to_us

@@ -48,14 +48,14 @@ def of_server(version: int) -> dict[str, str]:
     return {"transaction_timeout": "0"} if version >= 170000 else {}
 
 
-def ours(settings: Mapping[str, str]) -> str:
+def worker_limits(settings: Mapping[str, str]) -> str:
     """Return the statements that set the limits of the worker's own statements in a slice.
 
     `settings` are those of its transaction. Its own lock timeout, if it has one, stays.
 
-    >>> ours({})
+    >>> worker_limits({})
     'set local statement_timeout = 30000; set local lock_timeout = 10000'
-    >>> ours({"lock_timeout": "50"})
+    >>> worker_limits({"lock_timeout": "50"})
     'set local statement_timeout = 30000; set local lock_timeout = 50'
     """
     own = Limits()
@@ -64,10 +64,10 @@ def ours(settings: Mapping[str, str]) -> str:
     return set_local(own)
 
 
-def of_handlers(settings: Mapping[str, str]) -> str:
+def handler_limits(settings: Mapping[str, str]) -> str:
     """Return the statements that set the limits of handlers again: the role's.
 
-    >>> of_handlers({})
+    >>> handler_limits({})
     'set local statement_timeout to default; set local lock_timeout to default'
     """
     lock = settings.get("lock_timeout", "default")

@@ -163,7 +163,7 @@ class Slices:
                 # A claim that parks messages behind these holds a lock that their ack needs. It
                 # does not wait, so this cannot deadlock; a failed ack would run all of them
                 # again, one by one.
-                simple_query(self._session.connect(), slice_limits.ours({}))
+                simple_query(self._session.connect(), slice_limits.worker_limits({}))
             if settle_all(self._session.cursor(), state.users.ended):
                 raise LeasesLost
         state.committing = state.begun
