@@ -29,7 +29,7 @@ def queued_for(delivery: Delivery) -> float | None:
     return max(0.0, row.waited) if row.attempts == 1 else None
 
 
-class Timings:
+class HandlerTallies:
     """The tallies of one worker by queue and handler, each in constant memory. Thread-safe."""
 
     def __init__(self) -> None:
@@ -131,14 +131,14 @@ def _is_new(each: Ended) -> bool:
     return first and each.settled is not Settled.SNOOZED
 
 
-#: The timings of each worker that runs in this process, by its id.
-_of: dict[str, Timings] = {}
+#: The tallies of each worker that runs in this process, by its id.
+_of: dict[str, HandlerTallies] = {}
 
 
-def begin(worker: str) -> Timings:
+def begin(worker: str) -> HandlerTallies:
     """Start counting for `worker`."""
-    timings = _of[worker] = Timings()
-    return timings
+    tallies = _of[worker] = HandlerTallies()
+    return tallies
 
 
 def end(worker: str) -> None:
@@ -146,8 +146,8 @@ def end(worker: str) -> None:
     _of.pop(worker, None)
 
 
-def of(worker: str) -> Timings | None:
-    """Return the timings of `worker`, if it runs in this process."""
+def of(worker: str) -> HandlerTallies | None:
+    """Return the tallies of `worker`, if it runs in this process."""
     return _of.get(worker)
 
 
@@ -160,5 +160,5 @@ def count(ended: Sequence[Ended]) -> None:
     if not ended:
         return
     worker = ended[0].delivery._row.claimed_by.partition(":")[0]
-    for timings in [_of[worker]] if worker in _of else list(_of.values())[:1]:
-        timings.add(ended)
+    for tallies in [_of[worker]] if worker in _of else list(_of.values())[:1]:
+        tallies.add(ended)

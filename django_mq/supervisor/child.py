@@ -87,7 +87,7 @@ def run(
 @contextlib.contextmanager
 def _reporting(worker: Worker, link: socket.socket) -> Iterator[None]:
     """Report the totals of `worker`'s handlers, every few seconds and at the end of the block."""
-    reports, enough = Reports(lambda: worker._timings.by_source()), threading.Event()
+    reports, enough = Reports(lambda: worker._tallies.by_source()), threading.Event()
 
     def report() -> None:
         ended = False

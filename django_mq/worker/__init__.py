@@ -12,7 +12,7 @@ from datetime import timedelta
 from django.db import connections
 
 from django_mq.executor import handler_counts
-from django_mq.executor.handler_counts import Timings
+from django_mq.executor.handler_counts import HandlerTallies
 from django_mq.policy.handler_stats import HandlerTimings
 from django_mq.worker.commands import EndProcess
 from django_mq.worker.orders import Orders
@@ -35,7 +35,7 @@ class Worker(WorkerOptions):
     """
 
     _run: Run | None = None
-    _timings = Timings()  # empty, until a run has its own
+    _tallies = HandlerTallies()  # empty, until a run has its own
 
     @property
     def id(self) -> str:
@@ -63,7 +63,7 @@ class Worker(WorkerOptions):
         At most 100 handlers, starting with those that ended most messages.
         `django_mq.queues.timings()` sums the whole fleet.
         """
-        return {name: tally.timings(name) for name, tally in self._timings.read().items()}
+        return {name: tally.timings(name) for name, tally in self._tallies.read().items()}
 
     def run(self, until_empty: bool = False) -> bool:
         """Work until told to stop or, with `until_empty`, until nothing is due; blocks.
@@ -81,7 +81,7 @@ class Worker(WorkerOptions):
                     " transaction: in a TestCase use django_mq.testing.drain()"
                 )
             run = self._run = Run(self)
-            self._timings = handler_counts.begin(run.id)
+            self._tallies = handler_counts.begin(run.id)
         try:
             return run.run(until_empty)
         finally:

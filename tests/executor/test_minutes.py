@@ -9,7 +9,7 @@ import pytest
 from django_mq import handler
 from django_mq.executor import handler_counts, minutes
 from django_mq.executor.ended import Settled
-from django_mq.executor.handler_counts import Timings
+from django_mq.executor.handler_counts import HandlerTallies
 from django_mq.policy.error_text import Failure
 from django_mq.policy.outcomes import DeadLettered, Retried, Snoozed
 from django_mq.store.figures import Arrived, MinuteRow
@@ -39,19 +39,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def these(clock: Clock) -> Timings:
-    these = Timings()
+def these(clock: Clock) -> HandlerTallies:
+    these = HandlerTallies()
     these.minutes.set_clock(START, clock())
     return these
 
 
-def take(these: Timings) -> tuple[list[MinuteRow], list[Arrived]]:
+def take(these: HandlerTallies) -> tuple[list[MinuteRow], list[Arrived]]:
     found = these.minutes.take_unwritten()
     these.minutes.written()
     return found
 
 
-def test_rows_hold_absolute_counts_of_a_minute(these: Timings, clock: Clock) -> None:
+def test_rows_hold_absolute_counts_of_a_minute(these: HandlerTallies, clock: Clock) -> None:
     these.add([ended(seconds=0.25), ended(seconds=0.25), ended(name="i")])
     rows, _ = take(these)
     assert [(row.minute, row.queue, row.handler, row.acked) for row in rows] == [
@@ -70,7 +70,7 @@ def test_rows_hold_absolute_counts_of_a_minute(these: Timings, clock: Clock) -> 
     assert these.read()["h"].acked == 4
 
 
-def test_what_could_not_be_stored_is_taken_again(these: Timings, clock: Clock) -> None:
+def test_what_could_not_be_stored_is_taken_again(these: HandlerTallies, clock: Clock) -> None:
     """Together with the counts since then, even after the end of its minute."""
     these.add([ended()])
     assert len(these.minutes.take_unwritten()[0]) == 1
@@ -84,7 +84,7 @@ def test_what_could_not_be_stored_is_taken_again(these: Timings, clock: Clock) -
 
 
 def test_counts_wait_until_the_clock_is_known(clock: Clock) -> None:
-    these = Timings()
+    these = HandlerTallies()
     these.add([ended(age=60)])
     assert these.minutes.take_unwritten() == ([], [])
     these.minutes.set_clock(START, clock())
@@ -94,7 +94,7 @@ def test_counts_wait_until_the_clock_is_known(clock: Clock) -> None:
     assert {each.minute: each.messages for each in arrived} == {FIRST: 1, FIRST - 60: 1}
 
 
-def test_a_clock_that_steps_back_overwrites_nothing(these: Timings, clock: Clock) -> None:
+def test_a_clock_that_steps_back_overwrites_nothing(these: HandlerTallies, clock: Clock) -> None:
     these.add([ended()])
     take(these)
     these.minutes.set_clock(START - 600, clock())
@@ -103,7 +103,7 @@ def test_a_clock_that_steps_back_overwrites_nothing(these: Timings, clock: Clock
     assert (row.minute, row.acked) == (FIRST, 2)
 
 
-def test_messages_arrive_when_they_were_created(these: Timings, clock: Clock) -> None:
+def test_messages_arrive_when_they_were_created(these: HandlerTallies, clock: Clock) -> None:
     """Absolute counts again: a message from an earlier minute adds to that minute's count."""
     these.add([ended(age=20), ended(age=70), ended(age=70)])
     _, arrived = take(these)
@@ -133,7 +133,7 @@ def test_messages_arrive_when_they_were_created(these: Timings, clock: Clock) ->
         ({"settled": Settled.FAILED, "outcome": DeadLettered("x", FAILURE), "attempt": 2}, 0),
     ],
 )
-def test_a_message_arrives_once(these: Timings, given: dict[str, Any], count: int) -> None:
+def test_a_message_arrives_once(these: HandlerTallies, given: dict[str, Any], count: int) -> None:
     """At the end of its first attempt; a snoozed message starts that attempt again."""
     these.add([ended(**given)])
     _, arrived = take(these)
@@ -141,7 +141,7 @@ def test_a_message_arrives_once(these: Timings, given: dict[str, Any], count: in
 
 
 def test_queues_that_only_rows_know_do_not_pile_up(
-    these: Timings, monkeypatch: pytest.MonkeyPatch
+    these: HandlerTallies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S27: beyond a number of pairs, the queues of a handler are counted together."""
     monkeypatch.setattr(handler_counts, "MOST_SOURCES", 3)
