@@ -46,7 +46,7 @@ def current_transaction(cursor: Cursor) -> str:
     return xid
 
 
-COMMITTED = "select pg_xact_status(%(xid)s::xid8)"
+STATUS = "select pg_xact_status(%(xid)s::xid8)"
 
 
 def transaction_status(cursor: Cursor, xid: str) -> str | None:
@@ -56,7 +56,7 @@ def transaction_status(cursor: Cursor, xid: str) -> str | None:
     assigned again.
     """
     try:
-        cursor.execute(COMMITTED, {"xid": xid})
+        cursor.execute(STATUS, {"xid": xid})
     except psycopg.errors.InvalidParameterValue:  # "transaction ID ... is in the future"
         return None
     status: str | None = cursor.fetchone()[0]
