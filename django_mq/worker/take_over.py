@@ -20,15 +20,15 @@ def take_over(cursor: Cursor, **arguments: Any) -> Lapsed:
     """Claim lapsed messages as `claim_lapsed()` does, and apply the effects of those that died."""
     with within_transaction(cursor):
         found = claim_lapsed.claim_lapsed(cursor, **arguments)
-        settle_effects.write_where_possible(cursor, list(map(_buried, found.dead)))
+        settle_effects.write_where_possible(cursor, list(map(_died, found.dead)))
     return found
 
 
 def announce_dead(found: Lapsed) -> None:
     """Announce the messages that a take-over dead-lettered, after its commit."""
     for row in found.dead:
-        reports.one_ended(_buried(row))
+        reports.one_ended(_died(row))
 
 
-def _buried(row: ClaimedRow) -> Ended:
+def _died(row: ClaimedRow) -> Ended:
     return Ended(Delivery(row), Settled.FAILED, outcome=VANISHED)
