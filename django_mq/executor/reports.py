@@ -37,10 +37,10 @@ def all_ended(ended: Sequence[Ended]) -> None:
             if each.delivery._row.wants_result and each.delivery._row.is_django_task:
                 for tell in django_task_observers:
                     tell(each)
-    told = ended
+    announced = ended
     if not signals.wanted(signals.message_acked):
-        told = [each for each in ended if each.settled is not ACKED]
-    for each in told:
+        announced = [each for each in ended if each.settled is not ACKED]
+    for each in announced:
         _say(each)
 
 
