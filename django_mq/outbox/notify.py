@@ -41,14 +41,14 @@ def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
 
 
 def ring_for_next(
-    connection: BaseDatabaseWrapper, settings: Settings, gone: Iterable[Removed]
+    connection: BaseDatabaseWrapper, settings: Settings, removed: Iterable[Removed]
 ) -> None:
-    """Ring as `ring_after_commit()` does if any of `gone` left a line, whose next may now run.
+    """Ring as `ring_after_commit()` does if any of `removed` left a line, whose next may now run.
 
     A line is that of an order key, or an ordered queue.
     """
     if settings.wakeup != "poll" and any(
-        row.key is not None or settings.queue(row.queue).ordered for row in gone
+        row.key is not None or settings.queue(row.queue).ordered for row in removed
     ):
         ring_after_commit(connection)
 

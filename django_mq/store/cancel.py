@@ -76,13 +76,13 @@ def cancel(
     params: dict[str, object] = {"type": type, "unique_id": unique_id}
     if id is None and unique_id is not None:
         return _run(cursor, CANCEL_UNIQUE, UNIQUE_IDS, params)
-    gone: list[Removed] = []
+    removed: list[Removed] = []
     in_flight = 0
     for ids in [[id]] if id is not None else _of_type(cursor, type):
-        removed, flying = _run(cursor, CANCEL, IDS, {**params, "ids": ids})
-        gone += removed
+        found, flying = _run(cursor, CANCEL, IDS, {**params, "ids": ids})
+        removed += found
         in_flight += flying
-    return gone, in_flight
+    return removed, in_flight
 
 
 def _run(
@@ -91,8 +91,8 @@ def _run(
     kept = keep_removed(cursor, params, waiting=True, dead=False, reason="cancelled", asked=asked)
     cursor.execute(statement, {**params, "kept": kept})
     rows = cursor.fetchall()
-    gone = [Removed._make(row[1:]) for row in rows if row[1] is not None]
-    return gone, rows[0][0] - len(gone)
+    removed = [Removed._make(row[1:]) for row in rows if row[1] is not None]
+    return removed, rows[0][0] - len(removed)
 
 
 # The walk ends at the message that was last when it began: broadcasts may be faster than the walk.

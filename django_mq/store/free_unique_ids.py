@@ -189,13 +189,13 @@ def end(cursor: Cursor, done: Sequence[EndedMessage]) -> list[int]:
     return come_forward(cursor, aside) if aside else []
 
 
-def end_removed(cursor: Cursor, gone: Sequence[Removed]) -> list[int]:
+def end_removed(cursor: Cursor, removed: Sequence[Removed]) -> list[int]:
     """Free the unique ids of messages that were removed unhandled."""
     done = [
         EndedMessage(
             each.id, UniqueId(each.queue, each.handler, each.type, each.unique_id), success=False
         )
-        for each in gone
+        for each in removed
         if each.unique_id is not None
     ]
     return end(cursor, done) if done else []

@@ -85,9 +85,9 @@ def remove(
     return [Removed._make(row) for row in cursor.fetchall()]
 
 
-def free_followers(cursor: Cursor, gone: Sequence[Removed]) -> None:
-    """Free the message that is now first of its key, for each key of `gone`."""
-    free_next(cursor, [KeyLine(row.queue, row.handler, row.key) for row in gone if row.key])
+def free_followers(cursor: Cursor, removed: Sequence[Removed]) -> None:
+    """Free the message that is now first of its key, for each key of `removed`."""
+    free_next(cursor, [KeyLine(row.queue, row.handler, row.key) for row in removed if row.key])
 
 
 # Attempts are never lowered: if a number were used twice, the fence of an old attempt would match

@@ -139,12 +139,12 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
         for name in names:
             oldest = settings.queue(name).dead_retention
             if oldest is not None and (
-                gone := chores.forget_dead(cursor, queue=name, older_than=oldest, limit=PIECE)
+                removed := chores.forget_dead(cursor, queue=name, older_than=oldest, limit=PIECE)
             ):
-                operators.free_followers(cursor, gone)
-                if settings.queue(name).ordered or any(row.key is not None for row in gone):
+                operators.free_followers(cursor, removed)
+                if settings.queue(name).ordered or any(row.key is not None for row in removed):
                     _ring(cursor, settings)
-                return name if len(gone) < PIECE else before
+                return name if len(removed) < PIECE else before
             before = name
     return before if len(names) == QUEUES else None
 

@@ -129,8 +129,8 @@ class Drain:
                     reports.lease_lost(task.delivery)
                     self._note([Ended(task.delivery, Settled.LOST)])
                     return
-                except SliceAborted as gone:
-                    broke = gone
+                except SliceAborted as aborted:
+                    broke = aborted
                     break
             else:
                 return
