@@ -29,9 +29,9 @@ def call(
 ) -> tuple[Any, BaseException | None]:
     """Return the result and the error of `function(argument)`.
 
-    A requested result is encoded; if that fails, the failure is the handler's error.
-    The call runs in a copy of this thread's context: translation, time zone and context variables
-    that it sets end with it, and the messages that it broadcasts name `delivery` as their cause.
+    A requested result is encoded; if that fails, the failure is the handler's error. The call runs
+    in a copy of this thread's context: translation, time zone and context variables that it sets
+    end with it, and the messages that it broadcasts name `delivery` as their cause.
     """
     process = os.getpid()
     answer = copy_context().run(_call, function, argument, delivery)

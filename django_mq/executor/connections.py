@@ -178,7 +178,7 @@ class Outage:
         self._lost = False
 
     def wait(self, error: BaseException, *, logged: bool = False) -> None:
-        """Log at most once per wait, then sleep until the next try is due or the worker stops.
+        """Log at most once per wait, then sleep until the next try is due or the drain is over.
 
         After a refused statement the thread waits in the same way, but that is no outage. The text
         of an error is logged only if it cannot quote a row. `logged`: the caller has logged it.
@@ -203,7 +203,7 @@ class Outage:
         self._stop.wait(wait)
 
     def wait_quietly(self) -> None:
-        """Sleep for the first wait, or until the worker stops."""
+        """Sleep for the first wait, or until the drain is over."""
         self._stop.wait(FIRST_WAIT)
 
     @property
@@ -212,7 +212,7 @@ class Outage:
         return self._lost
 
     def stopped(self) -> bool:
-        """Return whether the worker is stopping: nothing waits any longer."""
+        """Return whether the drain is over: nothing waits for the database any longer."""
         return self._stop.is_set()
 
     def over(self) -> None:

@@ -46,7 +46,10 @@ NOT_BACK = (*DONE, Settled.LOST)
 
 
 class Ended(NamedTuple):
-    """A delivery that ended; `outcome` of a failure or snooze, `reason` if it never ran."""
+    """How a delivery ended.
+
+    `outcome` is that of a failure or a snooze, `reason` why the message is held or buried.
+    """
 
     delivery: Delivery
     settled: Settled
@@ -108,7 +111,7 @@ def ends_or_lost(ended: Sequence[Ended], lost: Collection[int]) -> list[Ended]:
 
 
 def any_back(ended: Sequence[Ended]) -> bool:
-    """Return whether any of these is back in its queue, to run again."""
+    """Return whether any of these kept its row: neither done nor lost. Dead letters count, too."""
     others = [each.settled for each in ended if each.settled is not ACKED]
     return any(settled not in NOT_BACK for settled in others)
 

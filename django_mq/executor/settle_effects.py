@@ -26,12 +26,14 @@ from django_mq.store.unique_ids import UniqueId
 
 logger = logging.getLogger("django_mq")
 
+# The end of an ordered row changes no other, but keeps its settle from being `ack_alone()`: after a
+# lost connection, the id of a transaction tells whether it was committed.
 _more = attrgetter("key", "unique_id", "wants_result", "ordered")
 _NOTHING = (None, None, False, False)
 
 
 def having_any(ended: Sequence[Ended]) -> list[Ended]:
-    """Return the deliveries whose end changes other rows; most change none."""
+    """Return the deliveries whose end needs a transaction; most change only their own row."""
     return [each for each in ended if _more(each.delivery._row) != _NOTHING]
 
 

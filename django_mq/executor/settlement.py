@@ -1,4 +1,4 @@
-"""Settle deliveries: the statements, and the one loop that tries again.
+"""Settle deliveries by their fences, and try a failed settle again.
 
 The loop handles four failures:
 
@@ -75,7 +75,7 @@ class Settlement:
     def settle(self, ended: Sequence[Ended]) -> list[Ended]:
         """Settle `ended`; return them, marked LOST where the lease is no longer ours.
 
-        Waits for a lost database. Returns an empty list if the worker stops meanwhile: the leases
+        Waits for a lost database. Returns an empty list if the drain ends meanwhile: the leases
         lapse, and the attempts count.
         """
         conflicts = answers = 0

@@ -2,8 +2,8 @@
 
 Django's atomic block is entered before the first handler, but nothing is sent. The first use of the
 connection begins the transaction, locks that message and those that have not started, and opens a
-savepoint. Messages whose handlers used the connection are settled in the
-transaction; the others are settled by their fences after it, and never run again for a neighbour.
+savepoint. Messages whose handlers used the connection are settled in the transaction; the others
+are settled by their fences after it, and never run again for a neighbour.
 """
 
 from __future__ import annotations

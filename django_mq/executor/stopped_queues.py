@@ -1,4 +1,4 @@
-"""Queues from which nothing may start here, because one of their messages failed."""
+"""Queues that back off, and which of their messages may not start here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class StoppedQueues:
     """Queues that back off, as the threads of one process see them between two messages.
 
     A delivery that was claimed before the last change of its queue's backoff level never starts:
-    later claims are the probe, or came at full rate again. False while no queue is stopped.
+    later claims are the probe, or were made at full rate again. False while no queue is stopped.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from django_mq.executor.tasks import Line, Task, is_coroutine, is_listed
 
 
 class WaitingTasks:
-    """`ready` tasks; those whose list or line they wait for; suspects, each of which runs alone.
+    """Tasks that are `ready`, or wait for their list or line; and suspects, which run alone.
 
     `suspects` pairs each suspect with the time at which it began to wait. `given_back` has tasks
     that must not start here, until the worker releases them. `on_room` is called when some are

@@ -1,4 +1,7 @@
-"""Ring the doorbell after a transaction that made messages due commits: once, and not too often."""
+"""Ring the workers after the commit of a transaction that made messages due.
+
+A transaction rings once, and a process at most once per PAUSE.
+"""
 
 from __future__ import annotations
 

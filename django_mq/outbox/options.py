@@ -24,7 +24,7 @@ _ON_DUPLICATE = get_args(OnDuplicate)
 def moments(
     message: Message, max_delay: float
 ) -> tuple[datetime | None, float, datetime | None, float | None]:
-    """Return (due, delay, expires, lifetime): moments as moments, seconds as seconds.
+    """Return (due, delay, expires, lifetime): a datetime stays one, and seconds stay seconds.
 
     Seconds count by the database's clock. This process's clock decides only whether a moment is
     absurdly far away, and whether `expires` comes after `after`.

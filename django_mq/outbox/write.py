@@ -1,4 +1,4 @@
-"""Write rows in the caller's transaction: check the backlog, take the lines, ring the workers."""
+"""Write rows in the caller's transaction: check the backlog, keep commit order, ring workers."""
 
 from __future__ import annotations
 

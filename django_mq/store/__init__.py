@@ -1,6 +1,9 @@
 """Every SQL statement and state change of the package: one function each, its SQL above it.
 
-Functions take a cursor (Django's or psycopg's) and plain values, and open no transaction.
+Functions take a cursor (Django's, psycopg's or the worker's `RepeatingCursor`) and plain values,
+and open no transaction; but `ack_alone()`, `start_alone()` and `record()` return queries for the
+simple protocol, each a transaction of its own. Statements about the session (settings, savepoints,
+LISTEN) are written where they are used.
 
 A queue table is often vacuumed while it is empty. The planner then believes that it stays empty,
 and may keep a plan that reads the whole table for each row looked up: releasing 100 messages among

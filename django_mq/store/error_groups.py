@@ -117,8 +117,8 @@ def groups(
 ) -> list[PairRow]:
     """Return fingerprints with all their queues, those that failed last first.
 
-    At most `limit` fingerprints, without the first `offset`.
-    Only attempts that ended at `since` or later are counted, and `MOST_COUNTED` + 1 at most.
+    At most `limit` fingerprints, without the first `offset`. Only attempts that ended at `since` or
+    later are counted, and `MOST_COUNTED` + 1 at most.
     """
     prepare_to_read(cursor)
     cursor.execute(

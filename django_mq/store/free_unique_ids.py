@@ -23,8 +23,8 @@ class EndedMessage(NamedTuple):
 
 
 # The id of an unrouted message is stored under the empty handler name, also after a handler got the
-# message. For the forms of the lookups see the package. Years and days that cancel out, as psql may
-# write them, would overflow the sum, so the interval is converted to seconds.
+# message. For the forms of the lookups see `store/__init__.py`. Years and days that cancel out, as
+# psql may write them, would overflow the sum, so the interval is converted to seconds.
 FREE = """
 with holder as materialized (
     select u.id, u.queue, u.handler, u.type, u.unique_id,
@@ -79,7 +79,7 @@ select a.queue, a.handler, a.type, a.unique_id
  ) a
 """
 
-#: No live message holds the unique id of `holder_of()`. A scalar subquery: see the package.
+#: No live message holds the unique id of `holder_of()`. A scalar subquery: see `store/__init__.py`.
 IS_FREE = """(select m.id
              from django_mq_queuedmessage m
             where m.id = u.message_id and m.dead_at is null) is null"""

@@ -67,7 +67,7 @@ def ack(cursor: Cursor, handled: Sequence[Handled]) -> set[int]:
 
 
 def ack_alone(handled: Sequence[Handled]) -> str:
-    """Return the query that does this in a transaction of its own; see `settle.ack_alone()`."""
+    """Return the query of `ack()`, in a transaction of its own; see `settle.ack_alone()`."""
     return f"{set_local(Limits(lock=PATIENCE))}; {ACK % literals(_columns(handled))}"
 
 

@@ -73,7 +73,8 @@ _CONDITIONS = {
 def where(wanted: MessageFilter, action: str) -> tuple[str, dict[str, Any]]:
     """Return the condition on `m` of a filter and of an action, and its parameters.
 
-    An action on heads does not apply to the messages that match: their state does not matter.
+    With `heads`, the action is on the heads of the lines of the matching messages, so the states of
+    these do not matter.
     """
     params = wanted.as_json()
     applies = "true" if params.pop("heads", False) else APPLIES[action]

@@ -1,4 +1,4 @@
-"""Queues and their priorities, found by loose index scans: one probe for each and per index."""
+"""Queues and their priorities, found by loose index scans: one probe for each, per index."""
 
 from __future__ import annotations
 

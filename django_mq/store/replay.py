@@ -13,7 +13,7 @@ from django_mq.store.readers import prepare_to_read
 class Past(NamedTuple):
     """A handled message; `payload` and `metadata` are JSON text, None where none was kept.
 
-    `metadata` names the message as the repeated one.
+    `metadata` carries `mq.replay_of`, the id of the replayed message.
     """
 
     id: int

@@ -23,9 +23,9 @@ select newest.type, count(*)
 
 
 def newest(cursor: Cursor, *, limit: int, queues: Collection[str] | None) -> dict[str, int]:
-    """Count the types of the `limit` newest stored and handled messages each, in `queues`.
+    """Return the types, each with a count, of the newest messages: `limit` stored, `limit` handled.
 
-    Call it after `prepare_to_read()`.
+    Only those in `queues` count (None: all). Call it after `prepare_to_read()`.
     """
     only = None if queues is None else list(queues)
     cursor.execute(NEWEST, {"limit": limit, "queues": only})

@@ -1,7 +1,7 @@
 """Unique ids: how producers look them up and take them.
 
 An id is taken by its row; the message that holds it may end at any time. No statement waits for a
-message's row, whose session may wait for an id. All lock ids in the order of the columns, by bytes.
+message's row, whose session may wait for an id. All sessions lock ids in column order, by bytes.
 """
 
 from __future__ import annotations

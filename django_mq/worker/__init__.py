@@ -112,14 +112,15 @@ class Worker(WorkerOptions):
             self._run.hurry()
 
     def recover(self, dead: DeadWorker, done: Callable[[], None]) -> None:
-        """Settle what a dead sibling held, then call `done`; for the supervisor."""
+        """Begin to settle what a dead sibling held; call `done` at the end. For the supervisor."""
         self.to_recover.append((dead, done))
         if self._run is not None:
             self._run.take_recoveries()
 
     def supervised(self, end_process: EndProcess, pass_on: Callable[[str], None]) -> None:
-        """Set what ends this process for a message that is stopped; for the supervisor.
+        """Set the functions by which a run reaches its supervisor.
 
+        `end_process` asks it to end this process, which runs a message that an operator stopped.
         `pass_on` is called with each order of an operator that was carried out.
         """
         self.end_process = end_process

@@ -28,10 +28,9 @@ class TransactionGuard:
     """Keeps a test's transaction usable after any handler that is not atomic.
 
     In a worker each statement of such a handler is its own transaction, and a failed one does no
-    harm.
-    In a TestCase all of them belong to the transaction of the test, so they run behind a savepoint.
-    It is not one of Django's: that would be an `atomic()` block, in which the durable block of
-    `finish()` could not begin.
+    harm. In a TestCase all of them belong to the transaction of the test, so they run behind a
+    savepoint. It is not one of Django's: that would be an `atomic()` block, in which the durable
+    block of `finish()` could not begin.
     """
 
     def __init__(self, wrapper: BaseDatabaseWrapper) -> None:

@@ -20,5 +20,5 @@ class ClaimRound:
     contended: bool = False
 
     def is_filled(self, kind: str) -> bool:
-        """Return whether a queue that is preferred to others of `kind` may have more."""
+        """Return whether a preferred group that uses executors of `kind` may have more messages."""
         return bool(self.filled) and ("both" in (kind, *self.filled) or kind in self.filled)

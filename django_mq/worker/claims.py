@@ -1,4 +1,7 @@
-"""Which statement claims from which queue: plain, with keys, ordered, or limited."""
+"""Which statement claims or takes over from which queue: plain, with keys, ordered, behind a gate.
+
+From a queue that backs off it claims the probe alone.
+"""
 
 from __future__ import annotations
 

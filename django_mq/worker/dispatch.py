@@ -1,4 +1,4 @@
-"""Give claimed rows to their executors, and release those that must not run here."""
+"""Turn claimed rows into tasks; release unstarted tasks, and rows behind one that cannot run."""
 
 from __future__ import annotations
 

@@ -70,12 +70,15 @@ class Fetcher:
         self._again_at = monotonic() + LOOK_AGAIN
 
     def on_freed(self) -> None:
-        """Look before the watermarks: this process released rows, or rows became due."""
+        """Look, and claim from the start of each lane: rows were released here, or became due."""
         self.on_next_in_line()
         self._must_look = True
 
     def on_next_in_line(self) -> None:
-        """Claim the next message: one of its key, its ordered or its limited queue has ended."""
+        """Claim from the start of each lane.
+
+        A message has ended that held up its key, its ordered queue or its limited queue.
+        """
         self.empty = False
         self._watermarks.want_full()
         self._keyed_marks.want_full()

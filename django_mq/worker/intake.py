@@ -76,7 +76,7 @@ class Intake:
             self._local_queue.drop(backing_off, keeping=probes)
 
     def waiting(self) -> int:
-        """The number of calls that wait for an executor; each message of a slice is one."""
+        """The number of calls that wait for an executor: a list is one, each other message one."""
         return self._local_queue.calls() if self._any_lists else self._local_queue.waiting()
 
     def _local_room(self, list_size: int) -> int:
@@ -84,7 +84,7 @@ class Intake:
         if local_queue.stuck():
             return 0
         room = prefetch.room(self.waiting())
-        if not room:  # the executor that makes room pokes the loop, but only if told when
+        if not room:  # the executor that makes room pokes the loop, but only below this number
             local_queue.tell_below(prefetch.claim_below * list_size)
             room = prefetch.room(self.waiting())  # some may have started meanwhile
         if list_size == 1:

@@ -61,7 +61,7 @@ class Lanes:
                 yield shared, list(group)
 
     def pass_turn(self, lanes: Sequence[LaneName], taken: Collection[LaneName]) -> None:
-        """Put `lanes`, up to the last of those `taken` from, behind their equals."""
+        """Move `lanes`, up to the last one that is in `taken`, behind their equals."""
         last = max((n for n, lane in enumerate(lanes) if lane in taken), default=len(lanes))
         for lane in lanes[: last + 1]:
             equals = self._equals[self._rank(lane)]

@@ -24,7 +24,7 @@ logger = logging.getLogger("django_mq")
 LEASE = 6.0
 #: Seconds between two turns: each renews the leases, and takes the queues that have no owner.
 TURN = 1.5
-#: How many messages a turn checks for whether they are in the line.
+#: How many messages a turn looks at to find those that are not in the line yet.
 PIECE = 5000
 
 
@@ -99,7 +99,7 @@ class OrderedQueues:
             )
 
     def disown(self, cursor: Cursor, queues: Collection[str] | None = None) -> None:
-        """Give up `queues`, or all, after their last handler, for siblings that have time."""
+        """Give up `queues` (None: all) to siblings; call it once no handler of theirs runs."""
         if self.owned:
             ordered_queues.disown(
                 cursor, worker=self._worker, queues=None if queues is None else sorted(queues)

@@ -1,4 +1,4 @@
-"""Note how deliveries of queues that may back off end, and write the level of each queue."""
+"""Note how deliveries end in queues that may back off, and write the levels of these queues."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from django_mq.store.limits import Limits
 
 #: Seconds between two tries: the backends of a dead process hold its locks for a moment.
 PAUSE = 0.25
-#: Seconds after the death of a process in which a claim that it had sent may still commit.
+#: Seconds, after this process learned of the death, in which a claim of the dead process may still
+#: commit.
 LATE_CLAIM = 1.0
 #: The limits of its statements: one that waits longer for a lock is left to the next try.
 LIMITS = Limits(lock=1.0)
@@ -36,8 +37,9 @@ class DeadWorker:
     """A worker process that died, and the messages that lose an attempt by its death.
 
     `timed_out` ran past their timeout; `lost` were running when the process died, at `died_at` of
-    the system-wide monotonic clock. By message id, `stopped` names the operator who stopped it,
-    `ran` has the seconds that it ran, and `stacks` the frames of its handler's stack.
+    the system-wide monotonic clock; this process learned of it at `told_at`. Three dicts are by
+    message id: `stopped` has the operator who stopped the message, `ran` the seconds that it ran,
+    `stacks` the frames of its handler's stack.
     """
 
     worker: str

@@ -1,4 +1,4 @@
-"""Find the handlers of each claimed row: several split the row, and a row without one is held."""
+"""Find the handler of each claimed row; split a row for several, and hold a row without one."""
 
 from __future__ import annotations
 

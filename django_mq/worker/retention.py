@@ -1,4 +1,4 @@
-"""Delete what is older than its retention, and add up figures: chores that free nothing.
+"""Delete what is older than its retention, and add up figures: chores that make no message due.
 
 Each function does one piece and returns where the next one starts; None: it is done.
 """

@@ -62,7 +62,7 @@ class Run:
         return done
 
     def hurry(self) -> None:
-        """From now on no statement waits long for an answer; from any thread."""
+        """Limit every wait for the server from now on. From any thread."""
         self.parts.watchdog.hurry(HURRY)
         self.parts.wakeup.poke()
 

@@ -62,7 +62,7 @@ class Scheduler(WakeableThread):
     def tend(self, cursor: Cursor) -> float:
         """Look when a schedule is due, if it is time to; return the seconds until the next look.
 
-        The loop calls it on each round: it looks once per poll interval, and when one is due.
+        The loop calls it each round; it looks once or twice per poll interval, and when one is due.
         """
         now = monotonic()
         if now >= self._due_at or now >= self._looked_at + self._poll / 2:

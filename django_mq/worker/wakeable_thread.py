@@ -88,7 +88,7 @@ class WakeableThread(threading.Thread):
         return None
 
     def on_failure(self, *, lost: bool) -> None:
-        """A turn failed, because the database was `lost` or for another reason."""
+        """Called after a turn that failed; `lost`: because the database was lost."""
 
     @contextmanager
     def connected(self) -> Iterator[None]:
@@ -103,7 +103,7 @@ class WakeableThread(threading.Thread):
 
     @contextmanager
     def block(self) -> Iterator[CursorWrapper]:
-        """Give a cursor in a transaction with limits that override those of the role."""
+        """Yield a cursor in a transaction under LIMITS, whatever limits the role has."""
         with transaction.atomic(using=self._alias), connections[self._alias].cursor() as cursor:
             cursor.execute(set_local(LIMITS))
             yield cursor
