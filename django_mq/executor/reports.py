@@ -127,10 +127,11 @@ def failed_after_finish(delivery: Delivery, error: BaseException) -> None:
 
 
 def lease_lost(delivery: Delivery) -> None:
-    """Report a delivery whose lease was lost: its handler's writes are undone."""
+    """Report a delivery whose lease was lost: its end is not recorded."""
     logger.warning(
         "message %s (queue %s, attempt %s): LeaseLost, it was taken over or removed;"
-        " nothing of this attempt was kept",
+        " its end was not recorded. The writes of an atomic handler are undone; what another"
+        " handler committed stays",
         delivery.id,
         delivery.queue,
         delivery.attempt,

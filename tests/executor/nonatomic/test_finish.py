@@ -70,9 +70,14 @@ def test_a_zombies_writes_are_fenced(
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_zombie_without_finish_settles_nothing(nonatomic: NonAtomicBench, fails: bool) -> None:
+def test_a_zombie_without_finish_settles_nothing(
+    nonatomic: NonAtomicBench, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its writes stay, and the log does not say otherwise."""
+
     @on()
     def h(delivery: Any) -> None:
+        effect(delivery)
         take_over(delivery.id)
         if fails:
             raise ValueError
@@ -82,6 +87,10 @@ def test_a_zombie_without_finish_settles_nothing(nonatomic: NonAtomicBench, fail
     stored(message)
     assert (message.claimed_by, message.attempts) == ("other:1", 2)
     assert FailedAttempt.objects.count() == 0
+    assert effects() == {message.pk}
+    (lost,) = (r for r in caplog.records if getattr(r, "event", "") == "lease_lost")
+    assert "its end was not recorded" in lost.getMessage()
+    assert lost.getMessage().endswith("what another handler committed stays")
 
 
 def test_an_error_inside_finish_undoes_both(nonatomic: NonAtomicBench) -> None:
