@@ -137,6 +137,14 @@ def test_dotted_names_exist(page: Path) -> None:
         pkgutil.resolve_name(name)
 
 
+@pytest.mark.parametrize("page", ABOUT_CODE, ids=lambda page: page.name)
+def test_named_functions_exist(page: Path) -> None:
+    names = re.findall(r"`((?:\w+/)+\w+)\.([\w.]+)\(\)`", page.read_text())
+    assert names
+    for module, name in names:
+        pkgutil.resolve_name(f"django_mq.{module.replace('/', '.')}:{name}")
+
+
 def test_all_settings_are_documented() -> None:
     reference = (ROOT / "docs/reference.md").read_text()
     named = set(re.findall(r"`([A-Z_]{4,})`", reference))
