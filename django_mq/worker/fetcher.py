@@ -149,7 +149,9 @@ class Fetcher:
         """Claim once from each group of lanes, most preferred first."""
         claimed = ClaimRound()
         self._held_up = False
-        for (options, _), lanes in self._lanes.groups(self._group):
+        # Read once: a full scan of one group of lanes must not put off that of the next.
+        from_front_of = {"": full, "keyed": self._keyed_marks.full_is_due()}
+        for (options, group), lanes in self._lanes.groups(self._group):
             kind = options.kind
             if claimed.is_filled(kind):
                 continue
@@ -158,7 +160,8 @@ class Fetcher:
             if room <= 0:
                 claimed.no_room = True
                 continue
-            result = self._claim_from(cursor, lanes, options, room, full=full)
+            from_front = from_front_of.get(group, True)
+            result = self._claim_from(cursor, lanes, options, room, group=group, full=from_front)
             rows = result.claim.rows
             claimed.count += len(rows)
             self._held_up |= result.at_limit or result.contended
@@ -178,19 +181,21 @@ class Fetcher:
         options: ClaimOptions,
         room: int,
         *,
+        group: str,
         full: bool,
     ) -> ClaimResult:
         asked_at, began = lease_clock(), perf_counter()
-        group = self._claims.statement_group(lanes[0][0], options)
         own = {"": self._watermarks, "keyed": self._keyed_marks}.get(
             group, Watermarks(full_every=0)
         )
-        full = own.full_is_due() if group else full
         marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
         result = self._claims.claim(cursor, marked, options, limit=room, with_marks=not full)
-        full |= bool(group) and all(lane.at == BEGINNING[0] for lane in marked)
-        own.scanned(result.claim.marks, perf_counter() - began, full=full)
-        if group and not full and len(result.claim.rows) < room // 2:
+        has_marks = any(lane.at != BEGINNING[0] for lane in marked)
+        if has_marks or full or not group:
+            own.scanned(result.claim.marks, perf_counter() - began, full=full)
+        else:  # neither the full scan that is due nor a usual one
+            own.passed(result.claim.marks)
+        if group and has_marks and len(result.claim.rows) < room // 2:
             own.found_little()
             result = result._replace(claim=result.claim._replace(unfinished=True))
         if result.claim.rows:

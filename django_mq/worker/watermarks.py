@@ -60,11 +60,15 @@ class Watermarks(Generic[Name]):
         """Return where the scan of `name` begins."""
         return BEGINNING if full else self._watermarks.get(name, BEGINNING)
 
+    def passed(self, marks: Mapping[Name, tuple[float, int]]) -> None:
+        """Note that a scan ended at `marks`."""
+        self._watermarks.update(marks)
+
     def scanned(
         self, marks: Mapping[Name, tuple[float, int]], seconds: float, *, full: bool
     ) -> None:
         """Note a scan that took `seconds` and ended at `marks`."""
-        self._watermarks.update(marks)
+        self.passed(marks)
         if full:
             self._wanted = False
             self._last_full = monotonic()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from django_mq.models import QueuedMessage
 from django_mq.worker import fetcher as fetcher_module
+from django_mq.worker import lanes as lanes_module
 from django_mq.worker import watermarks as marks_module
+from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.watermarks import LaneName, Watermarks
-from tests.rows import add, stored
+from tests.rows import add, insert_all, stored
 from tests.worker.fetcher.conftest import Clock, Rig
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -66,6 +69,33 @@ def test_marks_move_and_are_forgotten(marks: tuple[Watermarks[LaneName], Clock])
     assert own.mark(("mail", 0), full=True) != (at, 7)
     own.keep([("mail", 1)])
     assert own.mark(("mail", 0), full=False) == own.mark(("mail", 0), full=True)
+
+
+@pytest.mark.parametrize("apart", ["by their options", "by their number"])
+@pytest.mark.parametrize("rings", [True, False])
+def test_a_keyed_queue_that_gives_nothing_puts_off_no_full_scan_of_another(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, apart: str, rings: bool
+) -> None:
+    """A message freed before the marks of the second claim of a round waits 1 s at most."""
+    monkeypatch.setattr(lanes_module, "FIRST_LANES", 1)
+    lease = 31.0 if apart == "by their options" else 30.0
+    rig.options["idle"] = ClaimOptions("sync", lease, 4, 1 << 22)
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 4, 1 << 22)
+    rig.rooms["sync"] = 10**6
+    add("idle", key="k", after=3600)
+    insert_all({"key": f"k{n}", "after": n - 600} for n in range(200))
+    rig.make("#", poll=600.0)
+    for _ in range(4):
+        rig.fetcher.fetch(rig.cursor)
+    rig.taken.clear()
+    freed = add(key="freed", after=-900)
+    if rings:
+        rig.fetcher.on_next_in_line()
+    for _ in range(6):
+        rig.fetcher.fetch(rig.cursor)
+        rig.clock.now += 0.25
+    assert freed.pk in rig.ids()
+    assert QueuedMessage.objects.filter(leased_until=None, queue="mail").exists()
 
 
 def test_rings_without_end_do_not_keep_it_from_all_else(rig: Rig) -> None:
