@@ -264,25 +264,23 @@ def claim(
     given = {
         **lane_columns(lanes),
         "limit": limit,
-        "window": max(WINDOW, limit),
+        "window": (window := max(WINDOW, limit)),
         "skip_dead": skip_dead,
         "admitted": admitted,
+        "claimers": array((claimer, *more_claimers)),
+        "each": -(-limit // (1 + len(more_claimers))),
+        "lease": lease,
+        "bytes": max_bytes,
+        "with_marks": with_marks,
     }
-    cursor.execute(LOCK_LINES, given)
-    lines = _line_columns(cursor.fetchall())
-    cursor.execute(
-        CLAIM_LINES,
-        {
-            **given,
-            **lines,
-            "claimers": array((claimer, *more_claimers)),
-            "each": -(-limit // (1 + len(more_claimers))),
-            "lease": lease,
-            "bytes": max_bytes,
-            "with_marks": with_marks,
-        },
-    )
-    rows = cursor.fetchall()
+    for lines in limit, window:
+        cursor.execute(LOCK_LINES, {**given, "limit": lines})
+        locked = cursor.fetchall()
+        cursor.execute(CLAIM_LINES, {**given, **_line_columns(locked)})
+        rows = cursor.fetchall()
+        # With nothing taken or parked, other sessions have locked rows of each of these lines.
+        if rows[0][0] is not None or rows[0][-2] or len(locked) < lines:
+            break
     found = sorted((row for row in rows if row[0] is not None), key=_turn)
     passed = json.loads(rows[0][-1] or "[]")
     ends = {(queue, priority): (float(at), id) for queue, priority, at, id in passed}

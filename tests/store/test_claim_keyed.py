@@ -179,6 +179,20 @@ def test_a_locked_head_stops_its_line_alone(cursor: Cursor, other: psycopg.Conne
     assert ids(take(cursor)) == pks(head, _behind)
 
 
+@pytest.mark.parametrize("locked", ["head", "behind"])
+def test_a_locked_row_stops_its_line_alone_however_small_the_claim(
+    cursor: Cursor, other: psycopg.Connection[Any], locked: str
+) -> None:
+    """A producer that changes a waiting message, say, and whose transaction stays open."""
+    head = keyed("a", after=-60 if locked == "head" else 60)
+    behind, goes = keyed("a"), keyed("b")
+    lock(other, (head if locked == "head" else behind).pk)
+    cursor.execute("set statement_timeout = '60s'")
+    assert ids(take(cursor, limit=1)) == [goes.pk]
+    other.rollback()
+    assert ids(take(cursor, limit=1)) == ([head.pk] if locked == "head" else [])
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_a_limit_cuts_from_the_end(cursor: Cursor, limit: int) -> None:
     messages = [keyed() for _ in range(4)]
