@@ -9,6 +9,19 @@ from typing import NoReturn
 from django_mq.signals import log_failure
 
 
+class Contained:
+    """A block that no fork of this process leaves: it ends there instead."""
+
+    __slots__ = ("_process",)
+
+    def __enter__(self) -> None:
+        self._process = os.getpid()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if os.getpid() != self._process:
+            leave(error)
+
+
 def leave(error: BaseException | None) -> NoReturn:
     """End this fork of a worker, whose handler returned or raised `error` in it.
 

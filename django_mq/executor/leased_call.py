@@ -6,7 +6,6 @@ it returns, and fail when it raises.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -46,16 +45,8 @@ async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
     """Return the result of a coroutine function, encoded if it was requested."""
     if not call.argument:
         return None  # nothing of the list can be read
-    process, error = os.getpid(), None
-    try:
-        with surrounded(call.argument) if surroundings else nullcontext():
-            result = await function(call.argument)
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        if os.getpid() != process:
-            forks.leave(error)
+    with forks.Contained(), surrounded(call.argument) if surroundings else nullcontext():
+        result = await function(call.argument)
     if any(each._row.wants_result for each in call.deliveries):
         result = replies.encoded(result, call.argument)
     return result

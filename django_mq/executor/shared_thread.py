@@ -16,6 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
+from django_mq.executor import forks
 from django_mq.messages import Delivery, current_delivery
 
 
@@ -66,7 +67,8 @@ class SharedThread(ThreadPoolExecutor):
         self._running = (delivery, ended)
         try:
             try:
-                result = fn(*args, **kwargs)
+                with forks.Contained():
+                    result = fn(*args, **kwargs)
             finally:
                 left_open = _end_transactions()
             if left_open:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
+
 from django_mq import handler
 
 from .witness import Witness
@@ -37,3 +39,8 @@ def fork_outside(delivery: Any) -> None:
 @handler("acceptance.fork", queue="acalls")
 async def fork_async(delivery: Any) -> None:
     fork(delivery)
+
+
+@handler("acceptance.fork", queue="bcalls")
+async def fork_in_a_blocking_call(delivery: Any) -> None:
+    await sync_to_async(fork)(delivery)
