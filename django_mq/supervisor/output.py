@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 
@@ -12,16 +13,16 @@ def flush(*, last: bool = False) -> None:
 
     A pipe without a reader is replaced by the null device, so that the `print()` of a handler does
     not fail. On a full disk the text stays buffered; the `last` flush discards it, since the
-    interpreter would exit with code 120 when its own fails.
+    interpreter would exit with code 120 when its own fails. Never raises, since a process that is
+    about to leave its fork must leave it.
     """
     for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError as error:
-            if last or isinstance(error, BrokenPipeError):
-                discard(stream)
-        except (AttributeError, ValueError):
-            pass  # there is no such stream, or it is closed
+        with suppress(Exception):  # none, closed, or one of the project that fails in its own way
+            try:
+                stream.flush()
+            except OSError as error:
+                if last or isinstance(error, BrokenPipeError):
+                    discard(stream)
 
 
 def discard(stream: TextIO) -> None:
