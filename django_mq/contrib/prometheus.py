@@ -120,4 +120,4 @@ def metrics(request: HttpRequest, using: str | None = None) -> HttpResponse:
 
 
 #: `django_mq.contrib.prometheus.views` is where projects import the view from.
-sys.modules[f"{__name__}.views"] = sys.modules[__name__]
+views = sys.modules[f"{__name__}.views"] = sys.modules[__name__]

@@ -98,6 +98,7 @@ def _sleep(using: str) -> None:
 
 def test_the_view_has_a_path_of_its_own() -> None:
     assert import_module("django_mq.contrib.prometheus.views").metrics is metrics
+    assert prometheus.views.metrics is metrics  # after `import django_mq.contrib.prometheus.views`
 
 
 def test_the_documented_protection() -> None:
