@@ -15,6 +15,9 @@ from tests.rows import add, beat, decide
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
 
+# A page on a busy machine may take longer than the 5 s that playwright waits.
+sync_api.expect.set_options(timeout=30_000)
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.django_db(transaction=True),

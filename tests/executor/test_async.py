@@ -166,7 +166,7 @@ def test_a_handler_cannot_end_the_loop_of_the_others(
         else:
             raise how
 
-    @on(retry=RetryPolicy.never())
+    @on(retry=RetryPolicy(backoff=fixed(600)))
     async def h(delivery: Any) -> None:
         nonlocal entered
         entered += 1

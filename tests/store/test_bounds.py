@@ -24,6 +24,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 #: The rows that one piece looks at, and the pages that it may touch per row.
 PIECE, PAGES = 100, 60
 FEW, MANY = 2_000, 200_000
+#: An age, in seconds, that no row reaches during the test.
+DAY = 86_400.0
 
 #: Waiting lines, each behind an existing row; taken ids, with a message put aside; delayed ones,
 #: expired ones in flight, followers in a line; and rows that are too new to be removed.
@@ -90,14 +92,14 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
     "expire": (expiry.EXPIRE, {"limit": 50, "window": PIECE, "after": expiry.ALWAYS}),
     "expiry walked": (expiry.EXPIRY_WALKED, {"window": PIECE, "after": expiry.ALWAYS}),
     **{
-        what: (statement, {"limit": PIECE, "older_than": 60.0})
+        what: (statement, {"limit": PIECE, "older_than": DAY})
         for what, statement in chores.FORGET.items()
     },
-    "dead": (chores.FORGET_DEAD, {"queue": "dead", "limit": PIECE, "older_than": 60.0}),
+    "dead": (chores.FORGET_DEAD, {"queue": "dead", "limit": PIECE, "older_than": DAY}),
     "dead queues": (chores.DEAD_QUEUES, {"limit": PIECE, "after": ""}),
     "waiting queues": (chores.WAITING_QUEUES, {"limit": PIECE, "after": ""}),
     "deep": (chores.WAITING, {"queues": ["keys", "later", "line"], "limits": [PIECE] * 3}),
-    "workers": (chores.FORGET_WORKERS, {"limit": PIECE, "after": "", "older_than": 60.0}),
+    "workers": (chores.FORGET_WORKERS, {"limit": PIECE, "after": "", "older_than": DAY}),
     "minutes": (figures.FORGET_MINUTES, {"limit": PIECE, "older_than": 1e6}),
     "hours": (figures.FORGET_HOURS, {"limit": PIECE, "older_than": 1e6}),
     "lapsed": (
