@@ -42,8 +42,8 @@ def test_it_knows_whether_it_was_used_since_it_was_wiped() -> None:
 def test_places_are_those_of_one_executor() -> None:
     scoreboard = Scoreboard(6)
     first, second = ExecutorEntries(scoreboard, 0, 3), ExecutorEntries(scoreboard, 3, 3)
-    second.start([Fence(n, 1, "me:1") for n in (4, 5)], 1.0, True)
-    first.start([Fence(n, 1, "me:1") for n in (1, 2, 3, 99)], 1.0, True)  # one too many
+    second.start([Fence(n, 1, "me:1") for n in (4, 5)], 1.0, 0.0)
+    first.start([Fence(n, 1, "me:1") for n in (1, 2, 3, 99)], 1.0, 0.0)  # one too many
     assert scoreboard.running() == [1, 2, 3, 4, 5]
     first.end(4)
     assert scoreboard.running() == [4, 5]
