@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
@@ -33,9 +32,9 @@ def call(
     in a copy of this thread's context: translation, time zone and context variables that it sets
     end with it, and the messages that it broadcasts name `delivery` as their cause.
     """
-    process = os.getpid()
+    process = forks.process
     answer = copy_context().run(_call, function, argument, delivery)
-    if os.getpid() != process:
+    if forks.process is not process:
         forks.leave(answer[1])
     return answer
 
