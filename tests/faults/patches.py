@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import textwrap
 from dataclasses import dataclass
 from types import ModuleType
@@ -61,6 +62,10 @@ class Code:
         source = textwrap.dedent(inspect.getsource(function)) if function else ""
         if self.old not in source:
             raise PatchLost(f"{self.module}: {self.name} has no {self.old!r} any more")
+        known = re.findall(r"\w+", inspect.getsource(owner))
+        for attribute in re.findall(r"self\.(\w+)", self.new):
+            if attribute not in known:  # it would fail, and not do what the patch says
+                raise PatchLost(f"{self.module}: {self.name} has no self.{attribute} any more")
         return owner, last, source
 
     def apply(self) -> None:

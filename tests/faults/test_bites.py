@@ -26,6 +26,7 @@ def test_a_broken_package_is_caught(runner: Runner, patch: str) -> None:
         Code("django_mq.exceptions", "MQError.no_such_method", "x", ""),
         Code("django_mq.worker", "Worker.run", "no such text", ""),
         Code("django_mq.no_such_module", "x", "x", ""),
+        Code("django_mq.worker", "Worker.run", "with self.lock:", "with self.no_such_lock:"),
     ],
 )
 def test_a_patch_without_its_target_says_so(change: Text | Code) -> None:
