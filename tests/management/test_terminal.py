@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from io import StringIO
 
 import pytest
@@ -18,6 +21,7 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_mq import handler, queues
+from django_mq.management.screen import CLEAR
 from django_mq.models import HandledMessage
 from tests.acceptance.conftest import database_url
 from tests.management.conftest import rows, run, run_json
@@ -181,9 +185,10 @@ class TestProcesses:
         assert " stopped" in ended.stderr
         assert ended.returncode == 0
 
-    def test_watch_at_a_terminal(self) -> None:
-        """It clears the screen each time, and Ctrl-C ends it without a traceback."""
+    def watched(self, *, lines: int = 0, columns: int = 0) -> list[str]:
+        """Return two screens of `mq_status --watch` in a terminal of this size; 0 is unknown."""
         ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         watching = subprocess.Popen(
             [*MANAGE, "mq_status", "--watch", "0.1"],
             env=self.environment,
@@ -196,7 +201,7 @@ class TestProcesses:
 
         def shown_twice() -> bool:
             said.extend(os.read(ours, 65536))
-            return said.count(b"\x1b[2J") >= 2
+            return said.count(CLEAR.encode()) >= 3
 
         try:
             until(shown_twice, "two screens")
@@ -206,6 +211,26 @@ class TestProcesses:
             watching.kill()
             os.close(ours)
         text = said.decode()
-        assert re.search(r"QUEUE +STATE", text)
-        assert "No worker is known" in text
         assert "Traceback" not in text
+        before, *screens = text.split(CLEAR)
+        assert not before
+        return screens[:2]
+
+    def test_watch_at_a_terminal(self) -> None:
+        """It clears the screen each time, and Ctrl-C ends it without a traceback."""
+        for text in self.watched():
+            assert re.search(r"QUEUE +STATE", text)
+            assert "No worker is known" in text
+
+    def test_watch_never_scrolls(self) -> None:
+        for n in range(30):
+            add(f"queue-{n}", dead=-1)
+        for text in self.watched(lines=20, columns=100):
+            lines = text.split("\r\n")
+            assert len(lines) <= 20  # the last one is empty: the cursor is there
+            assert max(map(len, lines)) <= 100
+            assert re.search(r" \d+ of \d+ rows hidden: the terminal has 20 lines$", lines[0])
+            assert "No worker is known" in text
+            more = re.search(r"^\.\.\. and (\d+) more$", "\n".join(lines), re.MULTILINE)
+            assert more is not None
+            assert f" {more[1]} of " in lines[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from time import sleep
 from typing import Any
 
@@ -17,15 +18,15 @@ from django_mq.executor.connections import LOST
 from django_mq.management.arguments import duration
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, span, table, workers_table
+from django_mq.management.screen import CLEAR, Section, fitted, size_of, whole
+from django_mq.management.serving import mistaken
 from django_mq.policy.durations import measured
 from django_mq.policy.histogram import Durations
 from django_mq.queues.doctor import Finding
 from django_mq.queues.doctor.links import pooler
 from django_mq.queues.obstacles import shown
 
-#: Moves the cursor home and clears the terminal.
-CLEAR = "\x1b[H\x1b[2J"
-
+HOLDERS = "These keep vacuum from removing dead rows, which slows down claims:"
 #: The least number of seconds between two looks.
 LEAST = 0.1
 #: The maximum number of blocking messages shown; mq_peek --heads shows more.
@@ -55,75 +56,98 @@ class Command(OperatorCommand):
             return
         if options["json"]:
             raise CommandError("--watch cannot be combined with --json")
-        try:
+        with suppress(KeyboardInterrupt):
             while True:
-                self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{shown(now())}\n")
-                self._show(options["queue"], database, as_data=False)
-                self.stdout.flush()
+                self._watch(options["queue"], database)
                 sleep(options["watch"])
-        except KeyboardInterrupt:
-            return
+
+    def _watch(self, queue: str | None, database: str | None) -> None:
+        sections = _sections(_read(queue, database))
+        if queue is not None and (warning := mistaken(queue, queues.names(using=database))):
+            sections.insert(0, Section([f"Note: {warning}"]))
+        moment, size = shown(now()), size_of(self.stdout)
+        text = fitted(moment, sections, size) if size else f"{moment}\n{whole(sections)}\n\n"
+        self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{text}")
+        self.stdout.flush()
 
     def _show(self, queue: str | None, database: str | None, *, as_data: bool) -> None:
-        if queue is None:
-            counted = queues.counts(using=database)
-        else:
-            counted = {queue: queues.counts(queue, using=database)}
-            self.warn_of_unknown(queue, database)
-        workers = [
-            each for each in queues.workers(using=database) if queue is None or each.serves(queue)
-        ]
-        timings = _timings(queue, database)
-        heads = queues.heads(queue, limit=MOST_HEADS + 1, using=database)
-        holders = queues.horizon(using=database)
-        pooled = _pooled(alias_of(database))
+        found = _read(queue, database)
+        self.warn_of_unknown(queue, database)
         if as_data:
-            found = {"queues": list(counted.values()), "workers": workers, "horizon": holders}
-            found |= {"handlers": timings, "heads": heads[:MOST_HEADS]}
-            self.stdout.write(as_json({**found, "warnings": [each.text for each in pooled]}))
-            return
-        self._show_queues(counted.values(), heads)
-        self._show_workers(queue, workers, timings)
-        if holders:
-            self.stdout.write(
-                "\nThese keep vacuum from removing dead rows, which slows down claims:"
-            )
-            headers = ("what", "which", "login", "application", "state", "since")
-            self.stdout.write(table(headers, map(_holder, holders)))
-        for each in pooled:
-            self.stdout.write(f"\n{each.text} {each.hint}")
+            told = {"queues": found.counted, "workers": found.workers, "horizon": found.holders}
+            told |= {"handlers": found.timings, "heads": found.heads[:MOST_HEADS]}
+            warnings = [each.text for each in found.pooled]
+            self.stdout.write(as_json({**told, "warnings": warnings}))
+        else:
+            self.stdout.write(whole(_sections(found)))
 
-    def _show_queues(
-        self, counted: Iterable[queues.QueueCounts], heads: Sequence[queues.Head]
-    ) -> None:
-        headers = ("queue", "state", *(name.replace("_", " ") for name in COUNTED), "oldest")
-        rows = [
-            (each.queue, _label(each), *(_count(each, name) for name in COUNTED), span(each.oldest))
-            for each in counted
-        ]
-        self.stdout.write(table(headers, rows) + "\n")
-        if heads:
-            self.stdout.write("Others wait behind these, the first of their keys or queues:")
-            self.stdout.write(heads_table(heads[:MOST_HEADS]))
-            more = "There are more: see mq_peek --heads. " if len(heads) > MOST_HEADS else ""
-            self.stdout.write(
-                f"{more}mq_why ID explains one; mq_requeue --id or mq_purge --id ends the wait"
-                " behind a dead one.\n"
-            )
 
-    def _show_workers(
-        self,
-        queue: str | None,
-        workers: Sequence[queues.WorkerProcess],
-        timings: Sequence[queues.HandlerTimings],
-    ) -> None:
-        none = "No worker is known" if queue is None else f"No worker serves {queue}"
-        text = f"{none}: start one with manage.py mq_worker."
-        self.stdout.write(workers_table(workers) if workers else text)
-        timings = [each for each in timings if each.handler or any(_counts(each))]
-        if timings:
-            headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
-            self.stdout.write("\n" + table(headers, map(_handler, timings)))
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One look: what the command shows, of one `queue` or of all."""
+
+    queue: str | None
+    counted: Sequence[queues.QueueCounts]
+    heads: Sequence[queues.Head]
+    workers: Sequence[queues.WorkerProcess]
+    timings: Sequence[queues.HandlerTimings]
+    holders: Sequence[queues.HorizonHolder]
+    pooled: Sequence[Finding]
+
+
+def _read(queue: str | None, database: str | None) -> Found:
+    if queue is None:
+        counted = list(queues.counts(using=database).values())
+    else:
+        counted = [queues.counts(queue, using=database)]
+    workers = queues.workers(using=database)
+    return Found(
+        queue,
+        counted,
+        queues.heads(queue, limit=MOST_HEADS + 1, using=database),
+        [each for each in workers if queue is None or each.serves(queue)],
+        _timings(queue, database),
+        queues.horizon(using=database),
+        _pooled(alias_of(database)),
+    )
+
+
+def _sections(found: Found) -> list[Section]:
+    sections = [_queues(found.counted)]
+    if found.heads:
+        sections.append(_heads(found.heads))
+    if found.workers:
+        sections.append(Section.of_table(workers_table(found.workers)))
+    else:
+        none = "No worker is known" if found.queue is None else f"No worker serves {found.queue}"
+        sections.append(Section([f"{none}: start one with manage.py mq_worker."]))
+    if timings := [each for each in found.timings if each.handler or any(_counts(each))]:
+        headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
+        sections.append(Section.of_table(table(headers, map(_handler, timings))))
+    if found.holders:
+        headers = ("what", "which", "login", "application", "state", "since")
+        holders = table(headers, map(_holder, found.holders))
+        sections.append(Section.of_table(holders, title=HOLDERS))
+    return sections + [Section([f"{each.text} {each.hint}"]) for each in found.pooled]
+
+
+def _queues(counted: Iterable[queues.QueueCounts]) -> Section:
+    headers = ("queue", "state", *(name.replace("_", " ") for name in COUNTED), "oldest")
+    rows = (
+        (each.queue, _label(each), *(_count(each, name) for name in COUNTED), span(each.oldest))
+        for each in counted
+    )
+    return Section.of_table(table(headers, rows))
+
+
+def _heads(heads: Sequence[queues.Head]) -> Section:
+    more = "There are more: see mq_peek --heads. " if len(heads) > MOST_HEADS else ""
+    note = (
+        f"{more}mq_why ID explains one; mq_requeue --id or mq_purge --id ends the wait behind a"
+        " dead one."
+    )
+    title = "Others wait behind these, the first of their keys or queues:"
+    return Section.of_table(heads_table(heads[:MOST_HEADS]), title=title, note=note)
 
 
 def _interval(text: str) -> float:

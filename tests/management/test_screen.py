@@ -1,0 +1,71 @@
+"""Tables cut to the height of a terminal."""
+
+from __future__ import annotations
+
+import os
+from io import StringIO
+
+import pytest
+
+from django_mq.management.screen import Section, fitted, height, size_of, whole
+
+
+def section(name: str, rows: int, *, width: int = 5, note: str = "") -> Section:
+    table = "\n".join([name.upper(), *(f"{name}-{n}".ljust(width, ".") for n in range(rows))])
+    return Section.of_table(table, note=note)
+
+
+def screen(sections: list[Section], lines: int, columns: int = 80) -> list[str]:
+    text = fitted("now", sections, os.terminal_size((columns, lines)))
+    assert text.endswith("\n") or not text
+    found = text.splitlines()
+    assert height(found, columns) < lines
+    return found
+
+
+def test_nothing_is_hidden_while_all_fits() -> None:
+    sections = [section("a", 3), section("b", 2, note="see b")]
+    found = screen(sections, 11)
+    assert found == ["now", *whole(sections).splitlines()]
+    assert len(found) == 10
+    assert "hidden" in screen(sections, 10)[0]
+
+
+def test_long_tables_lose_their_rows_first() -> None:
+    found = screen([section("a", 40), section("b", 2), section("c", 12)], 20)
+    assert found == [
+        "now, 44 of 54 rows hidden: the terminal has 20 lines",
+        *("A", "a-0..", "a-1..", "a-2..", "a-3..", "... and 36 more", ""),
+        *("B", "b-0..", "b-1..", ""),
+        *("C", "c-0..", "c-1..", "c-2..", "c-3..", "... and 8 more"),
+    ]
+
+
+@pytest.mark.parametrize("lines", range(1, 30))
+@pytest.mark.parametrize("columns", [10, 33, 80])
+def test_it_fits_any_terminal_and_counts_what_is_hidden(lines: int, columns: int) -> None:
+    sections = [section("a", 9, width=30), section("b", 4, note="x" * 90), section("c", 1)]
+    found = screen(sections, lines, columns)
+    shown = [line for line in found if line.startswith(("a-", "b-", "c-"))]
+    if len(shown) < 14 and found:
+        assert f"{14 - len(shown)} of 14 rows hidden" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "lines"),
+    [
+        ("", 5, 1),
+        ("12345", 5, 1),
+        ("123456", 5, 2),
+        ("漢字漢", 6, 1),
+        ("漢字漢", 5, 2),
+        ("é≈", 2, 1),
+    ],
+)
+def test_a_long_line_takes_several(text: str, columns: int, lines: int) -> None:
+    """Wide characters take two columns."""
+    assert height([text], columns) == lines
+
+
+def test_what_is_no_terminal_has_no_size() -> None:
+    assert size_of(StringIO()) is None
