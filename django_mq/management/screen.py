@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TextIO
+from io import TextIOBase
+from typing import NamedTuple
 from unicodedata import east_asian_width
 
 #: Moves the cursor home and clears the terminal.
@@ -84,7 +85,7 @@ def _laid_out(
     return [line.text for line in lines], rows - sum(line.is_row for line in lines)
 
 
-def size_of(output: TextIO) -> os.terminal_size | None:
+def size_of(output: TextIOBase) -> os.terminal_size | None:
     """Return the size of the terminal that `output` is; None if it is none, or tells no size."""
     if not output.isatty():
         return None

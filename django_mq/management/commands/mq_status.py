@@ -27,6 +27,7 @@ from django_mq.queues.doctor.links import pooler
 from django_mq.queues.obstacles import shown
 
 HOLDERS = "These keep vacuum from removing dead rows, which slows down claims:"
+HOLDER_HEADERS = ("what", "which", "login", "application", "state", "since")
 #: The least number of seconds between two looks.
 LEAST = 0.1
 #: The maximum number of blocking messages shown; mq_peek --heads shows more.
@@ -125,8 +126,7 @@ def _sections(found: Found) -> list[Section]:
         headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
         sections.append(Section.of_table(table(headers, map(_handler, timings))))
     if found.holders:
-        headers = ("what", "which", "login", "application", "state", "since")
-        holders = table(headers, map(_holder, found.holders))
+        holders = table(HOLDER_HEADERS, map(_holder, found.holders))
         sections.append(Section.of_table(holders, title=HOLDERS))
     return sections + [Section([f"{each.text} {each.hint}"]) for each in found.pooled]
 
