@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from django.db import connection
 
 import django_mq
 from django_mq.conf import QueueOptions, Settings, _read_settings, find_errors
-from tests.docs.pages import DOCS
+from django_mq.handlers import all_handlers
+from tests.docs.pages import DOCS, story
 from tests.test_docs import ROOT, snippets
 
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
@@ -110,3 +113,30 @@ def test_the_reference_has_every_public_name() -> None:
         module = pkgutil.resolve_name(name)
         listed |= set(getattr(module, "__all__", vars(module)))
     assert set(django_mq.__all__) - {"__version__"} <= listed
+
+
+def options_in_the_reference(section: str) -> set[str]:
+    """Return the names in the first column of the section's first table."""
+    text = (DOCS / "reference.md").read_text()
+    found = re.search(rf"^## {section}$.*?((?:^\|[^\n]*\n)+)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    first_column = "".join(row.split("|")[1] for row in found[1].splitlines())
+    return set(re.findall(r"`(\w+)`", first_column))
+
+
+@pytest.mark.parametrize(
+    ("section", "function"),
+    [("Options of a handler", django_mq.handler), ("Options of a broadcast", django_mq.broadcast)],
+)
+def test_the_reference_has_every_option(section: str, function: Callable[..., Any]) -> None:
+    parameters = inspect.signature(function).parameters.values()
+    options = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    assert options_in_the_reference(section) == options
+
+
+@pytest.mark.django_db
+def test_the_page_of_the_history() -> None:
+    """It reads as one module; the replay at its end finds nothing to replay yet."""
+    with story("history.md", confirmed=[]) as page:
+        assert [each.name for each in all_handlers()] == ["mail.confirmation"]
+        assert not find_errors(page.DJANGO_MQ)
