@@ -90,7 +90,8 @@ def test_the_settings_behind_a_pooler() -> None:
     for code in (poll, direct):
         exec(code, names)  # noqa: S102
         assert not find_errors(names["DJANGO_MQ"])
-    assert names["DJANGO_MQ"]["WAKEUP"] in names["DATABASES"]
+    direct_alias = names["DATABASES"][names["DJANGO_MQ"]["WAKEUP"]]
+    assert not direct_alias["DISABLE_SERVER_SIDE_CURSORS"]  # W002 takes it for a pooler's sign
 
 
 @pytest.mark.django_db
