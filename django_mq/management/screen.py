@@ -9,8 +9,12 @@ from io import TextIOBase
 from typing import NamedTuple
 from unicodedata import east_asian_width
 
-#: Moves the cursor home and clears the terminal.
-CLEAR = "\x1b[H\x1b[2J"
+#: Moves the cursor home.
+HOME = "\x1b[H"
+#: Clears the terminal. Many terminals keep what it removes, to scroll back.
+CLEAR = f"{HOME}\x1b[2J"
+#: Erases to the end of the line.
+ERASE = "\x1b[K"
 
 
 class Line(NamedTuple):
@@ -83,6 +87,11 @@ def _laid_out(
             break
     del lines[_fitting([line.text for line in lines], room, size.columns) :]
     return [line.text for line in lines], rows - sum(line.is_row for line in lines)
+
+
+def erased(size: os.terminal_size) -> str:
+    """Return what empties a terminal line by line, so that it keeps nothing to scroll back."""
+    return HOME + "\n".join([ERASE] * size.lines) + HOME
 
 
 def size_of(output: TextIOBase) -> os.terminal_size | None:

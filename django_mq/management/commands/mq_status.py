@@ -18,7 +18,7 @@ from django_mq.executor.connections import LOST
 from django_mq.management.arguments import duration
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, span, table, workers_table
-from django_mq.management.screen import CLEAR, Section, fitted, size_of, whole
+from django_mq.management.screen import CLEAR, Section, erased, fitted, size_of, whole
 from django_mq.management.serving import mistaken
 from django_mq.policy.durations import measured
 from django_mq.policy.histogram import Durations
@@ -58,17 +58,21 @@ class Command(OperatorCommand):
         if options["json"]:
             raise CommandError("--watch cannot be combined with --json")
         with suppress(KeyboardInterrupt):
+            self._watch(options["queue"], database, is_first=True)
             while True:
-                self._watch(options["queue"], database)
                 sleep(options["watch"])
+                self._watch(options["queue"], database)
 
-    def _watch(self, queue: str | None, database: str | None) -> None:
+    def _watch(self, queue: str | None, database: str | None, *, is_first: bool = False) -> None:
         sections = _sections(_read(queue, database))
         if queue is not None and (warning := mistaken(queue, queues.names(using=database))):
             sections.insert(0, Section([f"Note: {warning}"]))
         moment, size = shown(now()), size_of(self.stdout)
-        text = fitted(moment, sections, size) if size else f"{moment}\n{whole(sections)}\n\n"
-        self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{text}")
+        if size is None:
+            clear, text = CLEAR, f"{moment}\n{whole(sections)}\n\n"
+        else:
+            clear, text = CLEAR if is_first else erased(size), fitted(moment, sections, size)
+        self.stdout.write(f"{clear if self.stdout.isatty() else ''}{text}")
         self.stdout.flush()
 
     def _show(self, queue: str | None, database: str | None, *, as_data: bool) -> None:
