@@ -83,6 +83,9 @@ def test_why_and_routes_and_peek() -> None:
     assert f"Message {result.id} (tasks.{NOTE}, queue default)" in said("mq_why", result.id)
     assert NOTE in said("mq_routes", f"tasks.{NOTE}")
     assert NOTE in said("mq_peek", "default")
+    everything = said("mq_routes")
+    assert NOTE in everything.partition("Tasks, which only enqueue() reaches: ")[2].split(", ")
+    assert "No handler is registered" not in everything
     drain()
     assert f"handler {NOTE} returned a value" in said("mq_why", result.id)
 
