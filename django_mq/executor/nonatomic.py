@@ -15,14 +15,15 @@ from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
 from django_mq.executor.calls import call as run_handler
 from django_mq.executor.calls import tidy_up
-from django_mq.executor.connections import LOST, reset_session, simple_query
+from django_mq.executor.connections import LOST, reset_session, roll_back, simple_query
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import LeasedCall, leased_call, sort_started
 from django_mq.executor.scoreboard import CallEntries, ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.tasks import Task
-from django_mq.signals import message_started, wanted
+from django_mq.messages import Fence
+from django_mq.signals import log_failure, message_started, wanted
 from django_mq.store import leases
 
 
@@ -44,9 +45,8 @@ class NonAtomic:
         fences = [task.delivery.fence for task in tasks]
         lease = max(map(self.lease_of, {task.delivery.queue for task in tasks}))
         try:
-            asked = leases.start_alone(fences, lease=lease)
-            started = leases.started(simple_query(self.session.connect(), asked))
-        except (psycopg.Error, *LOST) as error:
+            started = self._start(fences, lease)
+        except LOST as error:
             self.session.close()
             self.settlement.outage.wait(error)
             return False
@@ -62,6 +62,22 @@ class NonAtomic:
         if ready:
             self._run_started(ready, lease)
         return True
+
+    def _start(self, fences: Sequence[Fence], lease: float) -> dict[int, bool]:
+        """Give each message a full lease, except those that the server refuses to change."""
+        asked = leases.start_alone(fences, lease=lease)
+        try:
+            return leases.started(simple_query(self.session.connect(), asked))
+        except LOST:
+            raise
+        except psycopg.Error as error:
+            roll_back(self.session.connect())
+            if len(fences) == 1:
+                log_failure("start_refused", error, "message %s cannot start", fences[0].id)
+                return {}
+        return {
+            id: expired for fence in fences for id, expired in self._start([fence], lease).items()
+        }
 
     def _run_started(self, tasks: Sequence[Task], lease: float) -> None:
         handler = tasks[0].handler

@@ -6,7 +6,7 @@ The reply is stored, the next message of the key is unblocked, the unique id bec
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import psycopg
@@ -41,50 +41,52 @@ def write(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Write the effects of deliveries whose rows were just settled, in the same transaction."""
     if more := having_any(ended):
         _answer(cursor, more)
-        free_keys(cursor, [each.delivery._row for each in more if _is_over(each)])
+        _free_lines(cursor, more)
         _free_unique_ids(cursor, more)
 
 
 def write_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
-    """Write the effects of dead messages, and skip those that the database refuses.
+    """Write the effects of settled messages, and skip those that the database refuses.
 
-    A trigger or a changed table may refuse the effects of one message, and would do so every time:
-    they are logged and skipped. The chores find messages that wait behind it or were put aside.
-    Raises the errors of a lost database.
+    A trigger or a changed table may refuse an effect of one message, and would do so every time: it
+    is logged and skipped. The chores find messages that wait behind it or were put aside. Raises
+    the errors of a lost database.
     """
     more = having_any(ended)
     if not more:
         return
     try:
-        _write_or_nothing(cursor, more)
+        _write_or_nothing(cursor, write, more)
         return
     except LOST:
         raise
     except psycopg.Error:
         logger.debug(
-            "the database refused follow-up writes of several dead messages: trying one by one",
+            "the database refused follow-up writes of settled messages: trying one by one",
             exc_info=True,
         )
     for each in more:
-        try:
-            _write_or_nothing(cursor, [each])
-        except LOST:
-            raise
-        except psycopg.Error as error:
-            log_failure(
-                "settle_refused",
-                error,
-                "message %s (queue %s) is dead, but the database refused its follow-up writes"
-                " (reply, key, unique id)",
-                each.delivery.id,
-                each.delivery.queue,
-                message_id=each.delivery.id,
-            )
+        for what, effect in EFFECTS.items():
+            try:
+                _write_or_nothing(cursor, effect, [each])
+            except LOST:
+                raise
+            except psycopg.Error as error:
+                log_failure(
+                    "settle_refused",
+                    error,
+                    f"message %s (queue %s) is settled, but the database refused to {what}",
+                    each.delivery.id,
+                    each.delivery.queue,
+                    message_id=each.delivery.id,
+                )
 
 
-def _write_or_nothing(cursor: Cursor, ended: Sequence[Ended]) -> None:
+def _write_or_nothing(
+    cursor: Cursor, effect: Callable[[Cursor, Sequence[Ended]], None], ended: Sequence[Ended]
+) -> None:
     with cursor.connection.transaction():
-        write(cursor, ended)
+        effect(cursor, ended)
 
 
 def free_keys(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:
@@ -97,6 +99,11 @@ def free_keys(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:
             if row.key is not None
         ],
     )
+
+
+def _free_lines(cursor: Cursor, ended: Sequence[Ended]) -> None:
+    """Unblock the messages that wait behind those of `ended` that are done or dead."""
+    free_keys(cursor, [each.delivery._row for each in ended if _is_over(each)])
 
 
 def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
@@ -148,6 +155,14 @@ def _free_unique_ids(cursor: Cursor, ended: Sequence[Ended]) -> None:
     ]
     if done:
         free_unique_ids.end(cursor, done)
+
+
+#: What `write()` does, in this order, by how a log line says it.
+EFFECTS: dict[str, Callable[[Cursor, Sequence[Ended]], None]] = {
+    "store its reply": _answer,
+    "free the next message of its key": _free_lines,
+    "free its unique id": _free_unique_ids,
+}
 
 
 def _is_over(ended: Ended) -> bool:

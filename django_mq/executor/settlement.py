@@ -72,8 +72,10 @@ class Settlement:
         self.policy_of = policy_of
         self._shortest_lease = shortest_lease
 
-    def settle(self, ended: Sequence[Ended]) -> list[Ended]:
+    def settle(self, ended: Sequence[Ended], *, careful: bool = False) -> list[Ended]:
         """Settle `ended`; return them, marked LOST where the lease is no longer ours.
+
+        `careful`: follow-up writes that the database refuses are skipped.
 
         Waits for a lost database. Returns an empty list if the drain ends meanwhile: the leases
         lapse, and the attempts count.
@@ -83,7 +85,7 @@ class Settlement:
         while True:
             attempt = Try()
             try:
-                self._write(ended, attempt, doubtful=doubtful)
+                self._write(ended, attempt, doubtful=doubtful, careful=careful)
                 break
             except Exception as error:  # of any kind: the delivery needs an end
                 alive = self._connection.is_alive()
@@ -103,6 +105,8 @@ class Settlement:
                     return [done for each in ended for done in self.settle([each])]
                 conflicts += 1
                 if not is_conflict(error) or conflicts > MOST_CONFLICTS:
+                    if not careful and settle_effects.having_any(ended):
+                        return self.settle(ended, careful=True)
                     return self._refused(ended[0], error)
         self.outage.over()
         for each in ended:
@@ -132,7 +136,9 @@ class Settlement:
             self.outage.wait_quietly()
         return False
 
-    def _write(self, ended: Sequence[Ended], attempt: Try, *, doubtful: bool) -> None:
+    def _write(
+        self, ended: Sequence[Ended], attempt: Try, *, doubtful: bool, careful: bool
+    ) -> None:
         cursor = self._connection.cursor()
         if all(each.settled is ACKED for each in ended) and not settle_effects.having_any(ended):
             kept = history.handled(ended)
@@ -141,7 +147,7 @@ class Settlement:
                 return
         with self._connection.transaction():
             attempt.xid = open_transaction.begin_patiently(cursor)
-            attempt.lost = settle_all(cursor, ended)
+            attempt.lost = settle_all(cursor, ended, careful=careful)
 
     def _ack_alone(
         self,
@@ -179,18 +185,19 @@ class Settlement:
         return ends_or_lost([ended], {ended.delivery.id})
 
 
-def settle_all(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
+def settle_all(cursor: Cursor, ended: Sequence[Ended], *, careful: bool = False) -> set[int]:
     """Settle deliveries by their fences; return the ids of those that are no longer ours.
 
     Also writes the effects of settling (`settle_effects`), in the same transaction; opens one if
-    none is open.
+    none is open. `careful`: those that the database refuses are skipped.
     """
     more = settle_effects.having_any(ended)
     if not more:
         return _settle_rows(cursor, ended)
     with within_transaction(cursor):
         lost = _settle_rows(cursor, ended)
-        settle_effects.write(cursor, [each for each in more if each.delivery.id not in lost])
+        write = settle_effects.write_where_possible if careful else settle_effects.write
+        write(cursor, [each for each in more if each.delivery.id not in lost])
     return lost
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from django_mq.executor import reports
+from django_mq.executor import reports, settle_effects
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
@@ -104,11 +104,23 @@ class SliceRecovery:
         users = state.users
         alone = len(users.tasks) == 1 and not state.again
         if error is not None and alone and not self.conflicts.may_repeat(users.tasks, error):
+            if not state.committing and self._may_be_careful(users.ended[0]):
+                state.again.extend(users.tasks)
+                users.clear()
+                return
             seconds = users.ended[0].seconds
             self._settle(Ran(ended=[self.failure_end(users.tasks[0], error, seconds)]))
         else:
             state.again.extend(users.tasks)
             users.clear()
+
+    def _may_be_careful(self, ended: Ended) -> bool:
+        """Return whether to run it once more, in case only its follow-up writes are refused."""
+        id, careful = ended.delivery.id, self.conflicts.careful
+        if id in careful or not settle_effects.having_any([ended]):
+            return False
+        careful.add(id)
+        return True
 
     def _settle(self, ran: Ran) -> None:
         """Settle by fence, in a new transaction, deliveries whose transaction has ended."""

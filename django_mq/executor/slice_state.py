@@ -126,6 +126,8 @@ class Conflicts:
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._losses: Counter[int] = Counter()
+        #: The ids of deliveries whose follow-up writes the database has refused.
+        self.careful: set[int] = set()
 
     def may_repeat(self, tasks: Sequence[Task], error: BaseException) -> bool:
         """Count `error` if it is a conflict; return whether `tasks` run again uncharged."""
@@ -143,7 +145,8 @@ class Conflicts:
 
     def forget(self, ended: Sequence[Ended]) -> None:
         """Forget settled deliveries: their next attempts start from zero."""
-        if self._counts or self._losses:
+        if self._counts or self._losses or self.careful:
             for each in ended:
+                self.careful.discard(each.delivery.id)
                 self._counts.pop(each.delivery.id, None)
                 self._losses.pop(each.delivery.id, None)

@@ -164,7 +164,10 @@ class Slices:
                 # does not wait, so this cannot deadlock; a failed ack would run all of them
                 # again, one by one.
                 simple_query(self._session.connect(), slice_limits.worker_limits({}))
-            if settle_all(self._session.cursor(), state.users.ended):
+            careful = bool(self._conflicts.careful) and any(
+                each.delivery.id in self._conflicts.careful for each in state.users.ended
+            )
+            if settle_all(self._session.cursor(), state.users.ended, careful=careful):
                 raise LeasesLost
         state.committing = state.begun
 

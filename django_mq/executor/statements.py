@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -33,6 +33,9 @@ set plan_cache_mode = force_generic_plan; set jit = off;
 set enable_seqscan = off; set enable_bitmapscan = off;
 set enable_hashjoin = off; set enable_mergejoin = off
 """
+
+
+Row = TypeVar("Row")
 
 
 class Statements:
@@ -193,3 +196,26 @@ def within_transaction(cursor: Cursor) -> AbstractContextManager[Any]:
     if isinstance(cursor, RepeatingCursor):
         return transaction(driver, cursor.limits)
     return driver.transaction()
+
+
+def where_possible(
+    change: Callable[[Sequence[Row]], Collection[int]],
+    rows: Sequence[Row],
+    refused: Callable[[psycopg.Error], None] = lambda error: None,
+) -> set[int]:
+    """Return the ids that `change(rows)` returns; rows that the server refuses stop no others.
+
+    A refused statement changed nothing, so it is tried again with each half of its rows;
+    `refused` is called with the error of each row. Raises the errors of a lost database.
+    """
+    try:
+        return set(change(rows))
+    except LOST:
+        raise
+    except psycopg.Error as error:
+        if len(rows) == 1:
+            refused(error)
+            return set()
+    half = len(rows) // 2
+    parts = (where_possible(change, part, refused) for part in (rows[:half], rows[half:]))
+    return set().union(*parts)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 
 from django.db.models.functions import Now
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.models import QueuedMessage, QueueState
+from django_mq.policy.error_text import Failure
+from django_mq.queues.claim_refusals import claim_refusal
 from django_mq.queues.fleet import WorkerProcess, workers
 from django_mq.queues.obstacles import in_line, last_known, obstacle, shown, worker_of
 from django_mq.queues.stalled import shown_count, standings
 from django_mq.states import MessageState
 from django_mq.store.waiting_behind import LinePosition
 
+#: For how long a message must have been due before the database is asked whether it can be claimed:
+#: for one answer, and for a page, which is read more often.
+LATE, VERY_LATE = timedelta(seconds=10), timedelta(minutes=5)
 #: The state of an id without a stored message.
 GONE = "gone"
 #: Dead-letter reasons of this library, up to a colon; any other is a handler's own text.
@@ -54,7 +59,7 @@ def why(id: int, *, using: str | None = None) -> Why:
     message = _read(id, alias)
     if message is None:
         return Why(id, GONE, *last_known(id, alias))
-    return explain(message, _Case(message, alias).standing, using=alias)
+    return explain(message, _Case(message, alias).standing, late=LATE, using=alias)
 
 
 def explain(
@@ -62,14 +67,16 @@ def explain(
     standing: LinePosition | None,
     first: QueuedMessage | None = None,
     *,
+    late: timedelta = VERY_LATE,
     using: str,
 ) -> Why:
     """Explain a message that was read with its state, and with the database's time as `now`.
 
     `standing` is its position in its line, None for none, and `first` the message that it waits
-    for; without it, that message is read.
+    for; without it, that message is read. If it has been due for longer than `late`, the database
+    is asked whether it refuses the claim.
     """
-    case = _Case(message, using)
+    case = _Case(message, using, late)
     case.standing, case.first = standing, first
     text, error = _REASONS[message.state](case)
     if message.state in _LATER and (line := _behind(case)):
@@ -87,8 +94,9 @@ def _read(id: int, alias: str) -> QueuedMessage | None:
 class _Case:
     """A message, with the lookups that explain it."""
 
-    def __init__(self, message: QueuedMessage, alias: str) -> None:
+    def __init__(self, message: QueuedMessage, alias: str, late: timedelta = VERY_LATE) -> None:
         self.message = message
+        self.late = late
         self.alias = alias
         self.now: datetime = message.now  # type: ignore[attr-defined]  # annotated
         self.ordered = get_settings().queue(message.queue).ordered
@@ -101,6 +109,14 @@ class _Case:
         if not waits or (self.message.key is None and not self.ordered):
             return None
         return standings([self.message.pk], using=self.alias).get(self.message.pk)
+
+    def refusal(self) -> Failure | None:
+        """Return the error with which the database refuses the claim of a due message.
+
+        It is asked only about one that is late: most are claimed before.
+        """
+        due_at = self.message.leased_until or self.message.processable_after
+        return claim_refusal(self.message.pk, self.alias) if self.now - due_at > self.late else None
 
     def workers(self) -> list[WorkerProcess]:
         return workers(using=self.alias)
@@ -173,7 +189,7 @@ def _behind(case: _Case) -> str:
     if first.state == MessageState.DEAD:
         reason = f"{_died(first)}. Requeue or discard that message so that the others proceed"
     else:
-        ahead = _Case(first, case.alias)
+        ahead = _Case(first, case.alias, case.late)
         ahead.standing = None  # nothing is ahead of the first one
         reason = _REASONS[first.state](ahead)[0]
     if standing.ahead > 1:
@@ -229,6 +245,12 @@ def _delayed(case: _Case) -> Reason:
 
 def _processable(case: _Case) -> Reason:
     message = case.message
+    if refused := case.refusal():
+        return (
+            f"cannot be claimed: the database refuses it ({refused.error_class}). A trigger, a"
+            " policy or a constraint of the table raises; workers try it again every minute",
+            refused.text,
+        )
     if message.leased_until is not None:
         text = (
             f"is due: the lease of worker {worker_of(message)} lapsed at"

@@ -53,6 +53,18 @@ class Claim(NamedTuple):
 
 NOTHING = Claim([], {})
 
+#: Stands in the statements of claims where they leave out rows; see `leaving_out()`.
+BUT = "/* but */"
+
+
+def leaving_out(statement: str, ids: Sequence[int]) -> str:
+    """Return the claim `statement`, which leaves out the rows of its parameter `but`, if any.
+
+    Without `ids` it is unchanged, and costs nothing more.
+    """
+    return statement.replace(BUT, "and m.id <> all(%(but)s::bigint[])") if ids else statement
+
+
 #: The lanes of `lane_columns()`, in order, without those of closed queues.
 OPEN_LANES = f"""
             select lane.queue, lane.priority, to_timestamp(lane.at) as at, lane.id
@@ -79,7 +91,7 @@ with taken as materialized (
                  where m.queue = lane.queue and m.priority = lane.priority and m.key is null
                    and m.leased_until is null and m.blocked_by is null and m.dead_at is null
                    and (m.processable_after, m.id) > (lane.at, lane.id)
-                   and m.processable_after <= statement_timestamp()
+                   and m.processable_after <= statement_timestamp() {BUT}
                  order by m.processable_after, m.id
                  limit %(limit)s
                    for no key update of m skip locked
@@ -110,6 +122,7 @@ def claim(
     max_bytes: int,
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
+    but: Sequence[int] = (),
 ) -> Claim:
     """Take up to `limit` due messages without a key from `lanes`, in order, for `lease` seconds.
 
@@ -118,13 +131,15 @@ def claim(
     holds the gate of the queue.
 
     The `more_claimers` share the taken rows: one statement makes several claims, since a
-    transaction costs the same for a few hundred messages as for one.
+    transaction costs the same for a few hundred messages as for one. The rows with the ids `but`
+    are left out.
     """
     claimers = (claimer, *more_claimers)
     cursor.execute(
-        CLAIM,
+        leaving_out(CLAIM, but),
         {
             **lane_columns(lanes),
+            "but": array(but),
             "claimers": array(claimers),
             "each": -(-limit // len(claimers)),
             "lease": lease,

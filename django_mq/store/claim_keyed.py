@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import array, texts
-from django_mq.store.claim import OPEN_LANES, Claim, Lane, lane_columns
+from django_mq.store.claim import BUT, OPEN_LANES, Claim, Lane, lane_columns, leaving_out
 from django_mq.store.claimed_row import NEXT_ATTEMPT, WIDTH, claimed_columns
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _WINDOW = f"""
              where m.queue = lane.queue and m.priority = lane.priority
                and m.leased_until is null and m.blocked_by is null and m.dead_at is null
                and (m.processable_after, m.id) > (lane.at, lane.id)
-               and m.processable_after <= statement_timestamp()
+               and m.processable_after <= statement_timestamp() {BUT}
              order by m.processable_after, m.id
              limit %(window)s
          ) row_
@@ -109,7 +110,7 @@ with seen as materialized ({_WINDOW}), line as materialized (
           from line
          cross join lateral (
             select m.id,
-                   m.dead_at is null and m.leased_until is null
+                   m.dead_at is null and m.leased_until is null {BUT}
                    and m.processable_after <= statement_timestamp() as ok
               from django_mq_queuedmessage m
              where m.queue = line.queue and m.handler = line.handler
@@ -250,6 +251,7 @@ def claim(
     skip_dead: bool,
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
+    but: Sequence[int] = (),
     with_marks: bool = True,
 ) -> Claim:
     """Take up to `limit` due messages of `lanes`, with and without keys; see `claim.claim()`.
@@ -259,7 +261,7 @@ def claim(
     `blocked_by` set to the head. The caller opens a transaction and commits it at once. The marks
     pass only messages that were taken or parked; those that are freed later lie before them. With
     `with_marks` they are returned, which takes a seventh of the server's time. The `more_claimers`
-    share the rows.
+    share the rows. The rows `but`, and those behind them in their keys, are left out.
     """
     given = {
         **lane_columns(lanes),
@@ -272,16 +274,17 @@ def claim(
         "lease": lease,
         "bytes": max_bytes,
         "with_marks": with_marks,
+        "but": array(but),
     }
     for lines in limit, window:
-        cursor.execute(LOCK_LINES, {**given, "limit": lines})
+        cursor.execute(leaving_out(LOCK_LINES, but), {**given, "limit": lines})
         locked = cursor.fetchall()
-        cursor.execute(CLAIM_LINES, {**given, **_line_columns(locked)})
+        cursor.execute(leaving_out(CLAIM_LINES, but), {**given, **_line_columns(locked)})
         rows = cursor.fetchall()
         # With nothing taken or parked, other sessions have locked rows of each of these lines.
         if rows[0][0] is not None or rows[0][-2] or len(locked) < lines:
             break
-    found = sorted((row for row in rows if row[0] is not None), key=_turn)
+    found = sorted((row for row in rows if row[0] is not None), key=itemgetter(-3))
     passed = json.loads(rows[0][-1] or "[]")
     ends = {(queue, priority): (float(at), id) for queue, priority, at, id in passed}
     return Claim([ClaimedRow._make(row[:WIDTH]) for row in found], ends, unfinished=rows[0][-2])
@@ -291,7 +294,3 @@ def _line_columns(lines: Sequence[Sequence[Any]]) -> dict[str, object]:
     *names, places = zip(*lines, strict=True) if lines else ((),) * 4
     columns = zip(("line_queues", "line_handlers", "line_keys"), map(texts, names), strict=True)
     return {**dict(columns), "line_places": array(places)}
-
-
-def _turn(row: Sequence[int]) -> int:
-    return row[-3]

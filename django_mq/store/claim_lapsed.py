@@ -7,7 +7,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
-from django_mq.store.claim import BEGINNING
+from django_mq.store import array
+from django_mq.store.claim import BEGINNING, BUT, leaving_out
 from django_mq.store.claimed_row import NEXT_ATTEMPT, REFUNDED, WIDTH, claimed_columns
 from django_mq.store.queue_limits import is_open
 
@@ -37,7 +38,7 @@ with found as materialized (
             select m.*
               from django_mq_queuedmessage m
              where m.queue = asked.queue and m.leased_until <= statement_timestamp()
-               and (m.leased_until, m.id) > (to_timestamp(asked.at), asked.id)
+               and (m.leased_until, m.id) > (to_timestamp(asked.at), asked.id) {BUT}
              order by m.leased_until, m.id
              limit %(limit)s
                for no key update of m skip locked
@@ -144,6 +145,7 @@ def claim_lapsed(
     skip_dead: bool = False,
     admitted: bool = False,
     marks: Mapping[str, Mark] | None = None,
+    but: Sequence[int] = (),
 ) -> Lapsed:
     """Take over up to `limit` messages of `queues` whose lease lapsed.
 
@@ -155,12 +157,13 @@ def claim_lapsed(
     Nothing is taken from a queue that is paused or backs off: its messages may be killing the
     workers. `admitted`: the caller holds the gate of the queue, which may then back off or be
     limited. Only the first message of a line is taken (with `skip_dead`, the first that is not
-    dead); the others are released.
+    dead); the others are released. The rows `but` are left out.
     """
     begin = [(marks or {}).get(queue, BEGINNING) for queue in queues]
     cursor.execute(
-        CLAIM_LAPSED,
+        leaving_out(CLAIM_LAPSED, but),
         {
+            "but": array(but),
             "queues": list(queues),
             "ats": [at for at, _ in begin],
             "ids": [id for _, id in begin],

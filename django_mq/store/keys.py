@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from django_mq.store import Cursor
 
 
+#: Less than the id of every message.
+BEFORE_ALL = -(2**63)
+
+
 class KeyLine(NamedTuple):
     """The line of an order key; the messages before id `after` are gone or dead."""
 
     queue: str
     handler: str
     key: str
-    after: int = -(2**63)
+    after: int = BEFORE_ALL
 
 
 # Freeing a row that is still behind another is harmless: the next claim parks it again. The heads
@@ -152,7 +156,7 @@ class Freed(NamedTuple):
 
 
 def free_stranded(
-    cursor: Cursor, *, skipping: Sequence[str], limit: int, after: int = -(2**63)
+    cursor: Cursor, *, skipping: Sequence[str], limit: int, after: int = BEFORE_ALL
 ) -> Freed:
     """Free one row of every line whose parked rows wait for a row that left the line.
 
@@ -162,3 +166,15 @@ def free_stranded(
     """
     cursor.execute(FREE_STRANDED, {"skipping": list(skipping), "limit": limit, "after": after})
     return Freed._make(cursor.fetchone())
+
+
+NEXT_BLOCKER = """
+select min(m.blocked_by) from django_mq_queuedmessage m where m.blocked_by > %(after)s
+"""
+
+
+def next_blocker(cursor: Cursor, *, after: int) -> int | None:
+    """Return the lowest id above `after` that messages wait behind, None if there is none."""
+    cursor.execute(NEXT_BLOCKER, {"after": after})
+    found: int | None = cursor.fetchone()[0]
+    return found

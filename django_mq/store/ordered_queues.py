@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import array
+from django_mq.store.claim import BUT, leaving_out
 from django_mq.store.claimed_row import NEXT_ATTEMPT, claimed_columns
 from django_mq.store.queue_limits import is_open
 
@@ -200,7 +201,7 @@ select queue
 CLAIM_LINE = f"""
 with head as materialized (
     select m.id, m.payload::text as payload,
-           m.dead_at is null and m.processable_after <= statement_timestamp() as ok
+           m.dead_at is null and m.processable_after <= statement_timestamp() {BUT} as ok
       from django_mq_queuedmessage m
      where m.queue >= %(queue)s and m.queue <= %(queue)s and m.ordered
        and (m.dead_at is null or not %(skip_dead)s)
@@ -257,20 +258,22 @@ def claim(
     skip_dead: bool,
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
+    but: Sequence[int] = (),
 ) -> list[ClaimedRow]:
     """Take the first messages of `queue`, up to `limit` and without a gap, if `worker` owns it.
 
     A head that is delayed, retrying or (unless `skip_dead`) dead blocks the line, and so does any
     message in flight. The caller opens a transaction and commits it at once. The `more_claimers`
-    share the rows.
+    share the rows. The rows `but`, and those behind them, are left out.
     """
     cursor.execute(HOLD_LINE, {"queue": queue, "worker": worker})
     if cursor.fetchone() is None:
         return []
     cursor.execute(
-        CLAIM_LINE,
+        leaving_out(CLAIM_LINE, but),
         {
             "queue": queue,
+            "but": array(but),
             "claimers": array((claimer, *more_claimers)),
             "each": -(-limit // (1 + len(more_claimers))),
             "lease": lease,

@@ -32,6 +32,20 @@ def release_all_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> s
     return {row[0] for row in cursor.fetchall()}
 
 
+CLAIMED = """
+select m.id, m.attempts, m.claimed_by
+  from django_mq_queuedmessage m
+ where m.leased_until is not null and starts_with(m.claimed_by, %(prefix)s)
+   and m.id <> all(%(running)s::bigint[])
+"""
+
+
+def claimed_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> list[Fence]:
+    """Return the claims of worker process `worker`, except those of the ids `running`."""
+    cursor.execute(CLAIMED, {"prefix": f"{worker}:", "running": list(running)})
+    return [Fence._make(row) for row in cursor.fetchall()]
+
+
 LOCK_RUNNING = f"""
 select {claimed_columns()}
   from {fenced("m.*", last=LOCKED)}

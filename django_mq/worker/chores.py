@@ -14,26 +14,20 @@ from typing import Any, NamedTuple
 import psycopg
 
 from django_mq.conf import Settings
-from django_mq.executor import reports, settle_effects
 from django_mq.executor.connections import LOST
-from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
-from django_mq.messages import Delivery
 from django_mq.signals import announce_queue, log_failure, named, queue_deep
 from django_mq.store import (
     Cursor,
     chores,
-    expiry,
     free_unique_ids,
     keys,
-    notify,
     operators,
     put_aside,
 )
 from django_mq.store.limits import Limits
 from django_mq.store.unique_ids import UniqueId
-from django_mq.worker import retention, vacuum
-from django_mq.worker.retention import forgetting
+from django_mq.worker import expiring, retention, vacuum
 
 logger = logging.getLogger("django_mq")
 
@@ -42,10 +36,8 @@ logger = logging.getLogger("django_mq")
 EVERY = 9.0
 #: Rows that one piece walks over, or removes.
 PIECE = 1000
-#: Messages that expire in one piece: their payloads are read, for the signals.
+#: How many pieces of one message take the place of one that the database refuses.
 FEW = 50
-#: Rows that one walk over expired messages looks at: it skips those in flight.
-WINDOW = 1000
 #: Unique ids whose put-aside messages one transaction brings forward.
 FORWARD = 100
 #: Queues that one piece looks at.
@@ -54,7 +46,7 @@ QUEUES = 100
 MOST_COUNTED = 10_000
 #: Seconds that a vacuum may take. What it did is not lost: the next turn continues.
 VACUUM_SECONDS = 600.0
-#: The limits of its statements: one that waits longer for a lock is left to the next turn.
+#: Limits of its statements: one that waits longer for a lock is left to the next turn.
 LIMITS = Limits(lock=0.2)
 
 #: Where a walk resumes, as a JSON value. None: the walk is over.
@@ -104,33 +96,6 @@ def run(
     return True
 
 
-def _expire(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    after, walked = at or expiry.ALWAYS, WINDOW
-    try:
-        ended = expire_few(cursor, after)
-        if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
-            _ring(cursor, settings)
-        if len(ended) == FEW:
-            return after
-    except psycopg.errors.LockNotAvailable:
-        walked = FEW  # another session holds the unique id of one of them: skip these
-    with within_transaction(cursor):
-        return expiry.expiry_walked(cursor, after=after, window=walked)
-
-
-def expire_few(cursor: Cursor, after: str = expiry.ALWAYS) -> list[Ended]:
-    """Dead-letter a few messages that expired after `after`; return how they ended."""
-    with within_transaction(cursor):
-        ended = [
-            Ended(Delivery(row), Settled.BURIED, reason="expired")
-            for row in expiry.expire(cursor, limit=FEW, after=after, window=WINDOW)
-        ]
-        settle_effects.write_where_possible(cursor, ended)
-    for each in ended:
-        reports.one_ended(each)
-    return ended
-
-
 def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Remove dead letters of one queue after `at`; the same queue comes next if it has more."""
     before = at or ""
@@ -143,7 +108,7 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
             ):
                 operators.free_followers(cursor, removed)
                 if settings.queue(name).ordered or any(row.key is not None for row in removed):
-                    _ring(cursor, settings)
+                    expiring.ring(cursor, settings)
                 return name if len(removed) < PIECE else before
             before = name
     return before if len(names) == QUEUES else None
@@ -151,18 +116,28 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
 
 def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position:
     skipping = [name for name, queue in settings.queues.items() if queue.on_dead_head == "skip"]
-    since = {} if at is None else {"after": int(at)}
-    with within_transaction(cursor):
-        freed = keys.free_stranded(cursor, skipping=skipping, limit=PIECE, **since)
-        if freed.rows:
-            _ring(cursor, settings)
-    return freed.resume
-
-
-def _ring(cursor: Cursor, settings: Settings) -> None:
-    """Wake the workers: a message was freed, and this thread is not the one that claims."""
-    if settings.wakeup != "poll":
-        notify.ring(cursor)
+    after = keys.BEFORE_ALL if at is None else int(at)
+    try:
+        with within_transaction(cursor):
+            freed = keys.free_stranded(cursor, skipping=skipping, limit=PIECE, after=after)
+            if freed.rows:
+                expiring.ring(cursor, settings)
+        return freed.resume
+    except LOST:
+        raise
+    except psycopg.Error as error:
+        log_failure("chore_failed", error, "the database refuses to free a message of a key")
+    for _ in range(FEW):
+        if (blocker := keys.next_blocker(cursor, after=after)) is None:
+            return None
+        try:
+            keys.free_stranded(cursor, skipping=skipping, limit=1, after=blocker - 1)
+        except LOST:
+            raise
+        except psycopg.Error as error:
+            logger.debug("what waits behind message %s cannot be freed: %s", blocker, named(error))
+        after = blocker
+    return after
 
 
 def _bring_forward(cursor: Cursor, settings: Settings, at: Position) -> Position:
@@ -243,13 +218,17 @@ class Chore(NamedTuple):
 
 #: In this order. Chores that walk over rows that stay have few pieces, to cost little.
 CHORES = {
-    "expire": Chore(_expire, 200),
+    "expire": Chore(expiring.expire, 200),
     "stranded": Chore(_free_stranded, 20),
     "aside": Chore(_bring_forward, 20),
-    "attempts": Chore(forgetting("attempts", lambda settings: settings.attempt_retention), 100),
-    "results": Chore(forgetting("results", lambda settings: settings.result_retention), 100),
-    "kept": Chore(forgetting("kept results"), 100),
-    "quiet": Chore(forgetting("quiet ids"), 100),
+    "attempts": Chore(
+        retention.forgetting("attempts", lambda settings: settings.attempt_retention), 100
+    ),
+    "results": Chore(
+        retention.forgetting("results", lambda settings: settings.result_retention), 100
+    ),
+    "kept": Chore(retention.forgetting("kept results"), 100),
+    "quiet": Chore(retention.forgetting("quiet ids"), 100),
     "dead": Chore(_forget_dead, 100),
     "operations": Chore(retention.forget_operations, 1),
     "workers": Chore(retention.forget_workers, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
 
@@ -13,6 +14,7 @@ class ClaimArguments(TypedDict):
     limit: int
     max_bytes: int
     admitted: bool
+    but: Sequence[int]
 
 
 class ClaimOptions(NamedTuple):
@@ -32,12 +34,15 @@ class ClaimOptions(NamedTuple):
     max_in_flight: int | None = None
     list_size: int = 1
 
-    def arguments(self, claimer: str, limit: int, *, admitted: bool = False) -> ClaimArguments:
-        """Return the arguments of a claim of up to `limit` messages."""
+    def arguments(
+        self, claimer: str, limit: int, *, admitted: bool = False, but: Sequence[int] = ()
+    ) -> ClaimArguments:
+        """Return the arguments of a claim of up to `limit` messages, without the rows `but`."""
         return {
             "claimer": claimer,
             "lease": self.lease,
             "limit": limit,
             "max_bytes": self.batch_bytes,
             "admitted": admitted,
+            "but": but,
         }

@@ -1,8 +1,23 @@
-"""The sums of one round of claims."""
+"""The result of a claim, and the sums of one round of claims."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from django_mq.store.claim import Claim
+
+
+class ClaimResult(NamedTuple):
+    """The result of a claim.
+
+    `at_limit`: the queue has as many messages in flight as it may, and more may wait.
+    `contended`: another session is claiming from the queue at this moment.
+    """
+
+    claim: Claim
+    at_limit: bool = False
+    contended: bool = False
 
 
 @dataclass(slots=True)

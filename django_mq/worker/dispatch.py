@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.local_queue import LocalQueue
-from django_mq.executor.statements import Statements
+from django_mq.executor.statements import Statements, where_possible
 from django_mq.executor.tasks import Line, Task, is_coroutine
 from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence
 from django_mq.signals import log_failure
@@ -145,7 +146,7 @@ class Dispatch:
             while fences and tries:
                 cursor = self._statements.cursor()
                 self._cancel_probes(cursor, fences)
-                released = settle.release(cursor, fences)
+                released = where_possible(partial(settle.release, cursor), fences)
                 any_released |= bool(released)
                 left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
                 fences = [fence for fence in fences if fence.id in left]

@@ -163,7 +163,7 @@ class Drain:
     def _claim(self) -> list[ClaimedRow]:
         cursor = self._cursor()
         seen = look.look(cursor)
-        self._claims.learn(seen)
+        self._claims.facts.learn(seen)
         for each in seen:
             if each.due and self._queue in (None, each.queue):
                 options = self._options.of(each.queue)

@@ -9,8 +9,8 @@ from django_mq.executor.lease_clock import lease_clock
 from django_mq.store import Cursor, look
 from django_mq.store.claim import BEGINNING, Lane
 from django_mq.worker.claim_options import ClaimOptions
-from django_mq.worker.claim_round import ClaimRound
-from django_mq.worker.claims import ClaimResult, ClaimRouter
+from django_mq.worker.claim_round import ClaimResult, ClaimRound
+from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.intake import Intake
 from django_mq.worker.lanes import Lanes
 from django_mq.worker.ordered_queues import OrderedQueues
@@ -184,7 +184,7 @@ class Fetcher:
         group: str,
         full: bool,
     ) -> ClaimResult:
-        asked_at, began = lease_clock(), perf_counter()
+        asked_at, began = lease_clock(), self._clock()
         own = {"": self._watermarks, "keyed": self._keyed_marks}.get(
             group, Watermarks(full_every=0)
         )
@@ -192,7 +192,7 @@ class Fetcher:
         result = self._claims.claim(cursor, marked, options, limit=room, with_marks=not full)
         has_marks = any(lane.at != BEGINNING[0] for lane in marked)
         if has_marks or full or not group:
-            own.scanned(result.claim.marks, perf_counter() - began, full=full)
+            own.scanned(result.claim.marks, self._clock() - began, full=full)
         else:  # neither the full scan that is due nor a usual one
             own.passed(result.claim.marks)
         if group and has_marks and len(result.claim.rows) < room // 2:
@@ -211,10 +211,10 @@ class Fetcher:
             if room <= 0:
                 self._more_lapsed = True  # perhaps: the thread that makes room pokes the loop
                 continue
-            began = perf_counter()
+            began = self._clock()
             marks = {queue: self._lapsed_marks.mark(queue, full=full) for queue in queues}
             lapsed = self._claims.take_over(cursor, queues, options, limit=room, marks=marks)
-            self._lapsed_marks.scanned(lapsed.marks, perf_counter() - began, full=full)
+            self._lapsed_marks.scanned(lapsed.marks, self._clock() - began, full=full)
             found |= bool(lapsed.marks)
             if lapsed.released or lapsed.dead:  # the next of their lines may be due
                 self.on_freed()
@@ -236,7 +236,7 @@ class Fetcher:
         began = monotonic()
         self._must_look = False  # first: another thread may set it while the statement runs
         seen = look.look(cursor)
-        new_keys = self._claims.learn(seen)
+        new_keys = self._claims.facts.learn(seen)
         now = monotonic()
         self._look_allowed_at = now + REST_AFTER_FULL_SCAN * (now - began)
         self._look_at = max(began + self._poll, self._look_allowed_at)
@@ -254,7 +254,8 @@ class Fetcher:
         owned = self._ordered_queues.owned
         for queue in owned.difference(self._leased, (lane[0] for lane in lanes)):
             self._ordered_queues.caught_up(queue)
-        self._intake.drop(self._claims.withdrawn, self._claims.backing_off)
+        facts = self._claims.facts
+        self._intake.drop(facts.withdrawn, facts.backing_off)
         return new_keys or bool(self.due_queues)
 
     def _sleep(self, cursor: Cursor) -> float:
@@ -272,6 +273,10 @@ class Fetcher:
         if self._must_look and self._again_at == float("inf"):
             until = min(until, self._look_allowed_at)
         return max(0.0, min(until - monotonic(), self._ordered_queues.turn_in()))
+
+    def _clock(self) -> float:
+        """Return the seconds of a clock that times scans: it stands still during searches."""
+        return perf_counter() - self._claims.refused.searched_for
 
     def _group(self, lane: LaneName) -> tuple[ClaimOptions, str]:
         """Return what the lanes of one claim have in common."""

@@ -10,16 +10,18 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic
 from typing import Any
 
+import psycopg
 from psycopg.errors import LockNotAvailable
 
 from django_mq.executor import handler_counts
 from django_mq.executor.connections import FIRST_WAIT, LOST
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
-from django_mq.executor.statements import Statements
+from django_mq.executor.statements import Statements, where_possible
 from django_mq.executor.watchdog import Link
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.signals import named, traced
@@ -83,6 +85,8 @@ class LeaseKeeper(threading.Thread):
         self._statements = Statements(alias, limits=Limits(seconds, seconds), link=link)
         self._wake = threading.Event()
         self._ending = self._hurried = False
+        # Whether the database refused a row of the last renewal.
+        self._is_refused = False
         self._trouble: Exception | None = None
         self._noted_at = self._beat_at = float("-inf")
 
@@ -146,23 +150,33 @@ class LeaseKeeper(threading.Thread):
         except Exception as error:
             if not isinstance(error, LockNotAvailable):
                 self._statements.close()
-            if monotonic() - self._noted_at >= REPORT_EVERY:
-                self._noted_at, self._trouble = monotonic(), error
+            self._note(error)
             return False
-        self._trouble = None
+        if not self._is_refused:
+            self._trouble = None
         return True
 
+    def _note(self, trouble: Exception) -> None:
+        """Keep an error for `report()`, unless another was kept a moment ago."""
+        if monotonic() - self._noted_at >= REPORT_EVERY:
+            self._noted_at, self._trouble = monotonic(), trouble
+
     def _renew(self) -> None:
+        refused: list[psycopg.Error] = []
         by_lease: dict[float, list[Delivery]] = {}
         for delivery in self._local_queue.unsettled():
             by_lease.setdefault(self._lease_of(delivery.queue), []).append(delivery)
         for lease, deliveries in sorted(by_lease.items()):
             asked_at = lease_clock()
             fences = [each.fence for each in deliveries]
-            renewed = leases.renew(self._statements.cursor(), fences, lease=lease)
+            renew = partial(leases.renew, self._statements.cursor(), lease=lease)
+            renewed = where_possible(renew, fences, refused.append)
             for each in deliveries:
                 if each.id in renewed and each._leased_at > LONG_AGO:  # else it is locked first
                     each._leased_at = asked_at
+        self._is_refused = bool(refused)
+        if refused:
+            self._note(refused[0])
         for queue, claimer in self._probes():
             with self._impatient() as cursor:
                 queue_backoff.renew_probe(

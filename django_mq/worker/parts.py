@@ -261,7 +261,7 @@ class Parts:
 
     def _on_settled(self, ended: Sequence[Ended]) -> None:
         """Note deliveries whose end is committed; from any thread."""
-        limited = self.claims.limited
+        limited = self.claims.facts.limited
         next_in_line = False
         for each in ended:
             row = each.delivery._row

@@ -22,12 +22,15 @@ from django_mq.policy.stack import Frame
 from django_mq.signals import log_failure
 from django_mq.store import leases, notify, ordered_queues, queue_backoff, recover, settle
 from django_mq.store.limits import Limits
+from django_mq.worker.releasing import release_all_but
 
 #: Seconds between two tries: the backends of a dead process hold its locks for a moment.
 PAUSE = 0.25
 #: Seconds, after this process learned of the death, in which a claim of the dead process may still
 #: commit.
 LATE_CLAIM = 1.0
+#: Seconds after which leases have lapsed, and other workers take over what is left.
+GIVE_UP = 300.0
 #: The limits of its statements: one that waits longer for a lock is left to the next try.
 LIMITS = Limits(lock=1.0)
 
@@ -72,6 +75,8 @@ class Recovery:
         self._changed = threading.Condition()
         self._dead: list[tuple[DeadWorker, Callable[[], None]]] = []
         self._runs = False
+        # Messages that the database refuses to charge: their leases lapse.
+        self._refused: set[Fence] = set()
 
     def recover(self, dead: DeadWorker, done: Callable[[], None]) -> None:
         """Begin to settle what `dead` held; `done` is called at the end. From any thread."""
@@ -130,9 +135,7 @@ class Recovery:
         """Settle the messages of `dead` that can be settled now; return whether none is left."""
         cursor = statements.cursor()
         charged = [*dead.timed_out, *dead.lost]
-        freed = recover.release_all_but(
-            cursor, worker=dead.worker, running=[fence.id for fence in charged]
-        )
+        freed = release_all_but(cursor, worker=dead.worker, running=[fence.id for fence in charged])
         ended = self._charge(statements, dead, dead.timed_out, _timed_out)
         ended += self._charge(statements, dead, dead.lost, _lost)
         for each in ended:
@@ -142,7 +145,8 @@ class Recovery:
         if freed or ended or probed:
             self._on_freed()
             notify.ring(cursor)  # this process may be full; others may not
-        if recover.anything_left(cursor, worker=dead.worker):
+        left = recover.anything_left(cursor, worker=dead.worker)
+        if left and monotonic() - dead.told_at < GIVE_UP:
             return False
         if monotonic() - dead.told_at < LATE_CLAIM:
             return False
@@ -150,6 +154,30 @@ class Recovery:
         return True
 
     def _charge(
+        self,
+        statements: Statements,
+        dead: DeadWorker,
+        fences: list[Fence],
+        error_of: Callable[[DeadWorker, int], AttemptEnded],
+    ) -> list[Ended]:
+        """Charge the messages of `fences`; one that the database refuses stops no other."""
+        fences = [fence for fence in fences if fence not in self._refused]
+        try:
+            return self._charge_together(statements, dead, fences, error_of)
+        except LOST:
+            raise
+        except psycopg.Error as error:
+            if len(fences) == 1:
+                self._refused.add(fences[0])
+                text = (
+                    "could not charge message %s of worker %s: it runs again when its lease lapses"
+                )
+                log_failure("recovery_failed", error, text, fences[0].id, dead.worker)
+                return []
+        charged = (self._charge(statements, dead, [fence], error_of) for fence in fences)
+        return [each for ended in charged for each in ended]
+
+    def _charge_together(
         self,
         statements: Statements,
         dead: DeadWorker,
@@ -170,7 +198,7 @@ class Recovery:
                 ended.append(each)
             fences = [each.delivery.fence for each in ended]
             recover.backdate(cursor, fences, seconds=monotonic() - dead.died_at)
-            settle_effects.write(cursor, ended)
+            settle_effects.write_where_possible(cursor, ended)
         return ended
 
 

@@ -120,7 +120,7 @@ class Run:
         try:
             return parts.ordered_queues.any_moves(
                 parts.statements.cursor(),
-                parts.fetcher.due_queues,
+                parts.fetcher.due_queues - parts.claims.refused.queues(),
                 lambda queue: parts.options.of(queue).skip_dead,
             )
         except Exception as error:

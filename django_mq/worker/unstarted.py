@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from django_mq.executor.tasks import Task
-from django_mq.store import Cursor, notify, queue_backoff, recover
+from django_mq.store import Cursor, notify, queue_backoff
 from django_mq.worker.parts import Parts
+from django_mq.worker.releasing import release_all_but
 
 
 class Unstarted:
@@ -85,7 +86,7 @@ class Unstarted:
         """Release the rows of claims that were committed, but whose answers were lost."""
         parts = self._parts
         known = [delivery.fence for delivery in parts.local_queue.unsettled()]
-        if recover.release_all_but(cursor, worker=self._worker_id, running=[f.id for f in known]):
+        if release_all_but(cursor, worker=self._worker_id, running=[f.id for f in known]):
             parts.fetcher.on_freed()
         if parts.backoffs.active:
             claimers = {fence.claimed_by for fence in known}

@@ -25,6 +25,7 @@ from django_mq import (
 )
 from django_mq.messages import Delivery, classes
 from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.worker import refused_rows
 from tests.rows import add, stored
 from tests.waiting import until
 from tests.worker.conftest import Running, Said
@@ -169,9 +170,13 @@ def test_no_text_of_an_exception_is_in_the_log(
 
 
 def test_a_refused_claim_is_no_lost_database_and_shows_no_row(
-    start: Start, said: Said, caplog: pytest.LogCaptureFixture
+    start: Start,
+    said: Said,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server's message about a refused row contains the row."""
+    monkeypatch.setattr(refused_rows, "LEAVE_OUT", 1.0)
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...
@@ -184,7 +189,7 @@ def test_a_refused_claim_is_no_lost_database_and_shows_no_row(
         cursor.execute(f"{refusing.format('add')} check (attempts = 0)")
     try:
         bad = add(handler="h", payload={"mail": SECRET})
-        until(lambda: "loop_failed" in [getattr(each, "event", "") for each in caplog.records])
+        until(lambda: "claim_refused" in [getattr(each, "event", "") for each in caplog.records])
     finally:
         with connection.cursor() as cursor:
             cursor.execute(refusing.format("drop"))
@@ -192,7 +197,7 @@ def test_a_refused_claim_is_no_lost_database_and_shows_no_row(
     running.stop()
     lines = all_of(caplog)
     assert SECRET not in lines
-    assert "worker loop failed: psycopg.errors.CheckViolation" in lines
+    assert "the database refuses it (psycopg.errors.CheckViolation" in lines
     assert "database lost" not in lines
     assert not QueuedMessage.objects.filter(pk=bad.pk).exists()
 

@@ -221,3 +221,28 @@ def test_a_settle_that_the_database_refuses_stops_nobody(
     assert stored(message).attempts == 1
     assert nonatomic.settled == [message.pk]
     assert "settle_refused" in [getattr(r, "event", "") for r in caplog.records]
+
+
+def test_a_message_that_the_database_refuses_to_start_stops_no_other(
+    nonatomic: NonAtomicBench,
+) -> None:
+    """Guarantee 24: a constraint that its row breaks was added after the claim."""
+    ran: list[int] = []
+
+    @on(batch=True)
+    def h(deliveries: Any) -> None:
+        ran.extend(each.id for each in deliveries)
+
+    ids = [add(handler="h", payload=payload).pk for payload in ({}, "bad", {})]
+    tasks = nonatomic.claim()
+    with second_connection() as other:
+        other.execute(
+            "alter table django_mq_queuedmessage"
+            " add constraint refuse check (payload <> '\"bad\"') not valid"
+        )
+        try:
+            assert nonatomic.nonatomic.run(tasks)
+        finally:
+            other.execute("alter table django_mq_queuedmessage drop constraint refuse")
+    assert ran == [ids[0], ids[2]]
+    assert waiting() == {ids[1]}

@@ -30,7 +30,7 @@ from django_mq import (
 )
 from django_mq.conf import get_settings
 from django_mq.models import FailedAttempt, QueuedMessage, Result
-from django_mq.worker import chores
+from django_mq.worker import chores, expiring
 from tests.database import second_connection
 from tests.requests.questions import echo
 from tests.requests.waiting.conftest import waiting
@@ -221,7 +221,7 @@ def test_the_expired_are_answered_by_the_chores(start: Start) -> None:
     QueuedMessage.objects.update(expires_at=Now() - timedelta(seconds=1))
     with waiting(pending) as replies:
         with second_connection() as other:
-            assert chores.expire_few(other.cursor())[0].delivery.id == pending.id
+            assert expiring.expire_few(other.cursor())[0].delivery.id == pending.id
         with pytest.raises(Unanswered, match="expired"):
             replies.result()
     assert Result.objects.get(pk=pending.id).error_text == "expired"

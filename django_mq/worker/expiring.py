@@ -1,0 +1,82 @@
+"""The chore that dead-letters expired messages, and lets the next of their lines run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import psycopg
+
+from django_mq.conf import Settings
+from django_mq.executor import reports, settle_effects
+from django_mq.executor.connections import LOST
+from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.statements import within_transaction
+from django_mq.messages import Delivery
+from django_mq.signals import log_failure, named
+from django_mq.store import Cursor, expiry, notify
+
+logger = logging.getLogger("django_mq")
+
+#: Messages that expire in one piece: their payloads are read, for the signals.
+FEW = 50
+#: Rows that one walk over expired messages looks at: it skips those in flight.
+WINDOW = 1000
+
+
+def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
+    """Dead-letter messages that expired after `at`; return where the next piece starts."""
+    after, walked = at or expiry.ALWAYS, WINDOW
+    try:
+        ended = expire_few(cursor, after)
+        if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
+            ring(cursor, settings)
+        if len(ended) == FEW:
+            return after
+    except psycopg.errors.LockNotAvailable:
+        walked = FEW  # another session holds the unique id of one of them: skip these
+    except LOST:
+        raise
+    except psycopg.Error as error:
+        log_failure("chore_failed", error, "the database refuses to let a message expire")
+        return _expire_singly(cursor, after)
+    with within_transaction(cursor):
+        return expiry.expiry_walked(cursor, after=after, window=walked)
+
+
+def _expire_singly(cursor: Cursor, after: str) -> str | None:
+    """Dead-letter a few messages, each by itself: one that the database refuses is passed."""
+    at: str | None = after
+    for _ in range(FEW):
+        try:
+            expire_few(cursor, at or after, limit=1, window=1)
+        except LOST:
+            raise
+        except psycopg.Error as error:
+            logger.debug("a message cannot expire: %s", named(error))
+        with within_transaction(cursor):
+            at = expiry.expiry_walked(cursor, after=at or after, window=1)
+        if at is None:
+            break
+    return at
+
+
+def expire_few(
+    cursor: Cursor, after: str = expiry.ALWAYS, *, limit: int = FEW, window: int = WINDOW
+) -> list[Ended]:
+    """Dead-letter a few messages that expired after `after`; return how they ended."""
+    with within_transaction(cursor):
+        ended = [
+            Ended(Delivery(row), Settled.BURIED, reason="expired")
+            for row in expiry.expire(cursor, limit=limit, after=after, window=window)
+        ]
+        settle_effects.write_where_possible(cursor, ended)
+    for each in ended:
+        reports.one_ended(each)
+    return ended
+
+
+def ring(cursor: Cursor, settings: Settings) -> None:
+    """Wake the workers: a message was freed, and this thread is not the one that claims."""
+    if settings.wakeup != "poll":
+        notify.ring(cursor)

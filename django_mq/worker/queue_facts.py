@@ -1,0 +1,56 @@
+"""What the looks say about queues: which have keys, a limit in flight, a pause or a backoff."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from time import monotonic
+
+from django_mq.store.look import LookRow
+from django_mq.worker.claim_options import ClaimOptions
+
+#: Seconds after a key was last seen in a queue until the plain claim serves it again.
+FORGET_KEYS = 60.0
+
+
+class QueueFacts:
+    """What the last look said about the queues; used by the thread that claims."""
+
+    def __init__(self) -> None:
+        self._gated: set[str] = set()
+        self._limits: dict[str, int] = {}
+        self._keyed: dict[str, float] = {}
+        #: Queues that were claimed from with a limit of messages in flight.
+        self.limited: set[str] = set()
+        #: Queues whose waiting messages must not start here: the queue is paused, or its limit
+        #: in flight was lowered.
+        self.withdrawn: set[str] = set()
+        self.backing_off: set[str] = set()
+
+    def learn(self, seen: Sequence[LookRow]) -> bool:
+        """Learn from a look; return whether a queue turned out to have keys."""
+        now = monotonic()
+        before, self._limits = (
+            self._limits,
+            {each.queue: each.number for each in seen if each.kind == "limited"},
+        )
+        self.backing_off = {each.queue for each in seen if each.kind == "backing_off"}
+        self.withdrawn = {each.queue for each in seen if each.kind == "paused"}
+        for queue, limit in self._limits.items():
+            if limit == 0 or limit < before.get(queue, math.inf):
+                self.withdrawn.add(queue)
+        self._gated = {*self._limits, *self.backing_off}
+        self.limited -= before.keys() - self._limits.keys()
+        keyed = dict.fromkeys((each.queue for each in seen if each.kind == "keyed"), now)
+        new = not self._keyed.keys() >= keyed.keys()
+        kept = {queue: at for queue, at in self._keyed.items() if now - at < FORGET_KEYS}
+        self._keyed = {**kept, **keyed}
+        return new
+
+    def has_keys(self, queue: str) -> bool:
+        """Return whether a message of `queue` had an order key recently."""
+        return queue in self._keyed
+
+    def is_gated(self, queue: str, options: ClaimOptions) -> bool:
+        """Return whether `queue` has a limit in flight or backs off: then one session claims."""
+        return options.max_in_flight is not None or queue in self._gated

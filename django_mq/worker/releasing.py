@@ -1,0 +1,26 @@
+"""Release what a worker process had claimed; a row that the database refuses stops no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import psycopg
+
+from django_mq.executor.connections import LOST
+from django_mq.executor.statements import where_possible
+from django_mq.store import Cursor, recover, settle
+
+
+def release_all_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
+    """Release every message that `worker` claimed, except the ids `running`; return their ids.
+
+    Skips locked rows, and those that the database refuses: their leases lapse.
+    """
+    try:
+        return recover.release_all_but(cursor, worker=worker, running=running)
+    except LOST:
+        raise
+    except psycopg.Error:
+        fences = recover.claimed_but(cursor, worker=worker, running=running)
+        return where_possible(partial(settle.release, cursor), fences)
