@@ -22,7 +22,7 @@ class Message:
 
     `payload` is any JSON value; `None` is stored as `{}`. `after`, `expires` and `unique_for` are
     seconds or a timedelta; the first two may also be an aware datetime. `priority` is -100..100,
-    higher first. `on_duplicate` (None means "skip") and `unique_for` need a `unique_id`.
+    higher first. `unique_for`, and `on_duplicate` unless it is "skip", need a `unique_id`.
 
     `Message(instance)` takes type, payload and schema version from an instance of a message class;
     InvalidPayload says which field has wrong content. `broadcast()` checks everything else.
@@ -39,7 +39,7 @@ class Message:
     priority: int = 0
     key: str | None = None
     unique_id: str | None = None
-    on_duplicate: OnDuplicate | None = None
+    on_duplicate: OnDuplicate = "skip"
     unique_for: float | timedelta | None = None
     retry: RetryPolicy | None = None
 
@@ -58,7 +58,7 @@ class Message:
             priority: int = 0,
             key: str | None = None,
             unique_id: str | None = None,
-            on_duplicate: OnDuplicate | None = None,
+            on_duplicate: OnDuplicate = "skip",
             unique_for: float | timedelta | None = None,
             retry: RetryPolicy | None = None,
         ) -> None: ...

@@ -34,7 +34,7 @@ def broadcast(
     priority: int = 0,
     key: str | None = None,
     unique_id: str | None = None,
-    on_duplicate: OnDuplicate | None = None,
+    on_duplicate: OnDuplicate = "skip",
     unique_for: float | timedelta | None = None,
     retry: RetryPolicy | None = None,
     using: str | None = None,
@@ -67,8 +67,8 @@ def broadcast(
     Raises NotInTransaction outside an `atomic()` block (unless REQUIRE_ATOMIC is off), and another
     BroadcastError if the message cannot be stored: BroadcastBusy if the queue is full, if
     another transaction has held the unique id for 3 s, or if your session's timeouts end the wait
-    for a key in commit order. Raises TypeError for `on_duplicate` or `unique_for` without a
-    `unique_id`. Your transaction stays usable.
+    for a key in commit order. Raises TypeError for `unique_for`, or an `on_duplicate` other than
+    "skip", without a `unique_id`. Your transaction stays usable.
     """
     message = Message(
         type,

@@ -201,7 +201,7 @@ def _cache_key(message: Message, metadata: str) -> CacheKey | None:
         and message.key is None
         and message.unique_id is None
         and message.unique_for is None
-        and message.on_duplicate is None
+        and message.on_duplicate == "skip"
         and type(message.priority) is int
         and message.priority == 0
         and type(message.schema_version) is int

@@ -30,7 +30,7 @@ def candidate_maker(message: Message) -> Callable[[NewRow], Candidate]:
         return Candidate
     unique_id = check_key(message.unique_id, "unique id")
     unique_for = unique_seconds(message)
-    on_duplicate = message.on_duplicate or "skip"
+    on_duplicate = message.on_duplicate
     return lambda row: Candidate(row, unique_id, unique_for, on_duplicate)
 
 

@@ -27,7 +27,8 @@ def moments(
     """Return (due, delay, expires, lifetime): a datetime stays one, and seconds stay seconds.
 
     Seconds count by the database's clock. This process's clock decides only whether a moment is
-    absurdly far away, and whether `expires` comes after `after`.
+    absurdly far away, and whether `expires` comes after `after` (without one: after now). A message
+    between two moments that have passed is stored, and dead-lettered as expired.
     """
     if message.after is None and message.expires is None:
         return None, 0.0, None, None
@@ -99,14 +100,14 @@ def check_retry(retry: object) -> str | None:
 
 def check_unique(message: Message, longest: float) -> None:
     """Raise InvalidOption, or TypeError for options that do nothing without a unique id."""
-    if message.on_duplicate is not None and message.on_duplicate not in _ON_DUPLICATE:
+    if message.on_duplicate not in (None, *_ON_DUPLICATE):
         raise InvalidOption(
             f"on_duplicate must be one of {', '.join(_ON_DUPLICATE)},"
             f" not {short_repr(message.on_duplicate)}"
         )
     if message.unique_id is not None:
         check_key(message.unique_id, "unique id")
-    elif message.unique_for is not None or message.on_duplicate is not None:
+    elif message.unique_for is not None or message.on_duplicate not in (None, "skip"):
         option = "on_duplicate" if message.unique_for is None else "unique_for"
         raise TypeError(
             f"{option} does nothing without a unique id, so every message would be stored:"

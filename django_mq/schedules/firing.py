@@ -147,7 +147,6 @@ def broadcast_at(row: ScheduleRow, at: datetime, *, alias: str) -> Receipt:
         metadata=json.loads(row.metadata) or None,
         expires=row.expires,
         unique_id=_unique_id(row.name) if skips else None,
-        on_duplicate="skip" if skips else None,
     )
     reserved = {SCHEDULE: row.name, SCHEDULED_FOR: at.isoformat()}
     with transaction.atomic(using=alias):

@@ -179,6 +179,27 @@ def test_a_moment_is_stored_as_it_is(form: str) -> None:
 
 
 @pytest.mark.django_db
+def test_the_databases_clock_decides_whether_two_moments_have_passed() -> None:
+    """Guarantee 9: that of this process may be wrong by days. The message is dead-lettered."""
+    with transaction.atomic():
+        broadcast("a.b", after=now() - timedelta(days=2), expires=now() - timedelta(days=1))
+    assert QueuedMessage.objects.with_state().get().state == "expired"
+
+
+@pytest.mark.django_db
+def test_every_default_can_be_given() -> None:
+    given = {
+        name: each.default
+        for name, each in inspect.signature(broadcast).parameters.items()
+        if each.kind is each.KEYWORD_ONLY
+    }
+    assert given["on_duplicate"] == "skip"
+    assert given == {**given, **{each.name: each.default for each in fields(Message)[2:]}}
+    with transaction.atomic():
+        assert broadcast("a.b", None, **given)
+
+
+@pytest.mark.django_db
 def test_a_message_and_broadcast_have_the_same_options() -> None:
     options = {field.name for field in fields(Message)}
     for function in (broadcast, abroadcast):

@@ -101,7 +101,6 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "retry-callable": (InvalidOption, {"retry": RetryPolicy(backoff=lambda attempt: 5)}),
     "on-duplicate": (InvalidOption, {"unique_id": "u", "on_duplicate": "never"}),
     "on-duplicate-of-nothing": (TypeError, {"on_duplicate": "update"}),
-    "on-duplicate-skip-of-nothing": (TypeError, {"on_duplicate": "skip"}),
     "on-duplicate-none": (InvalidOption, {"unique_id": "u", "on_duplicate": ""}),
     "unique-for-nothing": (TypeError, {"unique_for": 5}),
     "unique-for-zero": (InvalidOption, {"unique_id": "u", "unique_for": 0}),

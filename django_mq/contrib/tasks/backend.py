@@ -154,7 +154,7 @@ class MessageQueueBackend(BaseTaskBackend):
             priority=int(task.priority),
             key=named(task, "key", args, kwargs),
             unique_id=(unique_id := named(task, "unique_id", args, kwargs)),
-            on_duplicate=option(task, "on_duplicate") if unique_id is not None else None,
+            on_duplicate=(unique_id and option(task, "on_duplicate")) or "skip",
             unique_for=option(task, "unique_for") if unique_id is not None else None,
             retry=None if policy == NEVER else policy,
         )
