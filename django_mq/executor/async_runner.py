@@ -20,7 +20,7 @@ from django_mq.executor.lingering import LINGER_SHARE, Lingering
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.loop_timeout import GRACE, LoopTimeout
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
-from django_mq.executor.shared_thread import SharedThread
+from django_mq.executor.shared_thread import OtherThreads, SharedThread
 from django_mq.executor.tasks import Task, has_expired, may_start_unlocked, most_in_call
 from django_mq.executor.watchdog import Link
 from django_mq.messages import ClaimedRow, current_delivery
@@ -129,6 +129,7 @@ class AsyncRunner(threading.Thread):
         self._settler.start()
         asyncio.set_event_loop(self._loop)
         self._thread = SharedThread(self._loop)
+        self._loop.set_default_executor(OtherThreads(thread_name_prefix="mq-async-others"))
         try:
             self._run_loop()
         finally:
@@ -256,7 +257,7 @@ class AsyncRunner(threading.Thread):
         if self._stopped:
             for task in tasks:
                 self._stopped.pop(task.delivery.id, None)
-        self._thread.tidy_up()
+        self._thread.tidy_up(call.deliveries[0])
         return call.end(self._policy_of, result, error, seconds)
 
     def _ended(self, tasks: list[Task], raised: BaseException) -> AttemptEnded:

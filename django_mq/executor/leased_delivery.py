@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, short_repr
-from django_mq.executor import history, replies, settle_effects
+from django_mq.executor import forks, history, replies, settle_effects
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import MAX_WAIT, as_seconds
 from django_mq.store import Cursor, leases, notify, open_transaction, settle
@@ -71,7 +71,8 @@ class LeasedDelivery(Delivery):
                 if not self._ack(cursor):
                     raise self._lost()
                 xid = open_transaction.current_transaction(cursor)
-            yield
+            with forks.Contained():  # the transaction is that of the parent
+                yield
             self._must_be_in(xid)
             with connections[self._alias].cursor() as cursor:
                 if self._row.wants_result:

@@ -1,4 +1,4 @@
-"""The one thread in which `sync_to_async()` runs the blocking calls of async handlers.
+"""The threads in which blocking calls of async handlers run: one for those that use databases.
 
 asgiref would use one thread for the whole process, and could not tell whose call occupies it.
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from time import monotonic
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
+import psycopg
 from asgiref.sync import AsyncToSync
 from django.db import close_old_connections, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -17,7 +20,18 @@ from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import forks
+from django_mq.executor.connections import reset_session
 from django_mq.messages import Delivery, current_delivery
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OtherThreads(ThreadPoolExecutor):
+    """Runs calls that are not thread-sensitive, as `asyncio.to_thread()` makes them."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(_within_process, fn, *args, **kwargs)
 
 
 class SharedThread(ThreadPoolExecutor):
@@ -27,6 +41,8 @@ class SharedThread(ThreadPoolExecutor):
         super().__init__(max_workers=1, thread_name_prefix="mq-async-calls")
         self._loop = loop
         self._used = False
+        # The deliveries of running handlers that have made a call.
+        self._users: WeakSet[Delivery] = WeakSet()
         # The delivery whose call runs now, and what is done when that call ends.
         self._running: tuple[Delivery | None, Future[None]] | None = None
         AsyncToSync.loop_thread_executors[loop] = self  # type: ignore[assignment]
@@ -34,16 +50,19 @@ class SharedThread(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a call for the handler in whose context this is called."""
         self._used = True
-        return super().submit(self._call, current_delivery.get(), fn, *args, **kwargs)
+        if (delivery := current_delivery.get()) is not None:
+            self._users.add(delivery)
+        return super().submit(self._call, delivery, fn, *args, **kwargs)
 
-    def tidy_up(self) -> None:
-        """Close connections that are old or broken, after the calls made so far.
+    def tidy_up(self, delivery: Delivery) -> None:
+        """Tidy the connections after the calls made so far; the handler of `delivery` has ended.
 
         Does not wait for that, since a call may block the thread.
         """
+        self._users.discard(delivery)
         if self._used:
-            self._used = False
-            super().submit(close_old_connections)
+            self._used = bool(self._users)
+            super().submit(_tidy_up, shared=bool(self._users))
 
     async def left_by(self, delivery: Delivery) -> None:
         """Wait until the thread does not run a call of `delivery`."""
@@ -67,8 +86,7 @@ class SharedThread(ThreadPoolExecutor):
         self._running = (delivery, ended)
         try:
             try:
-                with forks.Contained():
-                    result = fn(*args, **kwargs)
+                result = _within_process(fn, *args, **kwargs)
             finally:
                 left_open = _end_transactions()
             if left_open:
@@ -80,6 +98,46 @@ class SharedThread(ThreadPoolExecutor):
         finally:
             self._running = None
             ended.set_result(None)
+
+
+def _within_process(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of `fn(...)`; a process that it forks ends here, and not in our thread."""
+    with forks.Contained():
+        return fn(*args, **kwargs)
+
+
+def _tidy_up(*, shared: bool) -> None:
+    """Reset the sessions of this thread, and close connections that are old or broken.
+
+    While they are `shared` with a running handler, only what is broken or really old is closed:
+    between two calls a session may have its cursor, lock or setting.
+    """
+    if not shared:
+        for wrapper in connections.all(initialized_only=True):
+            _reset(wrapper)
+        close_old_connections()
+        return
+    for wrapper in connections.all(initialized_only=True):
+        if wrapper.settings_dict["CONN_MAX_AGE"] != 0:
+            wrapper.close_if_unusable_or_obsolete()
+        elif wrapper.errors_occurred and wrapper.connection is not None:
+            wrapper.errors_occurred = False
+            if not wrapper.is_usable():
+                wrapper.close()
+
+
+def _reset(wrapper: BaseDatabaseWrapper) -> None:
+    """Reset what a call left in its session, unless the connection is about to be closed."""
+    driver = wrapper.connection
+    if wrapper.vendor != "postgresql" or driver is None or driver.closed or _is_open(wrapper):
+        return
+    is_pooled = bool(wrapper.settings_dict["OPTIONS"].get("pool"))
+    if not is_pooled and wrapper.close_at is not None and monotonic() >= wrapper.close_at:
+        return
+    try:
+        reset_session(wrapper)
+    except psycopg.Error:
+        wrapper.close()
 
 
 def _end_transactions() -> bool:

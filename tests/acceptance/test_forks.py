@@ -180,7 +180,7 @@ def test_nothing_is_named_where_nothing_is_open(
     assert "would inherit" not in worker.said()
 
 
-@pytest.mark.parametrize("among", ["forks", "calls", "acalls", "bcalls"])
+@pytest.mark.parametrize("among", ["forks", "calls", "acalls", "finishes", "blocking", "threads"])
 def test_a_process_that_a_handler_forks_ends_with_the_handler(
     start: Callable[..., Worker], queue: Queue, witness: Witness, among: str
 ) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connection, transaction
+from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 
-from django_mq import RetryPolicy, fixed, handler
+from django_mq import RetryPolicy, fixed, handler, signals
+from django_mq.models import QueuedMessage
+from tests.database import second_connection
 from tests.rows import add
 from tests.worker.conftest import PATIENCE, Running, Said, add_many, attempts_of, effect, effects
 
@@ -155,6 +157,90 @@ def test_connections_of_that_thread_are_tidied_between_deliveries(start: Start, 
     second = add(handler="h")
     said.wait("message_acked", 2)
     assert effects() == {second.pk}
+    assert running.stop()
+
+
+LEAVE = {
+    "setting": "set work_mem = '77MB'",
+    "lock": "select pg_advisory_lock(7)",
+    "table": "create temporary table left_behind as select 1",
+}
+SEEN = """
+select pg_backend_pid(), current_setting('work_mem') = '77MB', to_regclass('pg_temp.left_behind'),
+       array(select objid::int
+               from pg_locks
+              where locktype = 'advisory' and pid = pg_backend_pid())
+"""
+
+
+@pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
+def test_what_a_call_leaves_in_its_session_does_not_reach_the_next_handler(
+    start: Start, said: Said, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With CONN_MAX_AGE the session is the same."""
+    monkeypatch.setitem(connections[DEFAULT_DB_ALIAS].settings_dict, "CONN_MAX_AGE", None)
+    seen: list[Any] = []
+
+    def leave() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(SEEN)
+            seen.append(cursor.fetchone())
+            cursor.execute(statement)
+
+    @handler("#", queue="mail", name="h")
+    async def h(delivery: Any) -> None:
+        await sync_to_async(leave)()
+
+    running = start(queues=["mail"])
+    for count in (1, 2):
+        add(handler="h")
+        said.wait("message_acked", count)
+    assert len({pid for pid, *_ in seen}) == 1
+    assert [rest for _, *rest in seen] == [[False, None, []]] * 2
+    assert running.stop()
+
+
+def test_a_handler_that_ends_takes_no_neighbours_session_along(start: Start, said: Said) -> None:
+    """A neighbour reads on from its cursor, on the connection that they share."""
+    add_many(150, handler="slow", queue="other")
+    neighbour_is_done = asyncio.Event()
+    read: list[int] = []
+
+    @handler("#", queue="mail", name="slow")
+    async def slow(delivery: Any) -> None:
+        messages = QueuedMessage.objects.filter(queue="other")
+        async for message in messages.aiterator(chunk_size=10):
+            if not read:
+                send_a_neighbour()
+                await neighbour_is_done.wait()
+            read.append(message.pk)
+
+    @handler("#", queue="mail", name="quick")
+    async def quick(delivery: Any) -> None:
+        await sync_to_async(effect)(delivery)
+
+    def send_a_neighbour() -> None:
+        loop = asyncio.get_running_loop()
+        signals.message_acked.connect(acked, weak=False)
+        loops.append(loop)
+        with second_connection() as other:
+            other.execute(
+                "insert into django_mq_queuedmessage (queue, type, handler, payload)"
+                " values ('mail', 'a.b', 'quick', '{}')"
+            )
+
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def acked(sender: str, **data: Any) -> None:
+        loops[0].call_soon_threadsafe(neighbour_is_done.set)
+
+    add(handler="slow")
+    running = start(queues=["mail"])
+    try:
+        said.wait("message_acked", 2)
+    finally:
+        signals.message_acked.disconnect(acked)
+    assert len(read) == 150
     assert running.stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -36,11 +37,22 @@ def fork_outside(delivery: Any) -> None:
     fork(delivery)
 
 
+@handler("acceptance.fork", queue="finishes", atomic=False)
+def fork_in_finish(delivery: Any) -> None:
+    with delivery.finish():
+        fork(delivery)
+
+
 @handler("acceptance.fork", queue="acalls")
 async def fork_async(delivery: Any) -> None:
     fork(delivery)
 
 
-@handler("acceptance.fork", queue="bcalls")
-async def fork_in_a_blocking_call(delivery: Any) -> None:
+@handler("acceptance.fork", queue="blocking")
+async def fork_in_the_shared_thread(delivery: Any) -> None:
     await sync_to_async(fork)(delivery)
+
+
+@handler("acceptance.fork", queue="threads")
+async def fork_in_another_thread(delivery: Any) -> None:
+    await asyncio.to_thread(fork, delivery)
