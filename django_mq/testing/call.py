@@ -23,7 +23,7 @@ from django_mq.messages.classes import class_of
 from django_mq.outbox.options import check_whole
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.backoff import MAX_ATTEMPTS
-from django_mq.policy.routing import plain_types
+from django_mq.policy.routing import check_key, check_name, plain_types
 from django_mq.store import Cursor
 
 _delivered = count(1)
@@ -47,12 +47,12 @@ def deliver(
     The payload goes through JSON, and an atomic handler runs in a block. An instance of a
     `@message` class as payload brings its type and version along. Otherwise `type` is by default
     the one that the handler names without wildcards, if it names one, else `test.message`.
-    `handler` is the function
-    or its name; a batch handler gets a list of one delivery. No message is stored. Returns the
-    handler's return value, or raises its error, undoing an atomic handler's writes; an answer, such
-    as `delivery.reject()` in a batch, is raised as the exception that it stands for. Raises
-    InvalidPayload if `payload` could not be broadcast, InvalidOption if `attempt` or `max_attempts`
-    is below 1, and LookupError if there is no such handler.
+    `handler` is the function or its name; a batch handler gets a list of one delivery. No message
+    is stored. Returns the handler's return value, or raises its error, undoing an atomic handler's
+    writes; an answer, such as `delivery.reject()` in a batch, is raised as the exception that it
+    stands for. Raises InvalidPayload if `payload` could not be broadcast, InvalidName for a bad
+    `type`, `queue` or `key`, InvalidOption if `attempt` or `max_attempts` is below 1, and
+    LookupError if there is no such handler.
     """
     settings = get_settings()
     connection = queue_connection(using)
@@ -67,14 +67,14 @@ def deliver(
     now = time()
     row = ClaimedRow(
         id=next(_delivered),
-        queue=queue or queue_of(found, settings),
-        type=type,
+        queue=queue_of(found, settings) if queue is None else check_name(queue, "queue"),
+        type=check_name(type, "type"),
         handler=found.name,
         schema_version=schema_version,
         payload=encoded(payload),
         metadata=encoded(dict(metadata or {})),
         priority=0,
-        key=key,
+        key=None if key is None else check_key(key, "key"),
         attempts=attempt,
         max_attempts=max_attempts,
         retry=None,

@@ -146,10 +146,12 @@ def due(queue: str | None = None, *, until: When | None = None, using: str | Non
     With `until` (seconds or a timedelta from now, or an aware datetime), only messages due by then.
     Schedules move too: declarations of `periodic()` are stored as by a worker, and each time up to
     `until` is broadcast, regardless of `queue`; those messages count. Then call `drain()`. Raises
-    the errors of such a broadcast, and ValueError for a bad `until`.
+    the errors of such a broadcast, InvalidName for a bad `queue`, and ValueError for a bad `until`.
 
         due(until=timedelta(days=1))
     """
+    if queue is not None:
+        check_name(queue, "queue")
     settings = get_settings()
     connection = queue_connection(using)
     if until is None:

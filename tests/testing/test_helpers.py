@@ -9,6 +9,7 @@ from django.db import connection, transaction
 from django.test import TestCase
 
 from django_mq import (
+    InvalidName,
     InvalidOption,
     InvalidPayload,
     Message,
@@ -128,6 +129,8 @@ class DrainTest(TestCase):
         send("test.later", {"n": 2}, after=7200)
         send("test.later", {"n": 1}, after=60)
         assert drain() == 0
+        with pytest.raises(InvalidName):
+            due("a b")
         assert due() == 2
         assert drain() == 2
         assert seen == [1, 2]
@@ -202,6 +205,9 @@ class DeliverTest(TestCase):
 
         with pytest.raises(InvalidPayload):
             deliver(one, {"x": object()})
+        for name in ("queue", "type", "key"):
+            with pytest.raises(InvalidName):
+                deliver(one, **{name: "a\nb"})  # type: ignore[arg-type]
         with pytest.raises(LookupError, match="is not a handler"):
             deliver(print)
 

@@ -20,9 +20,9 @@ from django_mq.conf.readers import (
     retry_policy,
     text,
 )
-from django_mq.contrib.tasks.compat import DEFAULT_TASK_BACKEND_ALIAS, Task
+from django_mq.contrib.tasks.compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, Task
 from django_mq.contrib.tasks.message_task import Named
-from django_mq.exceptions import MQError, moment
+from django_mq.exceptions import InvalidName, MQError, moment
 from django_mq.messages import Message
 from django_mq.outbox.options import check_unique
 from django_mq.policy.backoff import RetryPolicy, as_seconds
@@ -158,12 +158,18 @@ def policy_of(task: Task[..., Any], default: RetryPolicy) -> RetryPolicy:
 
 
 def named(task: Task[..., Any], name: str, args: list[Any], kwargs: dict[str, Any]) -> str | None:
-    """Return the task's `key` or `unique_id`: the text, or the function's result."""
+    """Return the task's `key` or `unique_id`: the text, or the function's result.
+
+    Raises InvalidTask for a result that is no text for it.
+    """
     value: Named | None = option(task, name)
     if not callable(value):
         return value
     try:
-        return value(*args, **kwargs)
+        found = value(*args, **kwargs)
+        return None if found is None else check_key(found, name.replace("_", " "))
+    except InvalidName as error:
+        raise InvalidTask(f"{task.module_path}: {name}= returned it: {error}") from error
     except TypeError as error:
         error.add_note(
             f"raised by {name}= of {task.module_path}, which gets the arguments of the task"

@@ -236,6 +236,17 @@ def test_a_function_that_does_not_take_the_arguments_is_named(name: str) -> None
     assert note == f"raised by {name}= of {path}, which gets the arguments of the task"
 
 
+@pytest.mark.parametrize("name", ["key", "unique_id"])
+@pytest.mark.parametrize("value", [5, "", "a\nb", "x" * 129])
+def test_a_function_that_returns_what_is_no_key_is_named(name: str, value: Any) -> None:
+    task = jobs.note.using(**{name: lambda n: value})
+    with transaction.atomic():
+        with pytest.raises(InvalidTask, match=f"{jobs.note.module_path}: {name}="):
+            task.enqueue(1)
+        fine = jobs.note.using(**{name: lambda n: None}).enqueue(1)
+    assert jobs.note.get_result(fine.id).status == READY
+
+
 def test_a_coroutine_is_never_atomic() -> None:
     with pytest.raises(InvalidTask, match="no async transactions"):
         jobs.coroutine.using(atomic=True)
