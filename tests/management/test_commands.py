@@ -87,10 +87,13 @@ def test_the_reference_has_every_argument(name):
         (("mq_requeue", "--queue", "mial", "--yes"), "did you mean 'mail'?"),
         (("mq_requeue", "--handler", "send_mial", "--yes"), "no handler here is 'send_mial' (did"),
         (("mq_purge", "--handler", "send_mial", "--yes"), "did you mean send_mail?"),
+        (("mq_purge", "--type", "mial.sent", "--yes"), "no handler here takes 'mial.sent' (did"),
+        (("mq_requeue", "--type", "mial.sent", "--yes"), "(did you mean mail.sent?"),
+        (("mq_replay", "--type", "mial.sent", "--yes"), "(did you mean mail.sent?"),
     ],
 )
 def test_nothing_found_for_a_name_that_nobody_knows_says_so(command, wanted, capsys):
-    @handlers.handler("t", name="send_mail")
+    @handlers.handler("t", "mail.sent", name="send_mail")
     def send(delivery):
         pass
 

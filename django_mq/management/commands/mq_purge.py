@@ -42,7 +42,9 @@ class Command(OperatorCommand):
         chosen = {name: options[name] for name in names}
         found = queues.purge(dry_run=True, using=database, **chosen)
         if not found:
-            self.warn_of_unknown(options["queue"], database, handler=options["handler"])
+            self.warn_of_unknown(
+                options["queue"], database, handler=options["handler"], type=options["type"]
+            )
         what = "messages, including waiting ones" if chosen["waiting"] else "dead letters"
         question = f"Remove {count(len(found.ids))} ({what}) permanently?"
         if chosen["ids"] is None:
