@@ -30,11 +30,13 @@ def unserved(alias: str) -> Iterator[Finding]:
             continue
         if found.depth and not found.paused:
             quiet = any(worker.serves(queue) for worker in resting)
+            depth = found.shown("depth")
+            waiting = "1 message waits" if depth == "1" else f"{depth} messages wait"
             yield Finding(
                 id="D013",
                 level="error" if found.processable else "warning",
-                text=f"{found.shown('depth')} messages wait in the queue {queue}, and no live"
-                f" worker serves it{' that is not quiet' if quiet else ''}.",
+                text=f"{waiting} in the queue {queue}, and no live worker serves it"
+                f"{' that is not quiet' if quiet else ''}.",
                 hint="Resume one: manage.py mq_workers resume ID."
                 if quiet
                 else f"Start one: manage.py mq_worker --queue {queue}.",
