@@ -1,4 +1,4 @@
-"""The queues that a worker serves, and names that may be misspelled."""
+"""The queues that a worker serves, and names and patterns that may be misspelled."""
 
 from __future__ import annotations
 
@@ -40,15 +40,51 @@ def _subscriptions(settings: Settings) -> Iterator[tuple[str, str, str]]:
 
 
 def mistaken(name: str, known: Collection[str]) -> str:
-    """Return a warning if `name` is not a known queue; empty if it is one, or a pattern.
+    """Return a warning if `name` is not a known queue, or an empty text.
 
     >>> mistaken("mial", ["mail", "default"])
     "no handler here names the queue 'mial', and it has no messages: did you mean 'mail'?"
-    >>> mistaken("mail", ["mail"]), mistaken("mail.*", [])
-    ('', '')
+    >>> mistaken("mail", ["mail"])
+    ''
     """
-    if name in known or "*" in name or "#" in name:
+    if name in known:
         return ""
-    near = get_close_matches(name, known, 1)
-    hint = f": did you mean {near[0]!r}?" if near else ""
-    return f"no handler here names the queue {name!r}, and it has no messages{hint}"
+    return f"no handler here names the queue {name!r}, and it has no messages" + _hint(name, known)
+
+
+def unmatched(pattern: str, known: Collection[str]) -> str:
+    """Return a warning if `pattern`, which may be a plain name, matches no known queue.
+
+    >>> unmatched("mial.*", ["mail.in", "default"])
+    "no queue that has handlers here or messages matches 'mial.*': did you mean 'mail.*'?"
+    >>> unmatched("mail.*", ["mail"])
+    "no queue that has handlers here or messages matches 'mail.*': did you mean 'mail.#'?"
+    >>> unmatched("mail.*", ["mail.in"])
+    ''
+    """
+    asked = Pattern(pattern)
+    if asked.is_plain:
+        return mistaken(pattern, known)
+    if any(map(asked.matches, known)):
+        return ""
+    near = _hint(pattern, {each for name in known for each in _patterns_of(name)})
+    return f"no queue that has handlers here or messages matches {pattern!r}{near}"
+
+
+def _hint(name: str, choices: Iterable[str]) -> str:
+    near = get_close_matches(name, choices, 1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def _patterns_of(name: str) -> Iterator[str]:
+    """Yield the patterns that match `name` with one wildcard.
+
+    >>> sorted(set(_patterns_of("mail.in")))
+    ['#', '#.in', '#.mail.in', '*.in', 'mail.#', 'mail.*', 'mail.in.#']
+    """
+    words = name.split(".")
+    for n in range(len(words) + 1):
+        yield ".".join([*words[:n], "#"])
+        yield ".".join(["#", *words[n:]])
+    for n in range(len(words)):
+        yield ".".join([*words[:n], "*", *words[n + 1 :]])

@@ -11,7 +11,7 @@ from tests.acceptance.processes import Worker
 
 
 def test_the_queues_and_handlers_that_it_serves(start: Callable[..., Worker], queue: Queue) -> None:
-    worker = start("--queue", "work", "--queue", "wrok", "-v", 2)
+    worker = start("--queue", "work", "--queue", "wrok", "--queue", "wrok.#", "-v", 2)
     worker.has_started(1)
     [id] = queue.send("write", "m")
     queue.wait_empty(worker)
@@ -22,6 +22,7 @@ def test_the_queues_and_handlers_that_it_serves(start: Callable[..., Worker], qu
     assert re.search(r"^QUEUE +HANDLER +TYPES$", said, re.MULTILINE)
     assert re.search(r"^work +\S+write +acceptance\.write$", said, re.MULTILINE)
     assert "names the queue 'wrok', and it has no messages: did you mean 'work'?" in said
+    assert "no queue that has handlers here or messages matches 'wrok.#': did you mean" in said
     assert len(re.findall(f"message {id} ", said)) == 1
 
 

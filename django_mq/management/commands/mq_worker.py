@@ -23,7 +23,7 @@ from django_mq.executor.scoreboard import Scoreboard
 from django_mq.management.arguments import port, port_and_address, positive, seconds
 from django_mq.management.base import chosen_database, must_be_migrated
 from django_mq.management.reloading import is_reloaded, run_reloading
-from django_mq.management.serving import mistaken, served
+from django_mq.management.serving import served, unmatched
 from django_mq.policy.error_text import one_line
 from django_mq.signals import message_started
 from django_mq.store.driver import may_prepare
@@ -88,11 +88,10 @@ class Command(BaseCommand):
         except (ImproperlyConfigured, InvalidName, ValueError) as error:
             raise CommandError(str(error)) from error
         known = self._check_database(worker.alias, named=bool(options["queue"]))
-        for name in options["queue"]:
-            if warning := mistaken(name, known):
-                logger.warning("%s", warning, extra={"event": "unknown_queue", "queue": name})
-        if options["verbosity"] and not _will_start_again(options):
-            self._show(served(worker.queues, settings))
+        if not _will_start_again(options):
+            _warn_of_typos(options["queue"], known)
+            if options["verbosity"]:
+                self._show(served(worker.queues, settings))
         max_rss = options["max_rss"] or settings.max_rss
         _check_max_rss(max_rss)
         if options["reload"]:
@@ -188,6 +187,12 @@ class Command(BaseCommand):
 def _will_start_again(options: dict[str, Any]) -> bool:
     """Return whether this is the reloader's own process, which starts the worker in another."""
     return options["reload"] and not is_reloaded()
+
+
+def _warn_of_typos(patterns: list[str], known: list[str]) -> None:
+    for pattern in patterns:
+        if warning := unmatched(pattern, known):
+            logger.warning("%s", warning, extra={"event": "unknown_queue", "queue": pattern})
 
 
 def _warn_of_surroundings() -> None:
