@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
+from shlex import quote
 
 from django_mq import handlers
 from django_mq.conf import Settings
@@ -69,6 +70,17 @@ def unmatched(pattern: str, known: Collection[str]) -> str:
         return ""
     near = _hint(pattern, {each for name in known for each in _patterns_of(name)})
     return f"no queue that has handlers here or messages matches {pattern!r}{near}"
+
+
+def separated(options: Iterable[str]) -> str:
+    """Return a hint if an option lists several queues, as other packages' workers take them.
+
+    >>> separated(["work,mail.*"]), separated(["work"])
+    ("; repeat the option: --queue work --queue 'mail.*'", '')
+    """
+    listed = [each.strip() for option in options if "," in option for each in option.split(",")]
+    words = " ".join(f"--queue {quote(each)}" for each in listed if each)
+    return f"; repeat the option: {words}" if words else ""
 
 
 def _hint(name: str, choices: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ from tests.database import second_connection
     [
         (["--queue", "no such queue"], "no such queue"),
         (["--queue", ""], "queue"),
+        (["--queue", "work,mail"], "--queue work --queue mail"),
         (["--database", "nowhere"], "nowhere"),
     ],
 )

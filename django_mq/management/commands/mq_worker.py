@@ -23,7 +23,7 @@ from django_mq.executor.scoreboard import Scoreboard
 from django_mq.management.arguments import port, port_and_address, positive, seconds
 from django_mq.management.base import chosen_database, must_be_migrated
 from django_mq.management.reloading import is_reloaded, run_reloading
-from django_mq.management.serving import served, unmatched
+from django_mq.management.serving import separated, served, unmatched
 from django_mq.policy.error_text import one_line
 from django_mq.signals import message_started
 from django_mq.store.driver import may_prepare
@@ -86,7 +86,7 @@ class Command(BaseCommand):
             options["database"] = chosen_database(options["database"])
             worker = self._worker(options, max_messages=options["max_messages"])
         except (ImproperlyConfigured, InvalidName, ValueError) as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(f"{error}{separated(options['queue'])}") from error
         known = self._check_database(worker.alias, named=bool(options["queue"]))
         if not _will_start_again(options):
             _warn_of_typos(options["queue"], known)
