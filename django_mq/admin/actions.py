@@ -30,6 +30,7 @@ from django_mq.admin.message_actions import (
     RUN_NOW,
     MessageAction,
 )
+from django_mq.admin.texts import among
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.stalled import standings
 from django_mq.queues.transactions import writing
@@ -213,7 +214,7 @@ class MessageActionsAdmin(EverythingAdmin):
             rows = visible.only("pk", "queue", "type").in_bulk(ids)
             changed = action.run(list(rows), using=alias)
             skipped = len(ids) - len(changed.ids) + absent
-            note = f"{action.past}, one of {len(changed.ids)} messages; {skipped} skipped."
+            note = f"{action.past}{among(len(changed.ids))}; {skipped} skipped."
             flag = DELETION if action.removes else CHANGE
             self.log(request, [rows[id] for id in changed.ids], flag, note)
         self._report(request, action, len(changed.ids), skipped)

@@ -19,6 +19,7 @@ from django_mq import handlers, queues
 from django_mq.admin.base import ids_of, own_page
 from django_mq.admin.bounds import gives_up, impatient
 from django_mq.admin.chains import ChainsAdmin
+from django_mq.admin.texts import among
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
 from django_mq.models import HandledMessage
@@ -126,7 +127,7 @@ class ReplayingAdmin(ChainsAdmin):
             rows = {row.pk: row for row in self._visible(request, ids).only("pk", "type")}
             if rows:
                 done = queues.replay(ids=list(rows), to=to, using=self.alias)
-                note = f"Replayed to {to or 'its own handler'}, one of {len(done.ids)} messages."
+                note = f"Replayed to {to or 'its own handler'}{among(len(done.ids))}."
                 self.log(request, [rows[id] for id in done.ids], CHANGE, note)
         count = len(rows)
         text = f"{count:,} message{'' if count == 1 else 's'} replayed."

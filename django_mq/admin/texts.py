@@ -174,3 +174,12 @@ def _cut(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}… ({len(text) - LONGEST} characters more)"
+
+
+def among(count: int) -> str:
+    """Return the end of a log entry of one of `count` messages; empty for a message alone.
+
+    >>> among(2), among(1)
+    (', one of 2 messages', '')
+    """
+    return f", one of {count:,} messages" if count > 1 else ""

@@ -51,7 +51,9 @@ def test_an_action_changes_what_it_is_for_and_reports_the_rest(boss, action):
     assert {each.user for each in entries} == {boss.user}
     flag = DELETION if action in ("cancel", "discard") else CHANGE
     assert {each.action_flag for each in entries} == {flag}
-    assert all(f"{done} messages; {skipped} skipped" in each.change_message for each in entries)
+    among = f", one of {done} messages" if done > 1 else ""
+    assert all(each.change_message.endswith(f"{among}; {skipped} skipped.") for each in entries)
+    assert all((", one of" in each.change_message) is (done > 1) for each in entries)
     left = QueuedMessage.objects.count()
     assert left == len(EVERY) - (done if flag == DELETION else 0)
 
