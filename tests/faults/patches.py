@@ -168,7 +168,7 @@ PATCHES = {
             Code(
                 "django_mq.worker.lease_keeper",
                 "LeaseKeeper._renew",
-                "leases.renew(",
+                "where_possible(",
                 "(lambda *a, **k: set())(",
             ),
         ),
