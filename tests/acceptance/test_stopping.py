@@ -20,7 +20,7 @@ def test_stop(start: Callable[..., Worker], queue: Queue, witness: Witness, kind
     [beside] = queue.send(kind, "beside", gate="open")
     [endless] = queue.send(kind, "endless", gate="gate{attempt}")
     worker.until(lambda: len(witness.started()) == 2, "both run")
-    queues.ask_stack(endless, by="ana")
+    worker.until(lambda: queues.ask_stack(endless, by="ana").ids, "it is known to run")
     worker.until(lambda: queues.commands(endless)[0].answered_at, "it says where it is")
     assert f", in {kind}\n" in queues.commands(endless)[0].answer
     assert [each.pid for each in queues.running(ids=[endless])] in ([], [pid_of(witness)])

@@ -11,7 +11,7 @@ from django_mq.conf import get_settings
 from django_mq.executor.statements import Statements
 from django_mq.models import Operation, QueuedMessage, QueueState, UniqueKey, WorkerHeartbeat
 from django_mq.store import Cursor
-from django_mq.worker import chores
+from django_mq.worker import chores, expiring
 from tests.database import listening, second_connection
 from tests.rows import add, beat, columns, stored
 from tests.worker.conftest import Said
@@ -153,8 +153,8 @@ def test_all_that_expired_dies_in_pieces(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     """Those in flight, of which more expired than fit into a piece, are passed over."""
-    monkeypatch.setattr(chores, "FEW", 2)
-    monkeypatch.setattr(chores, "WINDOW", 3)
+    monkeypatch.setattr(expiring, "FEW", 2)
+    monkeypatch.setattr(expiring, "WINDOW", 3)
     at = QueuedMessage.objects.get(pk=add(expires=-60).pk).expires_at
     flying = [add(expires=-70, leased=60, attempts=1) for _ in range(4)]
     waiting = [add(expires=-60 + n) for n in range(5)]
@@ -170,8 +170,8 @@ def test_an_id_that_somebody_has_keeps_no_other_message_alive(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own message expires once the id is free again."""
-    monkeypatch.setattr(chores, "FEW", 1)
-    monkeypatch.setattr(chores, "WINDOW", 1)
+    monkeypatch.setattr(expiring, "FEW", 1)
+    monkeypatch.setattr(expiring, "WINDOW", 1)
     taken = add(expires=-60, unique_id="u")
     other = add(expires=-50)
     UniqueKey.objects.create(queue="mail", type=taken.type, unique_id="u", message_id=taken.pk)

@@ -116,7 +116,7 @@ def test_beside_many_that_wait_more_must_be_dead(vacuums: Vacuuming, cursor: Cur
     )
     cursor.execute("select pg_stat_force_next_flush()")
     assert not tend(vacuums, cursor)
-    cursor.execute(f"delete from {TABLE} where id in (select id from {TABLE} limit {MANY})")
+    cursor.execute(f"delete from {TABLE} where id in (select id from {TABLE} limit {2 * MANY})")
     cursor.execute("select pg_stat_force_next_flush()")
     assert tend(vacuums, cursor)
 
