@@ -213,6 +213,8 @@ def where_possible(
     except LOST:
         raise
     except psycopg.Error as error:
+        if not rows:
+            raise  # no row explains it
         if len(rows) == 1:
             refused(error)
             return set()

@@ -34,9 +34,9 @@ class QueueBackoffs:
     maximum of zero, are ignored, except one that still backs off under earlier settings: its first
     probe ends the backoff, whatever the probe's result.
 
-    `stop_queue(queue, before)` is called when messages of `queue` that were claimed before then
-    must not start here. From the note to the write, that means all of them (None); then, those
-    claimed before the last change of the level.
+    `stop_queue(queue, before)` forbids starting messages of `queue` that were claimed before
+    `before`. Until a note is written, `before` is None: nothing of the queue may start. Then it is
+    the time of the last change of the level.
     """
 
     def __init__(

@@ -11,9 +11,9 @@ from django_mq.worker.releasing import release_all_but
 
 
 class Unstarted:
-    """The messages that this process claimed and has not started: in its local queue or unknown.
+    """Messages claimed but not started: in the local queue, or by a claim whose answer was lost.
 
-    `in_doubt`: a claim whose answer was lost may have been committed.
+    `in_doubt`: such a claim may have been committed.
     """
 
     def __init__(self, worker_id: str, parts: Parts) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from psycopg.errors import UndefinedTable
 
 from django_mq import Delivery, handler, queues
 from django_mq.conf import get_settings
@@ -324,6 +325,16 @@ def test_one_of_several_claims_cannot_be_changed(
     with second_connection() as own, own.cursor() as cursor:
         done = where_possible(lambda some: change(cursor, list(some)), fences)
     assert done == set(ids[1:])
+
+
+def test_an_error_without_rows_is_raised(transactional_db: None) -> None:
+    """No row explains it: the search for one would never end."""
+
+    def fail(rows: Any) -> set[int]:
+        raise UndefinedTable("missing")
+
+    with pytest.raises(UndefinedTable):
+        where_possible(fail, [])
 
 
 def test_one_of_the_claims_of_a_dead_worker_cannot_be_released(refuse: Callable[..., None]) -> None:
