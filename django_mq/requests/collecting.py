@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from threading import TIMEOUT_MAX
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asgiref.sync import sync_to_async
 from django.utils.asyncio import async_unsafe
@@ -17,16 +17,35 @@ from django.utils.asyncio import async_unsafe
 from django_mq.policy.backoff import as_seconds
 
 if TYPE_CHECKING:
-    from django_mq.requests.pending import PendingReply
+    from django_mq.exceptions import ReplyTimeout
     from django_mq.store.results import Found
 
 #: Seconds to wait for a reply by default.
 TIMEOUT = 10.0
 
 
+class Awaited(Protocol):
+    """The part of PendingReply that waiting uses."""
+
+    id: int
+    _alias: str
+
+    def _refuse(self) -> None: ...
+
+    def _is_within_test(self) -> bool: ...
+
+    def _was_born_in_test(self) -> bool: ...
+
+    def _look_here(self) -> Found: ...
+
+    def _read(self, found: Found) -> Any: ...
+
+    def _late(self, seconds: float | None) -> ReplyTimeout: ...
+
+
 @async_unsafe("this would block the event loop: await aresult(), aask() or agather() instead")
 def collect(
-    pendings: Sequence[PendingReply],
+    pendings: Sequence[Awaited],
     timeout: float | timedelta | None,
     *,
     return_exceptions: bool = False,
@@ -43,7 +62,7 @@ def collect(
 
 
 async def acollect(
-    pendings: Sequence[PendingReply],
+    pendings: Sequence[Awaited],
     timeout: float | timedelta | None,
     *,
     return_exceptions: bool = False,
@@ -84,7 +103,7 @@ class _Deadline:
 
 @contextmanager
 def _futures(
-    pendings: Sequence[PendingReply], is_here: Callable[[PendingReply], bool]
+    pendings: Sequence[Awaited], is_here: Callable[[Awaited], bool]
 ) -> Iterator[list[Future[Found] | None]]:
     """Yield a future for each reply, or None for one that this thread queries itself.
 
@@ -120,7 +139,7 @@ async def _aresult(future: Future[Found], seconds: float | None) -> Found | None
 
 
 def _reply(
-    pending: PendingReply, found: Found | None, deadline: _Deadline, *, is_here: bool, raises: bool
+    pending: Awaited, found: Found | None, deadline: _Deadline, *, is_here: bool, raises: bool
 ) -> Any:
     """Return the reply; an error is raised or, without `raises`, returned in its place."""
     if found is not None and (found.answered or not found.stored):
