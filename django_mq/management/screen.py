@@ -106,7 +106,7 @@ def size_of(output: TextIOBase) -> os.terminal_size | None:
 
 
 def height(texts: Iterable[str], columns: int) -> int:
-    """Return the number of lines that a terminal of so many columns takes for `texts`.
+    """Return how many lines `texts` take in a terminal of `columns` columns.
 
     >>> height(["", "short", "longer"], 5)
     4

@@ -35,7 +35,7 @@ TOGETHER = 4
 class ClaimRouter:
     """Claims for worker process `worker` with the statement that each queue needs.
 
-    `facts` has what each look said about the queues. `claimer()` makes the name of the next claim;
+    `facts` are those that the last look found. `claimer()` makes the name of the next claim;
     `owned` are the ordered queues that this process owns; `has_any(queue)` says whether it has an
     unsettled message of the queue; `probing(queue, claimer)` is called for a claim that is the
     probe of its queue. Nothing is claimed from `stopped` queues: it would be released at once.

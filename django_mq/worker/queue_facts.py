@@ -1,4 +1,4 @@
-"""What the looks say about queues: which have keys, a limit in flight, a pause or a backoff."""
+"""Facts about queues from the last look: keys, limits in flight, pauses and backoffs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORGET_KEYS = 60.0
 
 
 class QueueFacts:
-    """What the last look said about the queues; used by the thread that claims."""
+    """The facts about queues that the last look found; used by the thread that claims."""
 
     def __init__(self) -> None:
         self._gated: set[str] = set()

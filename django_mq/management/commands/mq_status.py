@@ -88,7 +88,7 @@ class Command(OperatorCommand):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Status:
     """One look: what the command shows, of one `queue` or of all."""
 
     queue: str | None
@@ -100,13 +100,13 @@ class Found:
     pooled: Sequence[Finding]
 
 
-def _read(queue: str | None, database: str | None) -> Found:
+def _read(queue: str | None, database: str | None) -> Status:
     if queue is None:
         counted = list(queues.counts(using=database).values())
     else:
         counted = [queues.counts(queue, using=database)]
     workers = queues.workers(using=database)
-    return Found(
+    return Status(
         queue,
         counted,
         queues.heads(queue, limit=MOST_HEADS + 1, using=database),
@@ -117,7 +117,7 @@ def _read(queue: str | None, database: str | None) -> Found:
     )
 
 
-def _sections(found: Found) -> list[Section]:
+def _sections(found: Status) -> list[Section]:
     sections = [_queues(found.counted)]
     if found.heads:
         sections.append(_heads(found.heads))
