@@ -1,4 +1,4 @@
-"""What is printed, whatever the streams are."""
+"""Tests of the output, which survives broken and odd streams."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ TRIGGER = """
 create trigger refuse before update on django_mq_queuedmessage
    for each row when (old.payload = '"bad"') execute function refuse()
 """
-#: What refuses every UPDATE of a row with the payload "bad".
+#: The SQL of rules that refuse every UPDATE of a row with the payload "bad".
 REFUSALS = {
     "trigger": FUNCTION.format(errcode="") + TRIGGER,
     "a trigger like a policy": FUNCTION.format(errcode="using errcode = '42501'") + TRIGGER,
