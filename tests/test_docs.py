@@ -16,6 +16,7 @@ from django_mq import broadcast
 from django_mq.conf import Settings, find_errors
 from django_mq.handlers import isolated
 from django_mq.messages.classes import isolated as isolated_classes
+from django_mq.queues.doctor.findings import IDS
 from django_mq.testing import answering, drain
 from testproject.shop.models import Invoice, Order, Product
 
@@ -177,4 +178,5 @@ def test_all_findings_of_the_doctor_are_documented() -> None:
     paths = ROOT.glob("django_mq/queues/doctor/*.py")
     ids = {id for path in paths for id in re.findall(r'"(D0\d\d)"', path.read_text())}
     operating = (ROOT / "docs/operating.md").read_text()
+    assert ids == IDS
     assert ids == set(re.findall(r"^\| (D\d{3}) \|", operating, re.MULTILINE))

@@ -7,7 +7,9 @@ another session keeps its row locked for a second.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from datetime import datetime
+from difflib import get_close_matches
 from itertools import islice
 
 from django.db import connections
@@ -33,6 +35,23 @@ MOST_TIMES = 1000
 def schedules(*, using: str | None = None) -> list[Schedule]:
     """Return all schedules by name, whether enabled or not."""
     return list(Schedule.objects.using(alias_of(using)).order_by("name"))
+
+
+def no_schedule(name: str, known: Iterable[str]) -> str:
+    """Return the error for a name that is not in `known`, with those that are like it.
+
+    >>> no_schedule("hurly", ["hourly", "daily"])
+    'there is no schedule hurly: did you mean hourly?'
+    >>> no_schedule("x", [])
+    'there is no schedule x: mq_schedule lists those that workers stored'
+    """
+    near = get_close_matches(name, known, 3)
+    advice = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else "mq_schedule lists those that workers stored"
+    )
+    return f"there is no schedule {name}: {advice}"
 
 
 def state_of(schedule: Schedule) -> str:
@@ -64,7 +83,7 @@ def next_times(
     with connections[alias_of(using)].cursor() as cursor:
         row = store.read(cursor, check_name(name, "schedule name"))
     if row is None:
-        raise _unknown(name)
+        raise ValueError(no_schedule(name, _names(alias_of(using))))
     times = times_of(row.cron, row.every, row.tz, start=row.due_at)
     if row.next_at is None:
         return list(islice(times.after(row.now), count))
@@ -79,7 +98,7 @@ def run_schedule(name: str, *, using: str | None = None) -> Receipt:
     """
     alias = alias_of(using)
     with writing(alias) as cursor:
-        receipt = fire_now(cursor, alias, _take(cursor, name))
+        receipt = fire_now(cursor, alias, _take(cursor, alias, name))
     outcome = "run" if receipt else "not run, since its last message still waits or runs"
     _log(name, outcome, "schedule_run")
     return receipt
@@ -92,8 +111,9 @@ def enable_schedule(name: str, *, using: str | None = None) -> bool:
     process declares any longer is disabled again after 24 hours. Raises InvalidOption if its cron
     expression or time zone cannot be read.
     """
-    with writing(alias_of(using)) as cursor:
-        row = _take(cursor, name)
+    alias = alias_of(using)
+    with writing(alias) as cursor:
+        row = _take(cursor, alias, name)
         was_off = row.next_at is None
         next_at = row.next_at or _next(row)
         store.decide(cursor, name, enabled=True, next_at=next_at)
@@ -106,8 +126,9 @@ def disable_schedule(name: str, *, using: str | None = None) -> bool:
 
     Messages that it has broadcast stay.
     """
-    with writing(alias_of(using)) as cursor:
-        row = _take(cursor, name)
+    alias = alias_of(using)
+    with writing(alias) as cursor:
+        row = _take(cursor, alias, name)
         store.decide(cursor, name, enabled=False, next_at=None)
     _log(name, "disabled", "schedule_disabled")
     return row.enabled
@@ -115,8 +136,9 @@ def disable_schedule(name: str, *, using: str | None = None) -> bool:
 
 def restart_schedule(name: str, *, enabled: bool, using: str | None = None) -> None:
     """Enable or disable a schedule whose timing was changed, and compute its next time again."""
-    with writing(alias_of(using)) as cursor:
-        row = _take(cursor, name)
+    alias = alias_of(using)
+    with writing(alias) as cursor:
+        row = _take(cursor, alias, name)
         store.decide(cursor, name, enabled=enabled, next_at=_next(row) if enabled else None)
 
 
@@ -124,15 +146,15 @@ def _next(row: ScheduleRow) -> datetime | None:
     return next(times_of(row.cron, row.every, row.tz, start=row.now).after(row.now), None)
 
 
-def _take(cursor: Cursor, name: str) -> ScheduleRow:
+def _take(cursor: Cursor, alias: str, name: str) -> ScheduleRow:
     row = store.take(cursor, check_name(name, "schedule name"))
     if row is None:
-        raise _unknown(name)
+        raise ValueError(no_schedule(name, _names(alias)))
     return row
 
 
-def _unknown(name: str) -> ValueError:
-    return ValueError(f"there is no schedule {name}: mq_schedule lists those that workers stored")
+def _names(alias: str) -> list[str]:
+    return list(Schedule.objects.using(alias).values_list("name", flat=True))
 
 
 def _log(name: str, outcome: str, event: str) -> None:

@@ -87,6 +87,11 @@ class TestTheCommand:
         assert set(told[0]) == {"id", "level", "text", "hint"}
         assert run_doctor("--ignore", "d003", "--ignore", "D013")[0] == 0
 
+    def test_an_id_that_no_finding_has_is_an_error(self) -> None:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D017") as raised:
+            run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
+        assert raised.value.returncode == 2
+
     def test_a_bad_alias_is_an_error(self) -> None:
         with pytest.raises(CommandError, match="DATABASES has no 'x'") as raised:
             call_command("mq_doctor", "--database", "x")

@@ -94,6 +94,13 @@ def test_names_that_are_none(call):
         call("a name")
 
 
+@pytest.mark.parametrize("action", ["list", "run", "enable", "disable", "next"])
+def test_a_misspelt_name_is_told(action):
+    put()
+    with pytest.raises(CommandError, match="no schedule houry: did you mean hourly"):
+        mq_schedule(action, "houry")
+
+
 def test_run_enables_nothing():
     put(enabled=False, due=None)
     receipt = queues.run_schedule("hourly")

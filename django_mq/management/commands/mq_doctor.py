@@ -10,6 +10,7 @@ from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json
 from django_mq.policy.error_text import one_line
 from django_mq.queues.doctor import examine
+from django_mq.queues.doctor.findings import IDS
 
 #: The exit code of the worst level found.
 CODES = {"warning": 1, "error": 2}
@@ -41,6 +42,11 @@ class Command(OperatorCommand):
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         json, ignored = options["json"], {id.upper() for id in options["ignore"]}
+        if unknown := sorted(ignored - IDS):
+            raise CommandError(
+                f"no finding has the id {one_line(', '.join(unknown))}: the ids are {min(IDS)} to"
+                f" {max(IDS)}"
+            )
         found = [each for each in examine(using=database) if each.id not in ignored]
         if json:
             self.stdout.write(as_json({"findings": found}))

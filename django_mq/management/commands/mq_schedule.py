@@ -15,7 +15,7 @@ from django_mq.management.output import as_json, table
 from django_mq.models import Schedule
 from django_mq.policy.routing import check_name
 from django_mq.queues.obstacles import shown
-from django_mq.queues.scheduling import state_of, timing_of
+from django_mq.queues.scheduling import no_schedule, state_of, timing_of
 
 ACTIONS = ("list", "run", "enable", "disable", "next")
 #: The number of times shown per schedule.
@@ -124,7 +124,7 @@ def _chosen(name: str | None, database: str | None) -> list[Schedule]:
     check_name(name, "schedule name")
     chosen = [each for each in found if each.name == name]
     if not chosen:
-        raise CommandError(f"there is no schedule {name}; mq_schedule lists all")
+        raise CommandError(no_schedule(name, [each.name for each in found]))
     return chosen
 
 

@@ -22,6 +22,9 @@ PATIENCE = Limits(5.0, 1.0)
 #: Yields a cursor for short statements; the transaction is rolled back.
 looking = partial(reading, limits=PATIENCE)
 
+#: The ids of all findings.
+IDS = frozenset(f"D{number:03}" for number in range(1, 18))
+
 Level = Literal["warning", "error"]
 
 
