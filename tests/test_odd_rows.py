@@ -8,6 +8,7 @@ pages and commands. In each run workers read all of them, and pages a third.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from io import StringIO
 from typing import Any
 
@@ -51,6 +52,7 @@ MESSAGE = {
     "handler": "h",
     "processable_after": "2020-01-01",
 }
+YEAR_2021 = datetime(2021, 1, 1, tzinfo=UTC)
 LAPSED = {"leased_until": "2020-01-02", "claimed_by": "w:1", "unique_id": "{}"}
 #: Messages in every way of reading them: run, failed, taken over, dead-lettered, ...
 WAYS: dict[str, dict[str, str]] = {
@@ -210,7 +212,7 @@ def run_chores() -> None:
 
 def handle_all(good: list[int], ran: list[int]) -> None:
     """Run a worker until no work is left: it ends, and the good messages are done."""
-    lapsed = QueuedMessage.objects.filter(leased_until__lt="2021-01-01")
+    lapsed = QueuedMessage.objects.filter(leased_until__lt=YEAR_2021)
     left = -1
     while left != lapsed.count():  # released messages may be left to the next worker
         left = lapsed.count()
@@ -235,7 +237,7 @@ def test_whatever_stands_in_a_message(
     run_chores()
     handle_all(good, ran)
     assert settled_badly(caplog) == []
-    lapsed = QueuedMessage.objects.filter(leased_until__lt="2021-01-01", queue="mail")
+    lapsed = QueuedMessage.objects.filter(leased_until__lt=YEAR_2021, queue="mail")
     assert not lapsed.exists()  # taken over, or released
     left = QueuedMessage.objects.filter(pk__in=[key for _, key, _ in rows]).values_list("pk")
     lists += ["failedattempt", "result"]
