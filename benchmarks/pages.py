@@ -46,7 +46,9 @@ and with what it is compared. [Scaling](scaling.md) shows how the figures change
 ## Method
 
 - Absolute figures depend on the machine and the hour: read the ratios. Compared programs ran in
-  turns, round after round; a ratio is the median of the rounds' ratios.
+  turns, round after round; a ratio is the median of the rounds' ratios. The runs listed under
+  "Measured with" were on machines that differ in speed by up to four times, so figures of different
+  runs cannot be compared.
 - Every figure is verified: exactly the due messages were handled, each once, and nothing is left.
   Otherwise the row has no figure, and says why.
 - The worker is the real `mq_worker` with default settings, unless the row says otherwise; the bare
