@@ -82,8 +82,8 @@ def next_times(
     name = schedule.name if isinstance(schedule, Schedule) else schedule
     with connections[alias_of(using)].cursor() as cursor:
         row = store.read(cursor, check_name(name, "schedule name"))
-    if row is None:
-        raise ValueError(no_schedule(name, _names(alias_of(using))))
+        if row is None:
+            raise ValueError(no_schedule(name, store.names(cursor)))
     times = times_of(row.cron, row.every, row.tz, start=row.due_at)
     if row.next_at is None:
         return list(islice(times.after(row.now), count))
@@ -98,7 +98,7 @@ def run_schedule(name: str, *, using: str | None = None) -> Receipt:
     """
     alias = alias_of(using)
     with writing(alias) as cursor:
-        receipt = fire_now(cursor, alias, _take(cursor, alias, name))
+        receipt = fire_now(cursor, alias, _take(cursor, name))
     outcome = "run" if receipt else "not run, since its last message still waits or runs"
     _log(name, outcome, "schedule_run")
     return receipt
@@ -111,9 +111,8 @@ def enable_schedule(name: str, *, using: str | None = None) -> bool:
     process declares any longer is disabled again after 24 hours. Raises InvalidOption if its cron
     expression or time zone cannot be read.
     """
-    alias = alias_of(using)
-    with writing(alias) as cursor:
-        row = _take(cursor, alias, name)
+    with writing(alias_of(using)) as cursor:
+        row = _take(cursor, name)
         was_off = row.next_at is None
         next_at = row.next_at or _next(row)
         store.decide(cursor, name, enabled=True, next_at=next_at)
@@ -126,9 +125,8 @@ def disable_schedule(name: str, *, using: str | None = None) -> bool:
 
     Messages that it has broadcast stay.
     """
-    alias = alias_of(using)
-    with writing(alias) as cursor:
-        row = _take(cursor, alias, name)
+    with writing(alias_of(using)) as cursor:
+        row = _take(cursor, name)
         store.decide(cursor, name, enabled=False, next_at=None)
     _log(name, "disabled", "schedule_disabled")
     return row.enabled
@@ -136,9 +134,8 @@ def disable_schedule(name: str, *, using: str | None = None) -> bool:
 
 def restart_schedule(name: str, *, enabled: bool, using: str | None = None) -> None:
     """Enable or disable a schedule whose timing was changed, and compute its next time again."""
-    alias = alias_of(using)
-    with writing(alias) as cursor:
-        row = _take(cursor, alias, name)
+    with writing(alias_of(using)) as cursor:
+        row = _take(cursor, name)
         store.decide(cursor, name, enabled=enabled, next_at=_next(row) if enabled else None)
 
 
@@ -146,15 +143,11 @@ def _next(row: ScheduleRow) -> datetime | None:
     return next(times_of(row.cron, row.every, row.tz, start=row.now).after(row.now), None)
 
 
-def _take(cursor: Cursor, alias: str, name: str) -> ScheduleRow:
+def _take(cursor: Cursor, name: str) -> ScheduleRow:
     row = store.take(cursor, check_name(name, "schedule name"))
     if row is None:
-        raise ValueError(no_schedule(name, _names(alias)))
+        raise ValueError(no_schedule(name, store.names(cursor)))
     return row
-
-
-def _names(alias: str) -> list[str]:
-    return list(Schedule.objects.using(alias).values_list("name", flat=True))
 
 
 def _log(name: str, outcome: str, event: str) -> None:

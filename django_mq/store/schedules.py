@@ -121,6 +121,15 @@ def read(cursor: Cursor, name: str) -> ScheduleRow | None:
     return None if row is None else _row(row)
 
 
+NAMES = "select name from django_mq_schedule"
+
+
+def names(cursor: Cursor) -> list[str]:
+    """Return the names of all schedules."""
+    cursor.execute(NAMES)
+    return [name for (name,) in cursor.fetchall()]
+
+
 TAKE = f"{READ} for no key update"
 
 
