@@ -114,8 +114,9 @@ class Attempts:
     ) -> None:
         if has_hooks and not self.nested:
             part.hooks[tasks[0].delivery.id] = self.session.take_hooks()
-        part.tasks += tasks
-        part.ended += [Ended(task.delivery, ACKED, result, seconds) for task in tasks]
+        for task in tasks:
+            part.tasks.append(task)
+            part.ended.append(Ended(task.delivery, ACKED, result, seconds))
 
     def _failed(
         self,

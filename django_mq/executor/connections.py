@@ -6,7 +6,7 @@ import contextlib
 import copy
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import Any
 
@@ -16,6 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import InterfaceError, OperationalError
 from psycopg import sql
 from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
+from psycopg.pq.abc import PGresult
 
 from django_mq.executor.watchdog import Link
 from django_mq.signals import named
@@ -101,10 +102,20 @@ def simple_query(driver: psycopg.Connection[Any], statements: str) -> list[list[
     Prepares nothing, and makes no cursor. Raises psycopg's errors. Does not take the driver's lock,
     because the cursor of a handler may hold it when its first use calls this.
     """
+    return rows_of(simple_results(driver, statements))
+
+
+def simple_results(driver: psycopg.Connection[Any], statements: str) -> list[PGresult]:
+    """As `simple_query()`, but return the results of the statements, whose rows are not read."""
     driver.pgconn.send_query(statements.encode(driver.info.encoding))
     answers = results(driver)
     if driver.pgconn.status == ConnStatus.BAD:
         raise psycopg.OperationalError("the connection is lost")
+    return answers
+
+
+def rows_of(answers: Iterable[PGresult]) -> list[list[bytes | None]]:
+    """Return the rows of results as text."""
     return [
         [answer.get_value(row, column) for column in range(answer.nfields)]
         for answer in answers

@@ -105,6 +105,8 @@ def failed_row(ended: Ended, *, suspect: bool = False) -> settle.FailedDelivery 
 
 def ends_or_lost(ended: Sequence[Ended], lost: Collection[int]) -> list[Ended]:
     """Return `ended`, with the deliveries whose ids are in `lost` marked LOST."""
+    if not lost:
+        return list(ended)
     return [
         each._replace(settled=Settled.LOST) if each.delivery.id in lost else each for each in ended
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from time import monotonic
 
 from django.db import connections
@@ -143,7 +144,7 @@ class Executor(threading.Thread):
             self._local_queue.pace(task.handler).conflict()
         if again:
             return
-        ran = Counter(task.handler for task in tasks[: len(tasks) - left])
+        ran = Counter(map(attrgetter("handler"), tasks[: len(tasks) - left]))
         for handler, count in ran.items():
             if seconds > self._slice_seconds:
                 self._local_queue.pace(handler).overran()

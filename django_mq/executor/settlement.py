@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from django_mq.executor import history, reports, settle_effects
 from django_mq.executor.calls import is_conflict
-from django_mq.executor.connections import LOST, Outage, simple_query
+from django_mq.executor.connections import LOST, Outage, rows_of, simple_results
 from django_mq.executor.ended import (
     ACKED,
     Ended,
@@ -109,10 +110,11 @@ class Settlement:
                         return self.settle(ended, careful=True)
                     return self._refused(ended[0], error)
         self.outage.over()
-        for each in ended:
-            if each.delivery.id in attempt.lost:
+        done = ends_or_lost(ended, attempt.lost)
+        for each in done if attempt.lost else ():
+            if each.settled is Settled.LOST:
                 reports.lease_lost(each.delivery)
-        return ends_or_lost(ended, attempt.lost)
+        return done
 
     def was_committed(self, xid: str | None, changed: Sequence[Ended] = ()) -> bool:
         """Return whether transaction `xid`, which settled `changed`, was committed.
@@ -140,7 +142,8 @@ class Settlement:
         self, ended: Sequence[Ended], attempt: Try, *, doubtful: bool, careful: bool
     ) -> None:
         cursor = self._connection.cursor()
-        if all(each.settled is ACKED for each in ended) and not settle_effects.having_any(ended):
+        acked = list(map(attrgetter("settled"), ended)).count(ACKED)
+        if acked == len(ended) and not settle_effects.having_any(ended):
             kept = history.handled(ended)
             if not kept or len(kept) == len(ended):
                 self._ack_alone(cursor, ended, kept, attempt, doubtful=doubtful)
@@ -161,11 +164,11 @@ class Settlement:
         """Ack in a transaction that is one round trip; `kept` is the history of all, or empty."""
         fences = [fence_of(each.delivery._row) for each in ended]
         ack = kept_history.ack_alone(kept) if kept else settle.ack_alone(fences)
-        removed = simple_query(cursor.connection, ack)
-        if len(removed) == len(fences):
+        removed = simple_results(cursor.connection, ack)
+        if sum(each.ntuples for each in removed) == len(fences):
             return
         attempt.lost = {fence[0] for fence in fences}.difference(
-            int(row[0] or 0) for row in removed
+            int(id or 0) for (id,) in rows_of(removed)
         )
         if doubtful:
             there = settle.existing(cursor, attempt.lost)

@@ -8,6 +8,9 @@ producer can have written.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import repeat
+from operator import add
 
 #: A number that a producer may have written with an exponent, in five characters or more.
 _EXPANDED = re.compile(r'(?<![\w"\\.])-?(?:\d{17,}|0\.0000\d+)(?![\w".])')
@@ -39,6 +42,16 @@ def excess(text: str, *, what: str, max_bytes: int, max_depth: int) -> str:
     if text.count("{") + text.count("[") > max_depth and _is_deeper(text.encode(), max_depth):
         return f"its {what} is nested deeper than {max_depth} levels (MAX_DEPTH)"
     return ""
+
+
+def most_brackets(texts: Sequence[str]) -> int:
+    """Return the most opening brackets of any of `texts`: none is nested deeper.
+
+    >>> most_brackets(['{"n": [1, 2]}', '[]'])
+    2
+    """
+    of_objects, of_arrays = map(str.count, texts, repeat("{")), map(str.count, texts, repeat("["))
+    return max(map(add, of_objects, of_arrays), default=0)
 
 
 def _least_written(text: str, enough: int) -> int:

@@ -13,11 +13,13 @@ class ClaimResult(NamedTuple):
 
     `at_limit`: the queue has as many messages in flight as it may, and more may wait.
     `contended`: another session is claiming from the queue at this moment.
+    `size`: the characters of all payloads.
     """
 
     claim: Claim
     at_limit: bool = False
     contended: bool = False
+    size: int = 0
 
 
 @dataclass(slots=True)

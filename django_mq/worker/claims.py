@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.stopped_queues import StoppedQueues
@@ -197,9 +198,10 @@ class ClaimRouter:
 
     def _weighed(self, options: ClaimOptions, taken: Claim) -> ClaimResult:
         """Learn from `taken` how large messages are."""
-        if size := sum(len(row.payload) for row in taken.rows):
+        size = sum(map(len, map(attrgetter("payload"), taken.rows)))
+        if size:
             self._fits = options.batch_bytes * len(taken.rows) // size
-        return ClaimResult(taken)
+        return ClaimResult(taken, size=size)
 
     def _claim_gated(
         self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
@@ -216,7 +218,8 @@ class ClaimRouter:
         if gate.level == 0:
             arguments = self._arguments(options, claimer, limit, admitted=True)
             taken = self._claim_locked(cursor, lanes, options, arguments)
-            return ClaimResult(taken, at_limit=len(taken.rows) == gate.room)
+            full = len(taken.rows) == gate.room
+            return self._weighed(options, taken)._replace(at_limit=full)
         if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):
             return ClaimResult(NOTHING)
         arguments = self._arguments(options, claimer, 1, admitted=True)

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.connections import LOST, Outage
@@ -164,7 +165,7 @@ class Dispatch:
 
     def _hand_out(self, tasks: list[Task], first: bool) -> None:
         put = self._local_queue.put_back if first else self._local_queue.put
-        if not any(task.handler.is_async for task in tasks):
+        if not any(map(attrgetter("handler.is_async"), tasks)):
             put(tasks)
             return
         coroutines: list[Task] = []

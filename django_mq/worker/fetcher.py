@@ -167,8 +167,7 @@ class Fetcher:
             self._held_up |= result.at_limit or result.contended
             claimed.unfinished |= result.claim.unfinished
             claimed.contended |= result.contended
-            size = sum(len(row.payload) for row in rows)
-            if len(rows) == room or size > options.batch_bytes // 2:
+            if len(rows) == room or result.size > options.batch_bytes // 2:
                 claimed.filled.add(kind)
                 if all(map(claimed.is_filled, self._kinds)):
                     break

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Sequence
+from operator import attrgetter
 
 from django_mq import handlers
 from django_mq.conf import Settings
@@ -14,12 +16,15 @@ from django_mq.executor.tasks import Line, Task
 from django_mq.handlers import Handler, refusal
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import ClaimedRow, Delivery
-from django_mq.policy.stored_json import excess
+from django_mq.policy.stored_json import excess, most_brackets
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
 
 #: The maximum of bytes that workers add to the metadata of a handler's broadcasts.
 ADDED_METADATA = 1024
+
+#: Returns what decides about the handler of a row.
+_kind_of = attrgetter("handler", "queue", "type", "schema_version")
 
 
 class Resolver:
@@ -38,27 +43,37 @@ class Resolver:
     def take_ready(self, deliveries: deque[Delivery]) -> list[Task]:
         """Take from the left the rows that can run as they are, up to the first that cannot."""
         tasks: list[Task] = []
-        last: tuple[str, str, str, int] | None = None
-        short = self._short
+        last: object = None
+        careful = self._may_exceed(deliveries)
         handler: Handler | None = None
         for delivery in deliveries:
             row = delivery._row
-            kind = row.handler, row.queue, row.type, row.schema_version
+            kind = _kind_of(row)
             if kind != last:  # neighbours are mostly of one kind
                 last, handler = kind, self._ready_handler(row)
                 timeout = 0.0 if handler is None else self._timeout(handler)
-            if handler is None:
-                break
-            if (len(row.payload) > short or len(row.metadata) > short) and self._excess(row):
+            if handler is None or (careful and self._excess(row)):
                 break
             if handler.of_row is not None:
                 handler, last = handler.of_row(row), None
                 timeout = self._timeout(handler)
             line = None if row.key is None and not row.ordered else line_of(row)
             tasks.append(Task(delivery, handler, timeout, line))
-        for _ in tasks:
+        if len(tasks) == len(deliveries):
+            deliveries.clear()
+        for _ in range(min(len(tasks), len(deliveries))):
             deliveries.popleft()
         return tasks
+
+    def _may_exceed(self, deliveries: Sequence[Delivery]) -> bool:
+        """Return whether a row may exceed a limit: the rows are hardly ever looked at singly."""
+        settings, payloads = self._settings, [each._row.payload for each in deliveries]
+        metadata = [each._row.metadata for each in deliveries]
+        return (
+            4 * max(map(len, payloads), default=0) > settings.max_payload_bytes
+            or 4 * max(map(len, metadata), default=0) > settings.max_metadata_bytes
+            or max(most_brackets(payloads), most_brackets(metadata)) > settings.max_depth
+        )
 
     def sort(self, cursor: Cursor, delivery: Delivery) -> Task | None:
         """Return the task of `delivery`; None if it cannot run here and was settled instead."""
