@@ -29,6 +29,7 @@ NAMES = (
     "breadth",
     "growth",
     "peers",
+    "beside",
     "tasks",
     "recovery",
 )

@@ -24,34 +24,27 @@ ENQUEUE = "enqueue one per transaction"
 BULK = "bulk"
 DRAIN = {1: "drain, 1 process", 2: "drain, 2 processes"}
 MEDIAN, LAST = "start after commit, median", "start after commit, 99th percentile"
-BESIDE, BASE = "drain beside delayed and failed", "drain beside nothing"
 
 #: Seconds after which a peer's drain is stopped; its rate is that of what was done until then.
 LIMIT = 15.0
 #: Seconds between two messages of the latency, and how many are not counted at its start.
 EVERY, WARM_UP = 0.1, 5
-DAY = 86_400.0
 
 
 def run(bench: Bench) -> list[Row]:
-    """Everybody in every round; then each beside its own crowd, in turn with itself without."""
+    """Everybody in every round."""
     board = Board(BARE)
     with ExitStack() as stack:
         bench.database.clear()
         peers, absent = installed(bench, stack, PEERS, "peers")
         for _ in bench.in_turn("peers"):
             _round(bench, board, peers)
-        _ours_beside(bench, board)
-        for peer in peers:
-            _peer_beside(bench, board, peer)
     others = [peer.title for peer in peers]
     _say_how_many(bench, board, peers)
     rows: list[Row] = []
     for what in (ENQUEUE, BULK, *DRAIN.values()):
         target = 1.0 if what in (ENQUEUE, DRAIN[1]) else None
         rows += board.rates(what, OURS, others, at_least=target)
-    for title in (OURS, BARE, *others):
-        rows.append(board.shares(BESIDE, BASE, title))
     rows += board.times(MEDIAN, OURS, others)
     rows += board.times(LAST, OURS, others, at_most=1.0)
     return [*rows, *absent]
@@ -90,61 +83,28 @@ def _round(bench: Bench, board: Board, peers: list[Driven]) -> None:
 
     board.measure((BULK,), OURS, ours.stored_at_once, bench)
     for processes, what in DRAIN.items():
-        count = processes * _count(bench)
+        count = processes * job_count(bench)
         board.measure((what,), OURS, ours.drained_by, bench.database, count, processes)
         for peer in peers:
             whats = (what, BULK) if processes == 1 else (what,)
-            board.measure(whats, peer.title, _drained, bench, peer, processes)
+            board.measure(whats, peer.title, drained, bench, peer, processes)
 
     board.measure((MEDIAN, LAST), OURS, ours.waited, bench)
     for peer in peers:
         board.measure((MEDIAN, LAST), peer.title, _waited, peer, waits)
 
 
-def _ours_beside(bench: Bench, board: Board) -> None:
-    beside = bench.size(1_000_000, 20_000)
-    with copied(bench.database, "beside") as crowded:
-        for priority in (0, 5):
-            crowded.fill(beside // 2, priority=priority, after=DAY)
-        crowded.fill(beside, dead=True)
-        for _ in bench.in_turn(f"peers, beside, {OURS}"):
-            board.measure((BESIDE,), OURS, ours.drained_beside, crowded, _count(bench))
-            board.measure((BASE,), OURS, ours.drained_by, bench.database, _count(bench))
-
-
-def _peer_beside(bench: Bench, board: Board, peer: Driven) -> None:
-    with copied(bench.database, "beside") as database:
-        crowded = peer.on(database)
-        board.measure((BESIDE,), peer.title, _crowded, crowded, bench.size(1_000_000, 20_000))
-        for _ in bench.in_turn(f"peers, beside, {peer.title}"):
-            board.measure((BESIDE,), peer.title, _drained_beside, bench, crowded)
-            board.measure((BASE,), peer.title, _drained, bench, peer, 1)
-
-
 def _enqueued(peer: Driven, count: int, warm_up: int) -> Figures:
     return {peer.title: (peer.enqueue(count, warm_up),)}
 
 
-def _drained(bench: Bench, peer: Driven, processes: int) -> Figures:
+def drained(bench: Bench, peer: Driven, processes: int) -> Figures:
     """The rates of the drain, and of the enqueuing before."""
     peer.clear()
     peer.settle()
-    bulk, due = peer.bulk(processes * _count(bench, peer))
+    bulk, due = peer.bulk(processes * job_count(bench, peer))
     peer.settle()
     return {peer.title: (peer.drain(due, processes, LIMIT), bulk)}
-
-
-def _crowded(crowded: Driven, count: int) -> Figures:
-    crowded.run("schema")
-    crowded.crowd(count)
-    return {}
-
-
-def _drained_beside(bench: Bench, crowded: Driven) -> Figures:
-    crowded.purge()
-    _, due = crowded.bulk(_count(bench, crowded))
-    crowded.settle()
-    return {crowded.title: (crowded.drain(due, 1, LIMIT),)}
 
 
 def _waited(peer: Driven, count: int) -> Figures:
@@ -153,18 +113,15 @@ def _waited(peer: Driven, count: int) -> Figures:
 
 
 def _say_how_many(bench: Bench, board: Board, peers: list[Driven]) -> None:
-    beside = f"beside {bench.size(1_000_000, 20_000):,} of each; against: without them"
-    for title in (OURS, BARE):
-        board.note(BESIDE, title, beside)
     for peer in peers:
-        count = _count(bench, peer)
+        count = job_count(bench, peer)
         board.note(BULK, peer.title, f"{count:,} jobs")
-        board.note(BESIDE, peer.title, f"{count:,} jobs or {LIMIT:g} s; {beside}")
         for processes, what in DRAIN.items():
             board.note(what, peer.title, f"{processes * count:,} jobs or {LIMIT:g} s")
 
 
-def _count(bench: Bench, peer: Driven | None = None) -> int:
+def job_count(bench: Bench, peer: Driven | None = None) -> int:
+    """Return how many jobs one process drains."""
     if peer and peer.slow:
         return bench.size(3_000, 200)
     return bench.size(50_000, 3_000)

@@ -33,6 +33,9 @@ from benchmarks.workloads.peers import installed
 from django_mq import broadcast
 
 ORM = "ORM handler, 1 process"
+THREADS = 2
+#: As PgQueuer does: one thread computes while another waits for its queries.
+ON_THREADS = f"{OURS} on {THREADS} threads"
 WAITS, WAITS_CPU = "coroutines of 50 ms", "coroutines of 50 ms, CPU"
 #: Who can run a Django project's function, and who runs coroutines, or has promises.
 WITH_ORM = ("pgqueuer", "procrastinate", "django_tasks_db", "pgmq")
@@ -65,6 +68,7 @@ def _beside_peers(bench: Bench) -> list[Row]:
         handled, waited = bench.size(3_000, 60), bench.size(5_000, 200)
         for _ in bench.in_turn("real"):
             board.measure((ORM,), OURS, handled_with_orm, bench.database, handled)
+            board.measure((ORM,), ON_THREADS, on_threads, bench.database, handled)
             for peer in with_orm:
                 count = handled // 3 if peer.slow else handled
                 board.measure((ORM,), peer.title, _peer_with_orm, peer, count)
@@ -76,7 +80,8 @@ def _beside_peers(bench: Bench) -> list[Row]:
     for title in (OURS, *others):
         note = f"{waited:,} of them, {AT_ONCE} at once: at least {bound:g} s"
         board.note(WAITS, title, note)
-    rows = board.rates(ORM, OURS, [peer.title for peer in with_orm], at_least=1.0)
+    rows = board.rates(ORM, ON_THREADS, [peer.title for peer in with_orm], at_least=1.0)
+    rows += board.rates(ORM, OURS, ())
     ours, *theirs = board.times(WAITS, OURS, others, unit="s")
     most = 1.1 * bound
     rows += [replace(ours, target=f"<= {most:g} s", ok=ours.figure <= most), *theirs]
@@ -86,13 +91,22 @@ def _beside_peers(bench: Bench) -> list[Row]:
 
 
 def handled_with_orm(database: Database, count: int) -> Figures:
-    """Load, update and insert a row for each message."""
+    """Load, update and insert a row for each message; with default settings."""
+    return {OURS: (_orm_cost(database, count),)}
+
+
+def on_threads(database: Database, count: int) -> Figures:
+    """The same on `THREADS` threads."""
+    return {ON_THREADS: (_orm_cost(database, count, "--threads", str(THREADS)),)}
+
+
+def _orm_cost(database: Database, count: int, *options: str) -> Cost:
     _prepare_orm(database)
     database.fill(count, "bench.orm")
     database.settle()
-    cost = cost_of(database, count)
+    cost = cost_of(database, count, *options)
     _verify_orm(database, count)
-    return {OURS: (cost,)}
+    return cost
 
 
 def _peer_with_orm(peer: Driven, count: int) -> Figures:
