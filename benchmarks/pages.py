@@ -59,8 +59,7 @@ and with what it is compared. [Scaling](scaling.md) shows how the figures change
   backends. It varies less than a rate. Rates from a machine that was also used for other work are
   not shown.
 - This page shows every target, met or missed, and every peer that was measured. All rows are in
-  [results.json](benchmarks/results.json). Where a note says "earlier method", statements were
-  prepared or objects built beforehand when that row was measured.
+  [results.json](benchmarks/results.json).
 
 ## What the figures contain
 
