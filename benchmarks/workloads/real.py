@@ -80,8 +80,8 @@ def _beside_peers(bench: Bench) -> list[Row]:
     for title in (OURS, *others):
         note = f"{waited:,} of them, {AT_ONCE} at once: at least {bound:g} s"
         board.note(WAITS, title, note)
-    rows = board.rates(ORM, ON_THREADS, [peer.title for peer in with_orm], at_least=1.0)
-    rows += board.rates(ORM, OURS, ())
+    rows = board.rates(ORM, OURS, [peer.title for peer in with_orm], at_least=1.0)
+    rows += board.rates(ORM, ON_THREADS, ())
     ours, *theirs = board.times(WAITS, OURS, others, unit="s")
     most = 1.1 * bound
     rows += [replace(ours, target=f"<= {most:g} s", ok=ours.figure <= most), *theirs]

@@ -110,11 +110,10 @@ class Settlement:
                         return self.settle(ended, careful=True)
                     return self._refused(ended[0], error)
         self.outage.over()
-        done = ends_or_lost(ended, attempt.lost)
-        for each in done if attempt.lost else ():
-            if each.settled is Settled.LOST:
+        for each in ended if attempt.lost else ():
+            if each.delivery.id in attempt.lost:
                 reports.lease_lost(each.delivery)
-        return done
+        return ends_or_lost(ended, attempt.lost)
 
     def was_committed(self, xid: str | None, changed: Sequence[Ended] = ()) -> bool:
         """Return whether transaction `xid`, which settled `changed`, was committed.

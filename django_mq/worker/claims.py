@@ -225,7 +225,7 @@ class ClaimRouter:
         arguments = self._arguments(options, claimer, 1, admitted=True)
         taken = self._claim_locked(cursor, lanes, options, arguments)
         self._end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
-        return ClaimResult(taken)
+        return self._weighed(options, taken)
 
     def _take_over_gated(
         self,

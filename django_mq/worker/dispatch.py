@@ -73,10 +73,11 @@ class Dispatch:
         tasks: list[Task] = []
         others: list[int] = []
         behind: list[Fence] = []
+        careful = self._resolver.may_exceed(self._unsorted)
         try:
             while self._unsorted:
                 if not self._broken_lines:
-                    tasks += self._take_ready()
+                    tasks += self._take_ready(careful)
                     if not self._unsorted:
                         break
                 delivery = self._unsorted[0]
@@ -105,9 +106,9 @@ class Dispatch:
             if tasks:  # an empty put would wake up executors
                 self._hand_out(tasks, first)
 
-    def _take_ready(self) -> list[Task]:
+    def _take_ready(self, careful: bool) -> list[Task]:
         try:
-            return self._resolver.take_ready(self._unsorted)
+            return self._resolver.take_ready(self._unsorted, careful=careful)
         except Exception:  # nothing was taken: `_sort_one()` finds the row to blame
             return []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection
 from operator import attrgetter
 
 from django_mq import handlers
@@ -40,11 +40,13 @@ class Resolver:
             settings.max_metadata_bytes // 4,
         )
 
-    def take_ready(self, deliveries: deque[Delivery]) -> list[Task]:
-        """Take from the left the rows that can run as they are, up to the first that cannot."""
+    def take_ready(self, deliveries: deque[Delivery], *, careful: bool) -> list[Task]:
+        """Take from the left the rows that can run as they are, up to the first that cannot.
+
+        `careful`: one of them may exceed a limit, see `may_exceed()`.
+        """
         tasks: list[Task] = []
         last: object = None
-        careful = self._may_exceed(deliveries)
         handler: Handler | None = None
         for delivery in deliveries:
             row = delivery._row
@@ -59,14 +61,12 @@ class Resolver:
                 timeout = self._timeout(handler)
             line = None if row.key is None and not row.ordered else line_of(row)
             tasks.append(Task(delivery, handler, timeout, line))
-        if len(tasks) == len(deliveries):
-            deliveries.clear()
-        for _ in range(min(len(tasks), len(deliveries))):
+        for _ in tasks:
             deliveries.popleft()
         return tasks
 
-    def _may_exceed(self, deliveries: Sequence[Delivery]) -> bool:
-        """Return whether a row may exceed a limit: the rows are hardly ever looked at singly."""
+    def may_exceed(self, deliveries: Collection[Delivery]) -> bool:
+        """Return whether a row may exceed a limit: rows are hardly ever looked at one by one."""
         settings, payloads = self._settings, [each._row.payload for each in deliveries]
         metadata = [each._row.metadata for each in deliveries]
         return (

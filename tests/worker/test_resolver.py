@@ -36,7 +36,7 @@ def sort(queue: str = "mail") -> list[tuple[int, str]]:
         ).rows
         resolver = Resolver(get_settings())
         deliveries = deque(map(Delivery, rows))
-        tasks = resolver.take_ready(deliveries)
+        tasks = resolver.take_ready(deliveries, careful=resolver.may_exceed(deliveries))
         assert [resolver.sort(own.cursor(), task.delivery) for task in tasks] == tasks
         others = [resolver.sort(own.cursor(), delivery) for delivery in deliveries]
         tasks += [task for task in others if task is not None]

@@ -11,6 +11,7 @@ from django.db import connection, transaction
 from django_mq import Delivery, broadcast, handler, handlers
 from django_mq.testing import drain
 from tests.rows import add, stored
+from tests.worker.conftest import Start
 
 pytestmark = pytest.mark.django_db
 
@@ -61,6 +62,31 @@ def test_what_is_beyond_a_limit_is_held(
     assert (message.attempts, message.dead_at) == (0, None)
     assert message.held_since is not None
     assert reason in message.last_error
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("payload", '"%s"' % ("x" * 1_100_000)),
+        ("payload", "[" * 65 + "]" * 65),
+        ("metadata", '{"a":"%s"}' % ("x" * 20_000)),
+        ("metadata", '{"a":' * 65 + "1" + "}" * 65),
+    ],
+    ids=["long", "deep", "long metadata", "deep metadata"],
+)
+def test_a_worker_holds_it_between_others(
+    ran: list[Any], start: Start, column: str, text: str
+) -> None:
+    """A worker looks at the rows of a claim together, before it looks at one of them."""
+    bad = add(type="a", handler="h", after=-40)
+    write(column, text)
+    for n, after in enumerate((-60, -50, -30, -20)):
+        add(type="a", handler="h", payload={"n": n}, after=after)
+    assert start(until_empty=True).join()
+    assert ran == [{"n": n} for n in range(4)]
+    assert stored(bad).held_since is not None
+    assert type(bad).objects.count() == 1
 
 
 def test_a_payload_at_the_limits_runs(ran: list[Any]) -> None:
