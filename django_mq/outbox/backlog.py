@@ -14,17 +14,33 @@ from django_mq.exceptions import BroadcastBusy
 from django_mq.store.backlog import count_waiting
 from django_mq.store.rows import NewRow
 
-#: Seconds for which a count is cached: that of a queue with room, and that of a full queue.
-FRESH, FULL = 1.0, 0.05
+#: Seconds for which a count admits messages.
+FRESH = 1.0
+#: A count refuses messages for as many times the time that it took, but at most so many seconds:
+#: the counts of a full queue keep no process busy for more than a tenth of its time.
+TIMES, LONGEST = 10, 0.05
 
 
 @dataclass(slots=True)
 class _Count:
-    """The rows that waited at `at`, plus those this process has added; `test`: see `_test_of()`."""
+    """The rows that waited at `at`, and those that this process has `added` to them since.
+
+    It refuses nothing after `refuses_until`. `block` is the transaction that added the last rows:
+    a count that it makes contains them, and a rollback takes them back. `test`: see `_test_of()`.
+    """
 
     at: float
+    refuses_until: float
     waiting: int
     test: object
+    added: int = 0
+    block: object = None
+
+    def is_fresh(self, now: float) -> bool:
+        return now - self.at < FRESH
+
+    def may_refuse(self, now: float) -> bool:
+        return not self.added and now < self.refuses_until
 
 
 # By alias and queue. No lock: a superfluous count does no harm.
@@ -36,8 +52,8 @@ def admit(
 ) -> None:
     """Raise BroadcastBusy if these rows would make a queue longer than its limit.
 
-    A process counts the waiting rows of a queue at most once per second, or per 50 ms while the
-    queue is full; between counts it adds its own rows.
+    A process counts the waiting rows of a queue at most once per second, and adds its own rows in
+    between. Before it refuses, it counts again, unless another transaction did so just now.
     """
     for queue, more in Counter(row.queue for row in rows if row.queue in limits).items():
         _admit(connection, queue, limits[queue], more)
@@ -45,21 +61,41 @@ def admit(
 
 def _admit(connection: BaseDatabaseWrapper, queue: str, limit: int, more: int) -> None:
     known = _counts.get((connection.alias, queue))
-    test = _test_of(connection)
-    if known is not None and known.test is not test:
+    now = monotonic()
+    if known is not None and (known.test is not _test_of(connection) or not known.is_fresh(now)):
         known = None
-    age = float("inf") if known is None else monotonic() - known.at
-    if known is None or age >= FRESH or (known.waiting + more > limit and age >= FULL):
-        at = monotonic()
-        with connection.cursor() as cursor:
-            known = _Count(at, count_waiting(cursor, queue=queue, limit=limit), test)
-        _counts[connection.alias, queue] = known
-    if known.waiting + more > limit:
+    if known is None or (known.waiting + known.added + more > limit and not known.may_refuse(now)):
+        known = _counts[connection.alias, queue] = _count(connection, queue, limit, known)
+    if known.waiting + known.added + more > limit:
         raise BroadcastBusy(
-            f"queue {queue} has {known.waiting:,} messages waiting and no room for {more:,} more:"
-            f" max_backlog is {limit:,}. Try again later, send fewer at once, or run more workers"
+            f"queue {queue} has {known.waiting + known.added:,} messages waiting and no room for"
+            f" {more:,} more: max_backlog is {limit:,}. Try again later, send fewer at once, or run"
+            " more workers"
         )
-    known.waiting += more
+    known.added += more
+    known.block = _block_of(connection)
+
+
+def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count | None) -> _Count:
+    began = monotonic()
+    with connection.cursor() as cursor:
+        waiting = count_waiting(cursor, queue=queue, limit=limit)
+    ended = monotonic()
+    refuses_until = ended + min(LONGEST, TIMES * (ended - began))
+    block = _block_of(connection)
+    if last is None or last.block is not block:
+        return _Count(began, refuses_until, waiting, _test_of(connection))
+    return _Count(began, began, waiting, _test_of(connection), block=block)
+
+
+def forget() -> None:
+    """Forget all counts, since this process has just run messages."""
+    _counts.clear()
+
+
+def _block_of(connection: BaseDatabaseWrapper) -> object:
+    blocks: list[Any] = connection.atomic_blocks
+    return blocks[0] if blocks else None
 
 
 def _test_of(connection: BaseDatabaseWrapper) -> object:

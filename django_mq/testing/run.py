@@ -12,6 +12,7 @@ from django.db import transaction
 from django_mq.conf import get_settings
 from django_mq.exceptions import When, moment
 from django_mq.executor.watched_connection import is_watched
+from django_mq.outbox import backlog
 from django_mq.outbox.send import in_own_atomic, queue_connection
 from django_mq.policy.routing import check_name
 from django_mq.requests.pending import test_runners
@@ -70,6 +71,7 @@ def drain(
         check_name(queue, "queue")
     drainer = _drain_on(using, queue)
     deliveries = drainer.run()
+    backlog.forget()
     if errors == "keep":
         kept = HandlerErrors(each.error for each in drainer.failed)
         kept.deliveries = deliveries
@@ -99,6 +101,7 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
         try:
             seen.deliveries += drainer.run()
         finally:
+            backlog.forget()
             unheard = [each for each in drainer.failed if not each.answered]
             failed.extend(unheard)
             seen.extend(each.error for each in unheard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from django.db import transaction
 from django_mq import BroadcastBusy, Message, broadcast, broadcast_many, handlers
 from django_mq.models import QueuedMessage
 from django_mq.outbox import backlog
+from django_mq.testing import drain
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db
@@ -21,8 +23,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1000.0
+        #: Seconds that pass whenever it is read.
+        self.ticking = 0.0
 
     def __call__(self) -> float:
+        self.now += self.ticking
         return self.now
 
 
@@ -35,14 +40,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture(autouse=True)
-def block(settings: Any) -> Iterator[None]:
+def block(settings: Any, request: pytest.FixtureRequest) -> Iterator[None]:
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_backlog": 3}}}
-    with handlers.isolated(), transaction.atomic():
+    commits = request.node.get_closest_marker("django_db").kwargs.get("transaction")
+    with handlers.isolated(), contextlib.nullcontext() if commits else transaction.atomic():
         yield
 
 
 def send(**options: Any) -> Any:
     return broadcast("a.b", **{"queue": "mail", **options})
+
+
+def add_three() -> None:
+    """Rows that another process has added."""
+    for _ in range(3):
+        add("mail")
 
 
 def test_a_full_queue_is_busy_and_says_what_to_do() -> None:
@@ -82,12 +94,70 @@ def test_it_counts_once_a_second(clock: Clock, django_assert_num_queries: Any) -
 
 def test_a_full_queue_is_looked_at_again_soon(clock: Clock, django_assert_num_queries: Any) -> None:
     """Producers continue as soon as there is room."""
-    broadcast_many([Message("a.b", queue="mail")] * 3)
+    add_three()
+    clock.now += 2
+    clock.ticking = 0.001
+    with django_assert_num_queries(1), pytest.raises(BroadcastBusy):
+        send()
     QueuedMessage.objects.all().delete()
     with django_assert_num_queries(0), pytest.raises(BroadcastBusy):
         send()
-    clock.now += 0.06
+    clock.now += 0.01
     assert send()
+
+
+def test_the_count_of_a_long_queue_refuses_for_longer_but_not_for_long(
+    clock: Clock, django_assert_num_queries: Any
+) -> None:
+    """Producers that are refused do not keep the database busy with counts."""
+    add_three()
+    clock.now += 2
+    clock.ticking = 0.2
+    with django_assert_num_queries(1), pytest.raises(BroadcastBusy):
+        send()
+    clock.ticking = 0
+    clock.now += 0.04
+    with django_assert_num_queries(0), pytest.raises(BroadcastBusy):
+        send()
+    clock.now += 0.02
+    with django_assert_num_queries(1), pytest.raises(BroadcastBusy):
+        send()
+
+
+def test_a_transaction_that_added_rows_is_refused_by_what_is_there_now() -> None:
+    """Also in a TestCase, which is one transaction."""
+    broadcast_many([Message("a.b", queue="mail")] * 3)
+    with pytest.raises(BroadcastBusy):
+        send()
+    QueuedMessage.objects.all().delete()
+    assert send()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.django_db(transaction=True)
+def test_rows_that_were_rolled_back_refuse_nothing(refused: bool) -> None:
+    with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+        broadcast_many([Message("a.b", queue="mail")] * 3)
+        if refused:
+            with pytest.raises(BroadcastBusy):
+                send()
+        raise ZeroDivisionError
+    with transaction.atomic():
+        assert send()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drained_queue_has_room_at_once(clock: Clock) -> None:
+    handlers.handler("a.b", name="h", queue="mail")(lambda delivery: None)
+    with transaction.atomic():
+        broadcast_many([Message("a.b")] * 3)
+    clock.ticking = 0.2
+    with transaction.atomic(), pytest.raises(BroadcastBusy):
+        send(queue=None)
+    clock.ticking = 0
+    assert drain() == 3
+    with transaction.atomic():
+        assert send(queue=None)
 
 
 def test_a_call_is_refused_as_a_whole(clock: Clock) -> None:
