@@ -164,7 +164,10 @@ CALLS: dict[str, dict[str, Call]] = {
         "broadcast bring forward": bring_forward,
         "read asides": sql("select put_aside from django_mq_uniquekey"),
     },
-    "due times": {"broadcast debounce": lambda: duplicate("debounce")},
+    "due times": {
+        "broadcast debounce": lambda: duplicate("debounce"),
+        "queues.run_now": lambda: queues.run_now([1, 4]),
+    },
     "replacing": {
         "broadcast update": lambda: duplicate("update"),
         "broadcast replace": lambda: duplicate("replace"),
@@ -198,7 +201,6 @@ CALLS: dict[str, dict[str, Call]] = {
     "operator": {
         **{f"queues.why {n}": lambda n=n: queues.why(n) for n in range(1, 8)},  # type: ignore[misc]
         "queues.requeue": queues.requeue,
-        "queues.run_now": lambda: queues.run_now([1, 4]),
         "queues.pause": lambda: queues.pause("mail"),
         "queues.resume": lambda: queues.resume("mail"),
         "queues.limit": lambda: queues.limit("mail", 5),

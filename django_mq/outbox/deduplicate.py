@@ -15,7 +15,7 @@ from django.db.backends.utils import CursorWrapper
 from django_mq.exceptions import BroadcastBusy
 from django_mq.messages import CopyReceipt
 from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, Writes, named
-from django_mq.store import free_unique_ids, operators, unique_ids
+from django_mq.store import free_unique_ids, operators, put_aside, unique_ids
 from django_mq.store.insert import draw
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import Seen, Unique, UniqueId
@@ -175,7 +175,7 @@ def _move(cursor: CursorWrapper, writes: Writes) -> None:
 
 def _put_aside(connection: BaseDatabaseWrapper, cursor: CursorWrapper, writes: Writes) -> None:
     if writes.aside:
-        unique_ids.put_aside(cursor, writes.aside)
+        put_aside.put_aside(cursor, writes.aside)
         _bring_forward_after_commit(
             connection.alias, [UniqueId(*_in_order(r)) for r in writes.aside]
         )

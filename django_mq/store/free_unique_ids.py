@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.policy.column_bounds import FIRST_TIME, KEY, LAST_TIME
 from django_mq.store import array
-from django_mq.store.unique_ids import NAMES, UniqueId, columns, holder_of, if_as_seen
+from django_mq.store.unique_ids import HOLDS, NAMES, UniqueId, columns, holder_of, if_as_seen
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -80,9 +80,9 @@ select a.queue, a.handler, a.type, a.unique_id
 """
 
 #: No live message holds the unique id of `holder_of()`. A scalar subquery: see `store/__init__.py`.
-IS_FREE = """(select m.id
+IS_FREE = f"""(select m.id
              from django_mq_queuedmessage m
-            where m.id = u.message_id and m.dead_at is null) is null"""
+            where m.id = u.message_id and {HOLDS}) is null"""  # noqa: S608
 
 #: The first and the last time that a message may have, in seconds since 1970.
 MOMENTS = (int(FIRST_TIME.timestamp()), int(LAST_TIME.timestamp()))

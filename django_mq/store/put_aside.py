@@ -1,12 +1,38 @@
-"""Find content that was put aside and left there: a scan of unique ids, in pieces."""
+"""Put content aside for a unique id; find what was left there, by a scan of the ids in pieces."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mq.store import Cursor
 from django_mq.store.free_unique_ids import IS_FREE
-from django_mq.store.unique_ids import UniqueId, holder_of
+from django_mq.store.unique_ids import Unique, UniqueId, documents, holder_of
+
+# Delays count from the broadcast, so they become times here, stored in seconds since 1970: a CHECK
+# can verify a number, but not a date. The last content put aside for an id replaces any earlier.
+PUT_ASIDE = """
+insert into django_mq_uniquekey (queue, handler, type, unique_id, put_aside)
+select row->>'queue', row->>'handler', row->>'type', row->>'unique_id',
+       row - array['id', 'delay', 'lifetime', 'seen_id', 'seen_until'] || jsonb_build_object(
+           'due', extract(epoch from coalesce(
+               (row->>'due')::timestamptz,
+               statement_timestamp() + (row->>'delay')::float8 * interval '1 second')),
+           'expires', extract(epoch from coalesce(
+               (row->>'expires')::timestamptz,
+               statement_timestamp() + (row->>'lifetime')::float8 * interval '1 second')))
+  from jsonb_array_elements(%(rows)s::jsonb) as new (row)
+ order by (row->>'queue') collate "C", (row->>'handler') collate "C", (row->>'type') collate "C",
+       (row->>'unique_id') collate "C"
+    on conflict (queue, handler, type, unique_id) where put_aside is not null do update
+   set put_aside = excluded.put_aside
+"""
+
+
+def put_aside(cursor: Cursor, rows: Sequence[Unique]) -> None:
+    """Keep the rows until their unique ids are free; wait for sessions that put the same aside."""
+    cursor.execute(PUT_ASIDE, {"rows": documents(rows)})
+
 
 LEFT_ASIDE = f"""
 with walked as materialized (

@@ -55,6 +55,11 @@ def if_as_seen(rows: str, id: str) -> str:
     returning u.message_id"""  # noqa: S608
 
 
+#: Message `m` holds its unique id. One that expired while it waited does not: it can never start,
+#: and the chore that dead-letters it may be long in coming.
+HOLDS = """m.dead_at is null
+       and (m.leased_until is not null or (m.expires_at <= statement_timestamp()) is not true)"""
+
 # quiet_until is text and is returned unchanged: its Python value would depend on USE_TZ.
 LOOK = f"""
 select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is not null,
@@ -65,7 +70,7 @@ select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is no
   left join lateral (
     select m.id, m.leased_until
       from django_mq_queuedmessage m
-     where m.id = u.message_id and m.dead_at is null
+     where m.id = u.message_id and {HOLDS}
      limit 1
   ) m on true
   left join lateral (
@@ -82,7 +87,7 @@ select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is no
 class Seen(NamedTuple):
     """The state of a unique id; `message_id` and `quiet_until` as stored, current or not.
 
-    `alive`: that message exists and is not dead; `leased`: a worker has it; `quiet`: the quiet
+    `alive`: that message exists and holds the id; `leased`: a worker has it; `quiet`: the quiet
     time is not over; `aside`: content is put aside.
     """
 
@@ -166,7 +171,7 @@ def add(cursor: Cursor, rows: Sequence[Unique]) -> set[int]:
     Takes the unique ids in sorted order, and waits for open transactions that have taken one of
     them. A message broadcast in a quiet time is due after it.
     """
-    cursor.execute(ADD, {"rows": _documents(rows)})
+    cursor.execute(ADD, {"rows": documents(rows)})
     return {id for (id,) in cursor.fetchall()}
 
 
@@ -241,7 +246,8 @@ def replace(cursor: Cursor, rows: Sequence[tuple[Unique, bool]]) -> list[Replace
     return [Replaced._make(row) for row in cursor.fetchall()]
 
 
-# Changes the same rows as REPLACE, but only their due times.
+# Changes the same rows as REPLACE, but only their due times. A message that would expire before its
+# new due time could never start: it keeps the one that it has.
 MOVE = """
 with new as materialized (
     select row.*
@@ -257,44 +263,22 @@ with new as materialized (
      ) m
 )
 update django_mq_queuedmessage m
-   set processable_after =
-           coalesce(new.due, statement_timestamp() + new.delay * interval '1 second')
-  from new join waiting using (id)
- where m.id = any(array(select id from waiting)) and m.id = new.id
+   set processable_after = case
+           when m.expires_at <= moved.due then m.processable_after else moved.due end
+  from waiting
+  join (select id, coalesce(due, statement_timestamp() + delay * interval '1 second') as due
+          from new) moved using (id)
+ where m.id = any(array(select id from waiting)) and m.id = moved.id
 returning m.id
 """
 
 
 def move(cursor: Cursor, rows: Sequence[Unique]) -> int:
     """Give waiting rows new due times; return how many still waited and were not locked."""
-    cursor.execute(MOVE, {"rows": _documents(rows)})
+    cursor.execute(MOVE, {"rows": documents(rows)})
     return len(cursor.fetchall())
 
 
-# Delays count from the broadcast, so they become times here, stored in seconds since 1970: a CHECK
-# can verify a number, but not a date. The last content put aside for an id replaces any earlier.
-PUT_ASIDE = """
-insert into django_mq_uniquekey (queue, handler, type, unique_id, put_aside)
-select row->>'queue', row->>'handler', row->>'type', row->>'unique_id',
-       row - array['id', 'delay', 'lifetime', 'seen_id', 'seen_until'] || jsonb_build_object(
-           'due', extract(epoch from coalesce(
-               (row->>'due')::timestamptz,
-               statement_timestamp() + (row->>'delay')::float8 * interval '1 second')),
-           'expires', extract(epoch from coalesce(
-               (row->>'expires')::timestamptz,
-               statement_timestamp() + (row->>'lifetime')::float8 * interval '1 second')))
-  from jsonb_array_elements(%(rows)s::jsonb) as new (row)
- order by (row->>'queue') collate "C", (row->>'handler') collate "C", (row->>'type') collate "C",
-       (row->>'unique_id') collate "C"
-    on conflict (queue, handler, type, unique_id) where put_aside is not null do update
-   set put_aside = excluded.put_aside
-"""
-
-
-def put_aside(cursor: Cursor, rows: Sequence[Unique]) -> None:
-    """Keep the rows until their unique ids are free; wait for sessions that put the same aside."""
-    cursor.execute(PUT_ASIDE, {"rows": _documents(rows)})
-
-
-def _documents(rows: Sequence[Unique]) -> str:
+def documents(rows: Sequence[Unique]) -> str:
+    """Return the rows as a JSON array."""
     return f"[{','.join(row.document() for row in rows)}]"

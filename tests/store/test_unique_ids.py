@@ -17,6 +17,7 @@ from django_mq.store import operators as operate
 from django_mq.store import put_aside as aside
 from django_mq.store import unique_ids as unique
 from django_mq.store.free_unique_ids import EndedMessage
+from django_mq.store.put_aside import put_aside
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import Seen, Unique, UniqueId
 from tests.database import second_connection
@@ -118,7 +119,7 @@ def test_an_id_is_any_text(cursor: Cursor, text: str) -> None:
     UniqueKey.objects.create(**id._asdict(), message_id=message.pk)
     [seen] = unique.look(cursor, [id])
     assert seen.message_id == message.pk
-    unique.put_aside(cursor, [new(0)._replace(unique_id=text)])
+    put_aside(cursor, [new(0)._replace(unique_id=text)])
     message.delete()
     [next_] = free_unique_ids.end(cursor, [EndedMessage(seen.message_id, id, success=True)])
     assert QueuedMessage.objects.get().pk == next_
@@ -128,7 +129,7 @@ def test_ends_wait_for_no_transaction_that_puts_aside(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
     message = take(leased=30)
-    unique.put_aside(other.cursor(), [new(0)])
+    put_aside(other.cursor(), [new(0)])
     cursor.execute("set statement_timeout = '60s'")
     assert end(cursor, message) == []
     other.commit()
@@ -140,7 +141,7 @@ def test_ends_wait_for_no_transaction_that_puts_aside(
 
 def test_what_is_aside_stays_while_its_id_is_taken(cursor: Cursor) -> None:
     take()
-    unique.put_aside(cursor, [new(0)])
+    put_aside(cursor, [new(0)])
     assert free_unique_ids.come_forward(cursor, [ID]) == []
     assert aside.left_aside(cursor, limit=10).left == []
 
@@ -150,7 +151,7 @@ def test_coming_forward_rings(cursor: Cursor, other: psycopg.Connection[Any]) ->
     from tests.database import listening
 
     message = take()
-    unique.put_aside(cursor, [new(0)])
+    put_aside(cursor, [new(0)])
     with listening() as listener:
         end(cursor, message)
         assert listener.heard() == [""]
@@ -180,7 +181,7 @@ STATEMENTS: dict[str, Callable[[Cursor], object]] = {
     "look": lambda cursor: unique.look(cursor, [ID]),
     "add": lambda cursor: unique.add(cursor, [new(101)]),
     "replace": lambda cursor: unique.replace(cursor, [(new(101), True)]),
-    "put aside": lambda cursor: unique.put_aside(cursor, [new(0)]),
+    "put aside": lambda cursor: put_aside(cursor, [new(0)]),
     "end": lambda cursor: free_unique_ids.end(cursor, [EndedMessage(101, ID, True)]),
     "come forward": lambda cursor: free_unique_ids.come_forward(cursor, [ID]),
     "lock": lambda cursor: free_unique_ids.lock(cursor, [ID]),

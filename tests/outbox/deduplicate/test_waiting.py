@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
 
 from django_mq import (
@@ -22,7 +23,8 @@ from django_mq import (
 from django_mq.conf import get_settings
 from django_mq.messages import OnDuplicate
 from django_mq.models import QueuedMessage, UniqueKey
-from tests.outbox.deduplicate.conftest import lease, send, the_message, told
+from django_mq.store.expiry import expire
+from tests.outbox.deduplicate.conftest import handled, lease, send, the_message, told
 
 pytestmark = pytest.mark.django_db
 
@@ -180,7 +182,7 @@ def test_the_due_time_is_set_anew(option: Any, outcome: str) -> None:
 
 def test_debounce_changes_the_due_time_alone() -> None:
     """CAR-9: content, options, key and position in the key stay unchanged."""
-    send(1, key="k", priority=3, expires=600, unique_for=60, metadata={"a": 1})
+    send(1, key="k", priority=3, expires=7200, unique_for=60, metadata={"a": 1})
     changes = {"blocked_by": 1, "attempts": 2, "held_since": Now(), "last_error": "away"}
     QueuedMessage.objects.update(**changes)
     [before] = QueuedMessage.objects.values()
@@ -231,9 +233,8 @@ def test_a_rerun_updates_what_waits() -> None:
         {"held_since": Now(), "last_error": "no handler"},
         {"blocked_by": 1, "key": "k"},
         {"attempts": 2, "processable_after": Now() + timedelta(hours=1)},
-        {"expires_at": Now() - timedelta(hours=1)},
     ],
-    ids=["held", "blocked", "retrying", "expired"],
+    ids=["held", "blocked", "retrying"],
 )
 def test_whatever_it_waits_for_it_waits(columns: dict[str, Any]) -> None:
     send(1, key="k")
@@ -252,3 +253,44 @@ def test_a_message_that_leaves_its_key_frees_those_behind() -> None:
     send(2, key="other", on_duplicate="update")
     assert QueuedMessage.objects.get(pk=behind).blocked_by is None
     assert QueuedMessage.objects.get(pk=first.id).key == "other"
+
+
+@pytest.mark.parametrize("option", get_args(OnDuplicate))
+def test_a_message_that_expired_while_it_waited_holds_no_id(option: Any) -> None:
+    """Its chore may be long in coming: it is dead for the next broadcast."""
+    expired = send(1, expires=60).id
+    QueuedMessage.objects.update(expires_at=Now() - timedelta(seconds=1))
+    copy = send(2, on_duplicate=option)
+    assert (told(copy), copy.id != expired) == (("added", ""), True)
+    with connection.cursor() as cursor:
+        assert [row.id for row in expire(cursor, limit=10)] == [expired]
+    handled(QueuedMessage.objects.get(pk=expired), success=False)
+    assert told(send(3)) == ("duplicate", "waiting"), "its end freed the id of another message"
+
+
+def test_a_message_that_expired_in_flight_holds_its_id() -> None:
+    send(1, expires=60)
+    lease()
+    QueuedMessage.objects.update(expires_at=Now() - timedelta(seconds=1))
+    assert told(send(2)) == ("duplicate", "in_flight")
+
+
+def test_what_is_put_aside_does_not_wait_for_a_message_that_expired() -> None:
+    send(1, expires=60)
+    lease()
+    send(2, on_duplicate="requeue")
+    QueuedMessage.objects.update(
+        leased_until=None, claimed_by=None, expires_at=Now() - timedelta(seconds=1)
+    )
+    assert told(send(3)) == ("duplicate", "waiting")
+    assert QueuedMessage.objects.get(expires_at=None).payload == {"n": 2}
+
+
+def test_debounce_moves_no_message_past_its_expiry() -> None:
+    """It could never start. Whatever is debounced for too long runs when it was last due."""
+    send(1, after=10, expires=60)
+    before = the_message().processable_after
+    assert told(send(2, after=3600, on_duplicate="debounce")) == ("debounced", "")
+    assert the_message().processable_after == before
+    send(2, after=30, on_duplicate="debounce")
+    assert the_message().processable_after > before
