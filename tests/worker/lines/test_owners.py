@@ -76,8 +76,8 @@ def test_a_line_moves_when_its_owner_drains(start: Start, said: Said, log: Log) 
     said.wait("queue_caught_up")
     first.stop()
     said.wait("queue_assigned", 2)
-    messages = [row() for _ in range(3)]
-    make_due()
+    messages = [row(after=60) for _ in range(3)]
+    make_due(*messages)
     log.wait(3)
     assert log.order == pks(*messages)
     assert said.count("queue_unassigned") == 1
