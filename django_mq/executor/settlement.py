@@ -231,18 +231,18 @@ def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
     released = [each.delivery.fence for each in ended if each.settled is Settled.RELEASED]
     if released:
         lost.update({fence.id for fence in released} - settle.release(cursor, released))
-    for each in ended:
-        fence = each.delivery.fence
-        if isinstance(each.outcome, Snoozed):
-            at, delay = when(each.outcome.after)
-            changed = settle.snooze(cursor, fence, at=at, delay=delay)
-        elif each.settled is Settled.HELD:
-            delay = hold_delay(each.delivery._row.held_for)
-            changed = settle.hold(cursor, fence, reason=each.reason, delay=delay)
-        elif each.settled is Settled.BURIED:
-            changed = settle.bury(cursor, fence, reason=each.reason)
-        else:
-            continue
-        if not changed:
-            lost.add(fence.id)
+    if snoozes := [
+        settle.Snooze(each.delivery.fence, *when(each.outcome.after))
+        for each in ended
+        if isinstance(each.outcome, Snoozed)
+    ]:
+        lost.update({each.fence.id for each in snoozes} - settle.snooze(cursor, snoozes))
+    if holds := [
+        settle.Hold(each.delivery.fence, each.reason, hold_delay(each.delivery._row.held_for))
+        for each in ended
+        if each.settled is Settled.HELD
+    ]:
+        lost.update({each.fence.id for each in holds} - settle.hold(cursor, holds))
+    if buried := {e.delivery.fence: e.reason for e in ended if e.settled is Settled.BURIED}:
+        lost.update({fence.id for fence in buried} - settle.bury(cursor, buried))
     return lost

@@ -6,7 +6,7 @@ has taken unchanged, and returns the ids that it did change.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -156,27 +156,50 @@ def fail(cursor: Cursor, failures: Sequence[FailedDelivery]) -> set[int]:
     return _ids(cursor)
 
 
+class Snooze(NamedTuple):
+    """A message to postpone until `at`, else by `delay` seconds."""
+
+    fence: Fence
+    at: datetime | None
+    delay: float
+
+
 SNOOZE = """
 update django_mq_queuedmessage m
    set leased_until = null, claimed_by = null, held_since = null, suspect = false,
        attempts = m.attempts - 1,
        processable_after = greatest(
-           least(coalesce(%(at)s::timestamptz,
-                          statement_timestamp() + make_interval(secs => %(delay)s)),
+           least(coalesce(snoozed.at,
+                          statement_timestamp() + make_interval(secs => snoozed.delay)),
                  statement_timestamp() + interval '366 days'),
            statement_timestamp() + interval '0.1 s')
- where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
+  from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
+              %(ats)s::timestamptz[], %(delays)s::float8[])
+       as snoozed (id, attempt, claimer, at, delay)
+ where m.id = any(%(ids)s::bigint[])
+   and m.id = snoozed.id and m.attempts = snoozed.attempt and m.claimed_by = snoozed.claimer
 returning m.id
 """
 
 
-def snooze(cursor: Cursor, fence: Fence, *, at: datetime | None, delay: float) -> set[int]:
-    """Postpone the message until `at`, else by `delay` seconds; refund its attempt.
+def snooze(cursor: Cursor, snoozes: Sequence[Snooze]) -> set[int]:
+    """Postpone messages and refund their attempts; return the ids changed.
 
     The minimum delay is 0.1 s: nothing else slows down a handler that always snoozes.
     """
-    cursor.execute(SNOOZE, {**fence_values(fence), "at": at, "delay": delay})
+    params = fence_columns([each.fence for each in snoozes])
+    params["ats"] = [each.at for each in snoozes]
+    params["delays"] = [each.delay for each in snoozes]
+    cursor.execute(SNOOZE, params)
     return _ids(cursor)
+
+
+class Hold(NamedTuple):
+    """A message that cannot run here, why, and the seconds until the next worker looks."""
+
+    fence: Fence
+    reason: str
+    delay: float
 
 
 HOLD = """
@@ -184,16 +207,23 @@ update django_mq_queuedmessage m
    set leased_until = null, claimed_by = null,
        attempts = m.attempts - 1,
        held_since = coalesce(m.held_since, statement_timestamp()),
-       last_error = %(reason)s,
-       processable_after = statement_timestamp() + make_interval(secs => %(delay)s)
- where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
+       last_error = held.reason,
+       processable_after = statement_timestamp() + make_interval(secs => held.delay)
+  from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
+              %(reasons)s::text[], %(delays)s::float8[])
+       as held (id, attempt, claimer, reason, delay)
+ where m.id = any(%(ids)s::bigint[])
+   and m.id = held.id and m.attempts = held.attempt and m.claimed_by = held.claimer
 returning m.id
 """
 
 
-def hold(cursor: Cursor, fence: Fence, *, reason: str, delay: float) -> set[int]:
-    """Hold a message that cannot run here for `delay` seconds; refund its attempt."""
-    cursor.execute(HOLD, {**fence_values(fence), "reason": reason, "delay": delay})
+def hold(cursor: Cursor, holds: Sequence[Hold]) -> set[int]:
+    """Hold messages and refund their attempts; return the ids changed."""
+    params = fence_columns([each.fence for each in holds])
+    params["reasons"] = [each.reason for each in holds]
+    params["delays"] = [each.delay for each in holds]
+    cursor.execute(HOLD, params)
     return _ids(cursor)
 
 
@@ -201,15 +231,23 @@ BURY = """
 update django_mq_queuedmessage m
    set leased_until = null, claimed_by = null, suspect = false,
        attempts = m.attempts - 1,
-       dead_at = statement_timestamp(), dead_reason = %(reason)s
- where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
+       dead_at = statement_timestamp(), dead_reason = buried.reason
+  from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[], %(reasons)s::text[])
+       as buried (id, attempt, claimer, reason)
+ where m.id = any(%(ids)s::bigint[])
+   and m.id = buried.id and m.attempts = buried.attempt and m.claimed_by = buried.claimer
 returning m.id
 """
 
 
-def bury(cursor: Cursor, fence: Fence, *, reason: str) -> set[int]:
-    """Dead-letter a message whose attempt never started: it expired, or was held too long."""
-    cursor.execute(BURY, {**fence_values(fence), "reason": reason})
+def bury(cursor: Cursor, reasons: Mapping[Fence, str]) -> set[int]:
+    """Dead-letter messages whose attempt never started; return the ids changed.
+
+    They expired, or were held too long.
+    """
+    params = fence_columns(list(reasons))
+    params["reasons"] = list(reasons.values())
+    cursor.execute(BURY, params)
     return _ids(cursor)
 
 

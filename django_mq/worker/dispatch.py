@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.connections import LOST, Outage
+from django_mq.executor.ended import Ended
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.statements import Statements, where_possible
 from django_mq.executor.tasks import Line, Task, is_coroutine
@@ -18,12 +20,21 @@ from django_mq.signals import log_failure
 from django_mq.store import Cursor, settle
 from django_mq.worker.queue_backoff import QueueBackoffs
 from django_mq.worker.quota import Quota
-from django_mq.worker.resolver import Resolver, line_of
+from django_mq.worker.resolver import Resolver, line_of, settle_held
 
 logger = logging.getLogger("django_mq")
 
 #: How often to try to release a row that another session has locked for a moment.
 RELEASE_TRIES = 4
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """Rows by what becomes of them: tasks, ids of those that are done with, those that go back."""
+
+    tasks: list[Task] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
+    behind: list[Fence] = field(default_factory=list)
 
 
 class Dispatch:
@@ -70,41 +81,53 @@ class Dispatch:
 
     def sort(self, cursor: Cursor, *, first: bool = False) -> None:
         """Hand out claimed rows; those that need a statement wait if the database is lost."""
-        tasks: list[Task] = []
-        others: list[int] = []
-        behind: list[Fence] = []
+        sorted_rows = _Sorted()
+        try:
+            self._sort_all(cursor, sorted_rows)
+        finally:
+            if sorted_rows.others:
+                self._local_queue.settled(sorted_rows.others)
+                self._on_freed()
+            if sorted_rows.behind:
+                self._quota.release(len(sorted_rows.behind))
+                self._release(sorted_rows.behind)
+                self._on_freed()
+            if sorted_rows.tasks:  # an empty put would wake up executors
+                self._hand_out(sorted_rows.tasks, first)
+
+    def _sort_all(self, cursor: Cursor, done: _Sorted) -> None:
         careful = self._resolver.may_exceed(self._unsorted)
+        held: list[Ended] = []
         try:
             while self._unsorted:
                 if not self._broken_lines:
-                    tasks += self._take_ready(careful)
+                    done.tasks += self._take_ready(careful)
                     if not self._unsorted:
                         break
                 delivery = self._unsorted[0]
                 line = line_of(delivery._row)
                 if line in self._broken_lines:
-                    behind.append(self._unsorted.popleft().fence)
+                    done.behind.append(self._unsorted.popleft().fence)
                     continue
-                task = self._sort_one(cursor, delivery)
+                found = self._sort_one(cursor, delivery)
                 self._unsorted.popleft()
-                if task is not None:
-                    tasks.append(task)
+                if isinstance(found, Task):
+                    done.tasks.append(found)
                     continue
-                others.append(delivery.id)
+                if found is None:
+                    done.others.append(delivery.id)
+                else:
+                    held.append(found)
                 self._cancel_probes(cursor, [delivery.fence])
                 if line is not None:
                     self._broken_lines.add(line)
-            self._broken_lines.clear()
-        finally:
-            if others:
-                self._local_queue.settled(others)
-                self._on_freed()
-            if behind:
-                self._quota.release(len(behind))
-                self._release(behind)
-                self._on_freed()
-            if tasks:  # an empty put would wake up executors
-                self._hand_out(tasks, first)
+            if held:
+                settle_held(cursor, held)
+        except LOST:
+            self._unsorted.extendleft(each.delivery for each in reversed(held))
+            raise
+        done.others += [each.delivery.id for each in held]
+        self._broken_lines.clear()
 
     def _take_ready(self, careful: bool) -> list[Task]:
         try:
@@ -112,7 +135,7 @@ class Dispatch:
         except Exception:  # nothing was taken: `_sort_one()` finds the row to blame
             return []
 
-    def _sort_one(self, cursor: Cursor, delivery: Delivery) -> Task | None:
+    def _sort_one(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
         try:
             return self._resolver.sort(cursor, delivery)
         except LOST:

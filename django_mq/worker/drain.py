@@ -36,7 +36,7 @@ from django_mq.worker.borrowed_connection import TransactionGuard
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.ordered_queues import PIECE
 from django_mq.worker.queue_options import ClaimOptionsCache
-from django_mq.worker.resolver import Resolver
+from django_mq.worker.resolver import Resolver, settle_held
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -91,7 +91,9 @@ class Drain:
         while rows := self._claim():
             for row in rows:
                 task = self._resolver.sort(self._cursor(), Delivery(row))
-                if task is None:
+                if isinstance(task, Ended):
+                    settle_held(self._cursor(), [task])
+                if not isinstance(task, Task):
                     continue
                 delivered += 1
                 if delivered > MOST_DELIVERIES:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 
 from django_mq import handlers
 from django_mq.conf import Settings
 from django_mq.executor import reports
+from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settlement import settle_all
 from django_mq.executor.tasks import Line, Task
@@ -17,6 +18,7 @@ from django_mq.handlers import Handler, refusal
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.stored_json import excess, most_brackets
+from django_mq.signals import log_failure
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
 
@@ -75,11 +77,14 @@ class Resolver:
             or max(most_brackets(payloads), most_brackets(metadata)) > settings.max_depth
         )
 
-    def sort(self, cursor: Cursor, delivery: Delivery) -> Task | None:
-        """Return the task of `delivery`; None if it cannot run here and was settled instead."""
+    def sort(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
+        """Return the task of `delivery`, or, if it cannot run here, the end for `settle_held()`.
+
+        None if neither is left to do: its lease is lost, or it went back to its queue.
+        """
         row = delivery._row
         if excess := self._excess(row):
-            return self._hold(cursor, row, excess)
+            return self._hold(row, excess)
         handler = self._ready_handler(row)
         if handler is not None:
             return self._task(delivery, handler if handler.of_row is None else handler.of_row(row))
@@ -87,10 +92,10 @@ class Resolver:
         if handler is None or row.queue not in self._queues(handler):
             return self._route(cursor, row, handler)
         if refused := refusal(handler, row.type, row.schema_version):
-            return self._hold(cursor, row, refused)
+            return self._hold(row, refused)
         if _is_replay(row):  # an operator chose the handler
             return self._task(delivery, handler)
-        return self._hold(cursor, row, handlers.unsubscribed(handler, row.type))
+        return self._hold(row, handlers.unsubscribed(handler, row.type))
 
     def _ready_handler(self, row: ClaimedRow) -> Handler | None:
         """Return the handler that `row` names, if it can run rows of this kind here."""
@@ -140,20 +145,20 @@ class Resolver:
             self._known[handler] = facts
         return facts
 
-    def _route(self, cursor: Cursor, row: ClaimedRow, handler: Handler | None) -> Task | None:
+    def _route(
+        self, cursor: Cursor, row: ClaimedRow, handler: Handler | None
+    ) -> Task | Ended | None:
         if handler is not None:
-            return self._hold(
-                cursor, row, f"handler {handler.name} is not allowed in queue {row.queue}"
-            )
+            return self._hold(row, f"handler {handler.name} is not allowed in queue {row.queue}")
         if row.handler:
             near = nearest_handlers(row.handler, row.type)
-            return self._hold(cursor, row, f"this worker has no handler named {row.handler}{near}")
+            return self._hold(row, f"this worker has no handler named {row.handler}{near}")
         try:
             metadata = json.loads(row.metadata)
         except (ValueError, RecursionError) as error:
-            return self._hold(cursor, row, f"its metadata cannot be decoded: {error}")
+            return self._hold(row, f"its metadata cannot be decoded: {error}")
         if not isinstance(metadata, dict):
-            return self._hold(cursor, row, "its metadata is not a JSON object")
+            return self._hold(row, "its metadata is not a JSON object")
         matching = [
             each
             for each in handlers.table().match(row.type, metadata)
@@ -162,13 +167,12 @@ class Resolver:
         if not matching:
             near = nearest_types(row.type)
             return self._hold(
-                cursor,
                 row,
                 f"this worker has no handler for {row.type} in queue {row.queue}{near}",
             )
         for each in matching:
             if refused := refusal(each, row.type, row.schema_version):
-                return self._hold(cursor, row, refused)
+                return self._hold(row, refused)
         return self._split(cursor, row, matching)
 
     def _split(self, cursor: Cursor, row: ClaimedRow, ready: list[Handler]) -> Task | None:
@@ -191,19 +195,34 @@ class Resolver:
         row = row._replace(handler=names[0], max_attempts=attempts[0])
         return self._task(Delivery(row), ready[0])
 
-    def _hold(self, cursor: Cursor, row: ClaimedRow, reason: str) -> Task | None:
-        """Hold the row for a while, or dead-letter it after `HOLD_FOR`; returns no task."""
-        too_long = row.held_for is not None and row.held_for >= self._settings.hold_for
-        delivery = Delivery(row)
-        if too_long:
-            ended = Ended(delivery, Settled.BURIED, reason=f"held for too long: {reason}")
-        else:
-            ended = Ended(delivery, Settled.HELD, reason=reason)
-        if settle_all(cursor, [ended]):
-            reports.lease_lost(delivery)
-        elif row.held_for is None or too_long:
-            reports.one_ended(ended)
-        return None
+    def _hold(self, row: ClaimedRow, reason: str) -> Ended:
+        """Return the end of a row that is held for a while, or dead after `HOLD_FOR`."""
+        if row.held_for is not None and row.held_for >= self._settings.hold_for:
+            return Ended(Delivery(row), Settled.BURIED, reason=f"held for too long: {reason}")
+        return Ended(Delivery(row), Settled.HELD, reason=reason)
+
+
+def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
+    """Hold or dead-letter what `Resolver.sort()` returned; say which are held for the first time.
+
+    They go together: a deploy that adds a type may leave an old worker thousands of its messages.
+    """
+    try:
+        lost = settle_all(cursor, ended)
+    except LOST:
+        raise
+    except Exception as error:
+        if len(ended) == 1:  # the lease lapses, and the attempt counts
+            log_failure("sorting_failed", error, "message %s cannot be held", ended[0].delivery.id)
+            return
+        for each in ended:
+            settle_held(cursor, [each])
+        return
+    for each in ended:
+        if each.delivery.id in lost:
+            reports.lease_lost(each.delivery)
+        elif each.settled is Settled.BURIED or each.delivery._row.held_for is None:
+            reports.one_ended(each)
 
 
 def _is_replay(row: ClaimedRow) -> bool:

@@ -191,7 +191,7 @@ def test_one_that_dies_is_passed(cursor: Cursor) -> None:
     messages = [keyed(max_attempts=1), keyed(), keyed()]
     claimed = take(cursor, limit=1, skip_dead=True)
     with cursor.connection.transaction():
-        settle.bury(cursor, fences(claimed)[0], reason="exhausted")
+        settle.bury(cursor, {fences(claimed)[0]: "exhausted"})
         keys.free_next(cursor, [KeyLine("mail", "h", "k")])
     assert ids(take(cursor, skip_dead=True)) == pks(*messages[1:])
 

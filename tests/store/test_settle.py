@@ -49,9 +49,9 @@ CHANGES: dict[str, tuple[Change, Callable[[Any], bool]]] = {
     "still_ours": (lambda c, f: settle.still_ours(c, [f]), bool),
     "ack": (lambda c, f: settle.ack(c, [f]), bool),
     "fail": (lambda c, f: settle.fail(c, [failed(f)]), bool),
-    "snooze": (lambda c, f: settle.snooze(c, f, at=None, delay=5.0), bool),
-    "hold": (lambda c, f: settle.hold(c, f, reason="why", delay=5.0), bool),
-    "bury": (lambda c, f: settle.bury(c, f, reason="expired"), bool),
+    "snooze": (lambda c, f: settle.snooze(c, [settle.Snooze(f, None, 5.0)]), bool),
+    "hold": (lambda c, f: settle.hold(c, [settle.Hold(f, "why", 5.0)]), bool),
+    "bury": (lambda c, f: settle.bury(c, {f: "expired"}), bool),
     "release": (lambda c, f: settle.release(c, [f]), bool),
     "start": (lambda c, f: leases.start(c, [f], lease=60.0), bool),
     "lock_running": (lambda c, f: recover.lock_running(c, [f]), bool),
@@ -229,7 +229,7 @@ def test_fail_can_make_it_dead_or_suspect(cursor: Cursor) -> None:
 @pytest.mark.parametrize("at", [None, AT])
 def test_snooze_refunds_the_attempt(cursor: Cursor, at: datetime | None) -> None:
     message = add(leased=30, attempts=1, suspect=True)
-    settle.snooze(cursor, fence_of(message), at=at, delay=90.0)
+    settle.snooze(cursor, [settle.Snooze(fence_of(message), at, 90.0)])
     stored(message)
     assert (message.attempts, message.claimed_by, message.leased_until) == (0, None, None)
     assert message.suspect is False
@@ -242,8 +242,8 @@ def test_hold_refunds_and_remembers_since_when(cursor: Cursor) -> None:
     fresh = add(leased=30, attempts=1)
     old = add(leased=30, attempts=1, held=-500)
     since = old.held_since
+    settle.hold(cursor, [settle.Hold(fence_of(each), "no handler", 9.0) for each in (fresh, old)])
     for message in (fresh, old):
-        settle.hold(cursor, fence_of(message), reason="no handler", delay=9.0)
         stored(message)
         assert (message.attempts, message.claimed_by, message.leased_until) == (0, None, None)
         assert message.last_error == "no handler"
@@ -254,7 +254,7 @@ def test_hold_refunds_and_remembers_since_when(cursor: Cursor) -> None:
 
 def test_bury_is_dead_without_an_attempt(cursor: Cursor) -> None:
     message = add(leased=30, attempts=1)
-    settle.bury(cursor, fence_of(message), reason="expired")
+    settle.bury(cursor, {fence_of(message): "expired"})
     stored(message)
     assert (message.attempts, message.dead_reason) == (0, "expired")
     assert message.dead_at is not None

@@ -16,7 +16,7 @@ from django_mq.conf import get_settings
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState, UniqueKey, WorkerHeartbeat
 from django_mq.worker import Worker, chores
 from tests.database import second_connection
-from tests.rows import add, beat
+from tests.rows import add, beat, stored
 from tests.worker.conftest import Bench
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -94,6 +94,17 @@ def test_a_take_over_that_is_refused(ran: list[int]) -> None:
     assert Worker(queues=["mail"]).run(until_empty=True)
     assert set(QueuedMessage.objects.dead().values_list("pk", flat=True)) == set(ids)
     assert other.pk in ran
+
+
+def test_a_held_message_whose_end_is_refused() -> None:
+    """Those that are held with it are held all the same."""
+    add_both(held=-90_000)
+    for model in (QueuedMessage, UniqueKey):
+        model.objects.update(type="a.unknown")
+    held = add(handler="h", type="a.unknown")
+    assert Worker(queues=["mail"]).run(until_empty=True)
+    assert forward() == {"good"}
+    assert stored(held).held_since is not None
 
 
 def test_an_expiry_that_is_refused() -> None:
