@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
@@ -49,11 +50,14 @@ class LeasedDelivery(Delivery):
                 f"extend({short_repr(seconds)}): give seconds or a timedelta, more than zero and"
                 " at most 366 days"
             )
-        with connections[self._alias].cursor() as cursor:
-            fences = self._of_this_call()
-            if self.id not in leases.start(cursor, fences, lease=max(wanted, self._lease)):
-                raise self._lost()
+        if not _on_a_loop():  # where a query would hold up all coroutines; renewals go on
+            self._extend_lease(max(wanted, self._lease))
         self._timeout.extend(wanted)
+
+    def _extend_lease(self, lease: float) -> None:
+        with connections[self._alias].cursor() as cursor:
+            if self.id not in leases.start(cursor, self._of_this_call(), lease=lease):
+                raise self._lost()
 
     def _of_this_call(self) -> list[Fence]:
         """Return the fences of all messages of the call."""
@@ -124,3 +128,11 @@ class LeasedDelivery(Delivery):
             f"message {self.id} in queue {self.queue}, attempt {self.attempt}: the lease is lost;"
             " another worker may have the message, or it is done"
         )
+
+
+def _on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

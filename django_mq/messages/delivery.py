@@ -206,6 +206,9 @@ class Delivery(Generic[Payload]):
         then. Raises LeaseLost if the lease is lost, ValueError unless `seconds` is above zero, and
         TypeError in an atomic handler: only handlers with `atomic=False` and `async def` handlers
         can extend.
+
+        A coroutine that calls it moves the timeout alone, without a query; the worker's renewals
+        keep the lease. `await sync_to_async(delivery.extend)(seconds)` does both.
         """
         raise self._atomic("extend()")
 

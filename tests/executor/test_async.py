@@ -181,12 +181,16 @@ def test_a_handler_cannot_end_the_loop_of_the_others(
     assert len(attempts_of(first)) == (how is not None)
 
 
-def test_extend_moves_the_timeout(start: Start) -> None:
+@pytest.mark.parametrize("directly", [True, False])
+def test_extend_moves_the_timeout(start: Start, directly: bool) -> None:
     """NSQ-21."""
 
     @on(timeout=2, retry=RetryPolicy(backoff=fixed(600)))  # it has until then to reach extend()
     async def h(delivery: Any) -> None:
-        await sync_to_async(delivery.extend)(PATIENCE)
+        if directly:
+            delivery.extend(PATIENCE)
+        else:
+            await sync_to_async(delivery.extend)(PATIENCE)
         await asyncio.sleep(2.1)
 
     message = add(handler="h")

@@ -31,6 +31,7 @@ def ran(request: pytest.FixtureRequest) -> Any:
         return ["done"] * len(deliveries)
 
     async def arun(deliveries: list[Delivery]) -> list[str]:
+        deliveries[0].extend(60)
         return await sync_to_async(run)(deliveries)
 
     with handlers.isolated():

@@ -79,10 +79,11 @@ class MessageQueueBackend(BaseTaskBackend):
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
         """Store the task in the open transaction, if there is one, else in one of its own.
 
-        A duplicate of a task with a `unique_id` returns the result of the stored one, and sends no
-        signal. Raises TypeError for arguments that are not JSON, DuplicateMessage for a duplicate
-        while no task waits or runs (in the quiet time of the id) or with `on_duplicate="raise"`,
-        and the other errors of `broadcast()`.
+        A duplicate of a task with a `unique_id` returns the result of the stored one. Unless it got
+        new arguments (`on_duplicate="update"` or `"replace"`), no signal is sent. Raises TypeError
+        for arguments that are not JSON, DuplicateMessage for a duplicate while no task waits or
+        runs (in the quiet time of the id) or with `on_duplicate="raise"`, and the other errors of
+        `broadcast()`.
         """
         self.validate_task(task)
         args, kwargs = normalize_json(args), normalize_json(kwargs)
@@ -91,10 +92,13 @@ class MessageQueueBackend(BaseTaskBackend):
         options = self._carried(task, handler).encode()
         receipt = send_to(handler, message, using=self.database, options=options)
         [copy] = receipt.copies
-        if copy.outcome == "duplicate":
+        if copy.outcome in ("duplicate", "debounced"):
             return self._existing(task, message, copy.id)
         assert copy.id is not None  # noqa: S101  (only what is put aside has none)
-        result = results.enqueued(task, copy.id, args, kwargs)
+        if copy.outcome == "updated":  # it may have failed attempts
+            result = self._stored(str(copy.id))
+        else:
+            result = results.enqueued(task, copy.id, args, kwargs)
         task_enqueued.send(type(self), task_result=result)
         return result
 

@@ -162,6 +162,25 @@ def test_other_ways_with_duplicates(heard: list[str]) -> None:
     assert first.return_value == "second"
 
 
+def test_an_update_answers_with_the_attempts_so_far() -> None:
+    task = jobs.fail.using(
+        unique_id="one", on_duplicate="update", max_attempts=3, backoff=fixed(600)
+    )
+    first = task.enqueue()
+    drain(errors="keep")
+    again = task.enqueue()
+    assert (again.id, again.attempts, len(again.errors)) == (first.id, 1, 1)
+
+
+def test_a_debounce_answers_with_the_task_that_is_there(heard: list[str]) -> None:
+    first = jobs.note.using(unique_id="one").enqueue(1)
+    debounced = jobs.note.using(
+        unique_id="one", on_duplicate="debounce", priority=7, run_after=jobs.in_an_hour()
+    ).enqueue(2)
+    assert (debounced.id, debounced.args, debounced.task.priority) == (first.id, [1], 0)
+    assert heard == [first.id]
+
+
 def test_a_duplicate_may_move_the_due_time() -> None:
     later = jobs.in_an_hour()
     first = jobs.note.using(unique_id="one").enqueue(1)
