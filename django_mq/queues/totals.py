@@ -254,8 +254,8 @@ def _counts(row: store.Census, most: int) -> QueueCounts:
 def names(*, using: str | None = None) -> list[str]:
     """Return the names of the known queues, sorted.
 
-    A queue is known when it has messages, was ever paused or limited, appears in the settings, or
-    has a handler in this process.
+    A queue is known when it has messages or an owner, is paused, limited or backing off, appears in
+    the settings, or has a handler in this process.
     """
     with connections[alias_of(using)].cursor() as cursor:
         return read_names(cursor)

@@ -69,10 +69,12 @@ select queue from keyed where queue is not null
 select queue from dead where queue is not null
  union
 select queue from django_mq_queuestate
+ where paused_at is not null and (paused_until <= statement_timestamp()) is not true
+    or max_in_flight is not null or backoff_level > 0 or owner is not null
 """  # noqa: S608
 
 
 def names(cursor: Cursor) -> set[str]:
-    """Return the queues that have messages or a QueueState row."""
+    """Return the queues that have messages, or a QueueState that still says something."""
     cursor.execute(NAMES)
     return {row[0] for row in cursor.fetchall()} - {CHORES}

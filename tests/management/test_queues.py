@@ -38,7 +38,7 @@ class TestQueuesThatNothingKnows:
         assert "Did you mean" not in questions[0]
 
     def test_messages_and_decisions_make_a_queue_known(self):
-        add("letters"), decide("parcels")
+        add("letters"), decide("parcels", max_in_flight=3)
         assert "is paused" in run("mq_pause", "letters")
         assert "is paused" in run("mq_pause", "parcels")
 

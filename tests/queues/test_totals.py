@@ -245,6 +245,8 @@ def test_names_of_what_was_decided_configured_or_handled(settings):
     """CAR-39: the names of queues; the turn of the chores is no queue."""
     settings.DJANGO_MQ = {"DEFAULT_QUEUE": "main", "QUEUES": {"listed": {}}}
     decide("decided", paused=-1)
+    decide("resumed")
+    decide("over", paused=-2, until=-1)
     decide(":")
     with handlers.isolated():
         handlers.handler("a", name="a", queue="own", queues=("allowed",))(lambda delivery: None)
