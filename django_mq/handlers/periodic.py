@@ -56,7 +56,8 @@ def periodic(
 
     - `payload`, `metadata`, `queue`, `expires`: as in `broadcast()`; `expires` is a duration.
     - `catch_up`: of the times that were missed because no worker ran, broadcast the latest
-      (`"once"`), the newest 1,000 (`"all"`), or none that is more than a minute late (`"none"`).
+      (`"once"`), the newest 1,000 (`"all"`), or none (`"none"`). A time up to a minute late is not
+      missed, except after a longer standstill if the next time is no more than a minute away.
     - `overlap="skip"`: a handler gets no message while the schedule's last one for it still waits
       or runs.
     - `enabled`: applies until an operator enables or disables the schedule; their decision wins.

@@ -40,6 +40,41 @@ def test_none_broadcasts_the_latest_time_unless_it_was_missed():
     assert decide(SIX + 3 * HOUR + MINUTE + SECOND, "none").times == ()
 
 
+@pytest.mark.parametrize("every", [1, 10, 60])
+@pytest.mark.parametrize("stood", [95, 18_000, 18_000.05])
+def test_none_broadcasts_nothing_after_a_standstill_if_the_next_time_is_near(every, stood):
+    """The latest time of such a schedule is never a minute late, however long nobody worked."""
+    often = Every(every * SECOND, start=SIX)
+    found = decide(SIX + stood * SECOND, "none", times=often)
+    assert found.times == ()
+    assert SIX + stood * SECOND < found.next_at <= SIX + (stood + every) * SECOND
+
+
+@pytest.mark.parametrize("every", [1, 5, 10, 60, 3600])
+@pytest.mark.parametrize("lag", [0.3, 4, 59])
+def test_none_broadcasts_the_latest_time_of_a_schedule_whose_worker_was_busy(every, lag):
+    found = decide(SIX + lag * SECOND, "none", times=Every(every * SECOND, start=SIX))
+    assert found.times == (SIX + lag // every * every * SECOND,)
+
+
+@pytest.mark.parametrize(("lag", "sent"), [(0, True), (29, True), (30, False), (89, False)])
+def test_none_after_a_standstill_leaves_a_time_to_the_next_one_within_a_minute(lag, sent):
+    ninety = Every(90 * SECOND, start=SIX)
+    latest = SIX + 40 * 90 * SECOND
+    found = decide(latest + lag * SECOND, "none", times=ninety)
+    assert found == ((latest,) if sent else (), latest + 90 * SECOND)
+
+
+def test_none_after_a_standstill_counts_to_the_next_time_of_this_day():
+    """Two times in a row, then none until the next day: the second is on time."""
+
+    class Twice:
+        def after(self, at):
+            return (each for each in (SIX, SIX + MINUTE, SIX + 24 * HOUR) if each > at)
+
+    assert decide(SIX + 65 * SECOND, "none", times=Twice()).times == (SIX + MINUTE,)
+
+
 def test_all_is_the_newest_thousand():
     seconds = Every(SECOND, start=SIX)
     now = SIX + timedelta(days=40)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection, connections, transaction
 from django.db.models import F
+from django.db.models.functions import Now
 from django.test import override_settings
 
 from django_mq import broadcast, handler
@@ -83,6 +84,14 @@ def test_a_stopped_fleet_catches_up(catch_up, overlap, missed):
     now = Schedule.objects.get()
     assert now.next_at == first + 5 * HOUR
     assert now.last_error == ""
+
+
+@pytest.mark.parametrize(("every", "stood"), [(60, 5 * 3600), (10, 95)])
+def test_nothing_that_a_schedule_by_the_minute_missed_is_broadcast_with_none(every, stood):
+    put(due=-stood, every=timedelta(seconds=every), catch_up="none")
+    assert turn() == 0
+    Schedule.objects.update(next_at=Now() - timedelta(seconds=5))
+    assert turn() == 1, "a busy worker is late, and misses nothing"
 
 
 def test_catching_up_goes_on_in_further_transactions():
