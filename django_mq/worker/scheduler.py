@@ -54,7 +54,9 @@ class Scheduler(WakeableThread):
         self._due_at = float("inf")
         self._rests_until = float("-inf")
         self._reads_cron = can_read_cron()
-        self._declare_at = 0.0 if all_schedules() else monotonic() + FRESH
+        # A process that declares nothing begins when the loop finds a schedule, which is disabled
+        # before it is broadcast if no process has declared it for a day.
+        self._declare_at = 0.0 if all_schedules() else float("inf")
         self._stored = not all_schedules()
         if not self._stored:
             self._wake.set()
@@ -68,6 +70,9 @@ class Scheduler(WakeableThread):
         if now >= self._due_at or now >= self._looked_at + self._poll / 2:
             self._looked_at = now
             wait = schedules.next_due(cursor, cron=self._reads_cron)
+            if wait is not None and now >= self._rests_until and self._declare_at == float("inf"):
+                self._declare_at = 0.0
+                self._wake.set()
             if wait is None:
                 self._due_at = float("inf")
             elif wait > 0:
@@ -79,7 +84,9 @@ class Scheduler(WakeableThread):
                 self._wake.set()
         return max(0.0, min(self._due_at, self._looked_at + self._poll) - now)
 
-    def next_turn_in(self) -> float:
+    def next_turn_in(self) -> float | None:
+        if self._declare_at == float("inf"):
+            return None
         return max(0.0, self._declare_at - monotonic())
 
     def work(self) -> None:

@@ -96,6 +96,26 @@ def test_a_schedule_that_is_declared_and_missed_as_well() -> None:
     assert len(heard.ids) == 1
 
 
+FORGOTTEN = {"source": "code", "declared_at": Now() - timedelta(days=30)}
+
+
+def test_what_no_process_has_declared_for_a_day_is_not_broadcast_by_a_worker_that_starts() -> None:
+    """Its code declares no schedule at all, and it may end before the hour is over."""
+    put("of-an-operator")
+    put("forgotten", **FORGOTTEN)
+    assert Worker().run(until_empty=True)
+    assert not times("forgotten")
+    [forgotten] = Schedule.objects.filter(enabled=False)
+    assert (forgotten.name, forgotten.next_at) == ("forgotten", None)
+    assert len(times("of-an-operator")) == 1
+
+
+def test_what_no_process_has_declared_for_a_day_is_disabled_before_it_is_due(start: Start) -> None:
+    put("forgotten", due=3600, **FORGOTTEN)
+    start()
+    until(lambda: not Schedule.objects.get().enabled)
+
+
 def test_a_schedule_whose_queue_is_full_does_not_keep_a_run_from_its_end(settings: Any) -> None:
     settings.DJANGO_MQ = {"QUEUES": {"full": {"max_backlog": 1}}}
     add("full", after=600)
