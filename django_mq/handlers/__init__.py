@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
 from django_mq.exceptions import BroadcastError, InvalidHandler
-from django_mq.handlers.callables import check_function, name_of
+from django_mq.handlers.callables import check_function, name_of, source_of
 from django_mq.handlers.options import (
     check_flags,
     check_history,
@@ -178,6 +179,7 @@ def _register(
         declared = schedule(name) if schedule else None
     except BroadcastError as error:
         raise InvalidHandler(f"{name}: {error}") from error
-    add(make(name=name, aliases=tuple(each for each in aliases if each != name)))
+    new = make(name=name, aliases=tuple(each for each in aliases if each != name))
+    add(new)
     if declared:
-        add_schedule(declared)
+        add_schedule(replace(declared, call_site=source_of(new.function)))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -76,8 +78,14 @@ def periodic(
         overlap=_one_of(overlap, "overlap", OVERLAP),
         expires=None if expires is None else _duration(expires, "expires", least=0),
         enabled=enabled,
+        call_site=_position(sys._getframe(1)),
     )
     registry.add_schedule(declared)
+
+
+def _position(frame: FrameType) -> tuple[object, ...]:
+    """Return what a frame is about to run: the file, the line, and the call in that line."""
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
 
 
 def declaration(

@@ -74,7 +74,10 @@ class AnyQueue(tuple[str, ...]):
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A schedule as code declares it, checked; either `cron` or `every` is set."""
+    """A schedule as code declares it, checked; either `cron` or `every` is set.
+
+    Two equal schedules with one `call_site` come from a module that was imported twice.
+    """
 
     name: str
     type: str
@@ -88,6 +91,7 @@ class Declaration:
     overlap: Overlap = "allow"
     expires: timedelta | None = None
     enabled: bool = True
+    call_site: tuple[object, ...] | None = None
 
 
 class Registry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
@@ -177,14 +178,41 @@ def test_e010_reports_a_queue_that_a_handler_of_the_type_does_not_allow():
     assert "'bad' cannot run: shop.ping cannot go to queue slow: its handler gold allows" in message
 
 
-def test_e010_reports_equal_names_but_not_a_module_that_was_imported_twice():
-    periodic("same", "shop.ping", every=60)
-    periodic("same", "shop.ping", every=60)
-    assert not reported()
-    periodic("same", "shop.ping", every=61)
+@pytest.mark.parametrize("every", [60, 61])
+def test_e010_reports_equal_names_also_of_equal_schedules(every):
+    periodic("same", "shop.ping", every=60); periodic("same", "shop.ping", every=every)  # noqa: E702  # fmt: skip
     [(id, message)] = reported()
     assert id == "django_mq.E010"
+    assert "'same' cannot run: is declared twice" in message
+
+
+def test_e010_reports_a_schedule_named_like_a_handler_with_a_clock():
+    handler("shop.ping", name="same", every=60)(lambda delivery: None)
+    periodic("same", "shop.ping", every=60)
+    [(_, message)] = reported()
     assert "declared twice" in message
+
+
+SCHEDULES = """\
+from django_mq import handler, periodic
+
+periodic("one", "shop.ping", every=60)
+
+
+@handler("shop.ping", name="two", every=60)
+def two(delivery):
+    pass
+"""
+
+
+def test_e010_does_not_report_a_module_that_was_imported_twice(tmp_path):
+    """As its handlers are not refused either: tests and the shell import modules anew."""
+    path = tmp_path / "handlers.py"
+    path.write_text(SCHEDULES)
+    for _ in range(2):
+        runpy.run_path(str(path))
+    assert [each.name for each in all_schedules()] == ["one", "two"] * 2
+    assert not reported()
 
 
 def test_e010_names_the_extra_where_cronsim_is_missing(monkeypatch):
