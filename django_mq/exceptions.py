@@ -142,7 +142,7 @@ class Retry(_Settle):
     ValueError. `backoff=True` also signals queue backoff.
     """
 
-    def __init__(self, after: When | None = None, *, backoff: bool = False) -> None:
+    def __init__(self, after: When | None = None, backoff: bool = False) -> None:
         self.after = None if after is None else moment(after)
         self.backoff = bool(backoff)
         super().__init__(*(() if after is None else (after,)))  # what a copy is made from
@@ -159,7 +159,7 @@ class Snooze(_Settle):
     is unavailable.
     """
 
-    def __init__(self, after: When, *, backoff: bool = False) -> None:
+    def __init__(self, after: When, backoff: bool = False) -> None:
         self.after = moment(after)
         self.backoff = bool(backoff)
         super().__init__(after)

@@ -117,6 +117,12 @@ def test_what_a_handler_raises_passes_between_processes(raised: Exception) -> No
     assert vars(arrived) == vars(raised)
 
 
+def test_backoff_may_be_given_by_position() -> None:
+    assert (Retry(None, True).after, Retry(None, True).backoff) == (None, True)
+    assert (Retry(5, True).after, Retry(5, True).backoff) == (5.0, True)
+    assert (Snooze(5, True).after, Snooze(5, True).backoff) == (5.0, True)
+
+
 def test_reject_without_a_reason_has_one() -> None:
     for error in (Reject(), Reject(""), Reject(" \n")):
         outcome = decided(error)
