@@ -204,7 +204,7 @@ class RoutingTable(Generic[S]):
 def meets(where: Mapping[str, Any] | None, match: str, metadata: Mapping[str, Any]) -> bool:
     """Return whether metadata has all, or any, of the values in `where`; True without `where`.
 
-    Values are compared as JSON: `True` does not equal 1.
+    Values are compared as JSON, at every depth: `True` does not equal 1.
 
     >>> meets({"tier": "gold", "vip": True}, "any", {"tier": "gold", "vip": 1})
     True
@@ -218,9 +218,16 @@ def meets(where: Mapping[str, Any] | None, match: str, metadata: Mapping[str, An
 
 
 def _holds(key: str, value: object, metadata: Mapping[str, Any]) -> bool:
-    if key not in metadata:
-        return False
-    found = metadata[key]
+    return key in metadata and _equal(value, metadata[key])
+
+
+def _equal(value: object, found: object) -> bool:
+    if isinstance(value, dict) and isinstance(found, dict):
+        return value.keys() == found.keys() and all(
+            _equal(each, found[key]) for key, each in value.items()
+        )
+    if isinstance(value, list) and isinstance(found, list):
+        return len(value) == len(found) and all(map(_equal, value, found))
     return isinstance(found, bool) is isinstance(value, bool) and bool(found == value)
 
 

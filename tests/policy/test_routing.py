@@ -156,6 +156,14 @@ def test_all_matching_subscriptions_in_order_each_once() -> None:
         ({"n": 1}, "all", {"n": "1"}, False),
         ({"n": None}, "all", {}, False),
         ({"n": None}, "all", {"n": None}, True),
+        # ... at every depth
+        ({"n": {"x": [1]}}, "all", {"n": {"x": [True]}}, False),
+        ({"n": {"x": [True]}}, "all", {"n": {"x": [1]}}, False),
+        ({"n": [{"x": False}]}, "all", {"n": [{"x": 0}]}, False),
+        ({"n": {"x": [1, True, None]}}, "all", {"n": {"x": [1.0, True, None]}}, True),
+        ({"n": {"x": 1}}, "all", {"n": {"x": 1, "y": 2}}, False),
+        ({"n": [1, 2]}, "all", {"n": [1]}, False),
+        ({"n": [1]}, "all", {"n": {"x": 1}}, False),
     ],
 )
 def test_where_matches_metadata(
