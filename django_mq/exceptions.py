@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import reprlib
-import sys
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 #: A wait or a moment: seconds, a timedelta, or an aware datetime.
 When = float | timedelta | datetime
@@ -188,10 +190,28 @@ def short_repr(value: object) -> str:
         return f"a value of type {type(value).__name__}"
 
 
+def as_seconds(value: object) -> float | None:
+    """Return a number or a timedelta as seconds; None unless it is finite and >= 0.
+
+    >>> as_seconds(timedelta(minutes=1)), as_seconds(2), as_seconds(-1), as_seconds("2")
+    (60.0, 2.0, None, None)
+    """
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
+        return None
+    else:
+        try:
+            seconds = float(value)
+        except (OverflowError, ValueError):  # 10**400; Decimal("sNaN")
+            return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
 def moment(after: When) -> float | datetime:
     """Return `after` as seconds from now, or unchanged if it is an aware datetime.
 
-    Raises ValueError if it is negative, not finite, naive, or of another type.
+    Raises ValueError if it is naive, or neither a datetime nor a duration as of `as_seconds()`.
 
     >>> moment(timedelta(minutes=2))
     120.0
@@ -200,9 +220,10 @@ def moment(after: When) -> float | datetime:
         if after.tzinfo is None or after.utcoffset() is None:
             raise ValueError(f"{short_repr(after)} is naive; give an aware datetime or seconds")
         return after
-    seconds = after.total_seconds() if isinstance(after, timedelta) else after
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise ValueError(f"{short_repr(after)} must be seconds, a timedelta or an aware datetime")
-    if not 0 <= seconds <= sys.float_info.max:  # refuses NaN and 10**400, too
-        raise ValueError(f"{short_repr(after)} is not a valid wait; give seconds of zero or more")
-    return float(seconds)
+    seconds = as_seconds(after)
+    if seconds is None:
+        raise ValueError(
+            f"{short_repr(after)} is not a valid wait; give seconds of zero or more, a timedelta or"
+            " an aware datetime"
+        )
+    return seconds

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-from django_mq.exceptions import short_repr
-from django_mq.policy.backoff import RetryPolicy, as_seconds
+from django_mq.exceptions import as_seconds, short_repr
+from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.routing import RULE, check_name
 
 Reader = Callable[[Any], Any]

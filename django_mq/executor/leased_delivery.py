@@ -12,10 +12,10 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 
-from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, short_repr
+from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, as_seconds, short_repr
 from django_mq.executor import forks, history, replies, settle_effects
 from django_mq.messages import ClaimedRow, Delivery, Fence
-from django_mq.policy.backoff import MAX_WAIT, as_seconds
+from django_mq.policy.backoff import MAX_WAIT
 from django_mq.store import Cursor, leases, notify, open_transaction, settle
 from django_mq.store import history as kept_history
 from django_mq.store.results import Reply

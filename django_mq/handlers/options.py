@@ -9,9 +9,9 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from django_mq.exceptions import InvalidHandler, InvalidName
+from django_mq.exceptions import InvalidHandler, InvalidName, as_seconds
 from django_mq.handlers.callables import shown
-from django_mq.policy.backoff import MAX_WAIT, RetryPolicy, as_seconds
+from django_mq.policy.backoff import MAX_WAIT, RetryPolicy
 from django_mq.policy.routing import TASKS, check_name, check_pattern, plain_types
 
 #: The longest history, in seconds: as in the settings.

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_mq.exceptions import InvalidName, InvalidOption, MQError
+from django_mq.exceptions import InvalidName, InvalidOption, MQError, as_seconds
 from django_mq.handlers import registry
 from django_mq.handlers.callables import is_django_task, shown
 from django_mq.handlers.cron import times_of
 from django_mq.handlers.registry import Declaration
 from django_mq.messages.classes import class_of, message_class
-from django_mq.policy.backoff import as_seconds
 from django_mq.policy.column_bounds import LONGEST_SPAN
 from django_mq.policy.due_times import CATCH_UP, OVERLAP, CatchUp, Overlap
 from django_mq.policy.routing import TASKS, check_name

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from django_mq.conf.local_time import utc_now
-from django_mq.policy.backoff import as_seconds
+from django_mq.exceptions import as_seconds
 from django_mq.policy.error_text import one_line
 from django_mq.queues.arguments import LARGEST
 

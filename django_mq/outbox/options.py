@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine
 from datetime import MINYEAR, UTC, datetime, timedelta
 from typing import Any, ParamSpec, TypeVar, get_args
 
-from django_mq.exceptions import InvalidOption, When, moment, short_repr
+from django_mq.exceptions import InvalidOption, When, as_seconds, moment, short_repr
 from django_mq.messages import Message
-from django_mq.policy.backoff import BackoffStrategy, RetryPolicy, as_seconds
+from django_mq.policy.backoff import BackoffStrategy, RetryPolicy
 from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
 from django_mq.policy.routing import check_key
 from django_mq.policy.uniqueness import OnDuplicate

@@ -6,17 +6,14 @@ own callable belongs on a handler or in the settings.
 
 from __future__ import annotations
 
-import math
-import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from decimal import Decimal
 from typing import Any, ClassVar, Literal, cast
 
-from django_mq.exceptions import InvalidOption, short_repr
+from django_mq.exceptions import InvalidOption, as_seconds, short_repr
 
 #: Returns a number in [0, 1), as `random.random` does; passed in, so that tests choose it.
 Random = Callable[[], float]
@@ -33,24 +30,6 @@ MAX_INTERVALS = 100
 
 class BackoffFailed(Exception):
     """The callable of a policy raised, or returned an invalid wait; the cause is chained."""
-
-
-def as_seconds(value: object) -> float | None:
-    """Return a number or a timedelta as seconds; None unless it is finite and >= 0.
-
-    >>> as_seconds(timedelta(minutes=1)), as_seconds(2), as_seconds(-1), as_seconds("2")
-    (60.0, 2.0, None, None)
-    """
-    if isinstance(value, timedelta):
-        seconds = value.total_seconds()
-    elif isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
-        return None
-    else:
-        try:
-            seconds = float(value)
-        except (OverflowError, ValueError):  # 10**400; Decimal("sNaN")
-            return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
 
 class BackoffStrategy(ABC):

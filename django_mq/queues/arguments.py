@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import timedelta
 
-from django_mq.policy.backoff import as_seconds
+from django_mq.exceptions import as_seconds
 from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.policy.routing import check_name
 

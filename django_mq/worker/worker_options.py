@@ -8,9 +8,8 @@ from datetime import timedelta
 
 from django_mq.conf import MOST_ASYNC_SLOTS, MOST_IN_BATCH, MOST_THREADS, alias_of, get_settings
 from django_mq.conf.readers import LARGEST
-from django_mq.exceptions import short_repr
+from django_mq.exceptions import as_seconds, short_repr
 from django_mq.executor.scoreboard import Scoreboard
-from django_mq.policy.backoff import as_seconds
 from django_mq.policy.routing import check_pattern
 from django_mq.worker.commands import EndProcess
 from django_mq.worker.orders import Orders

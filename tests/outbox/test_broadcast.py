@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -166,6 +168,17 @@ def test_a_payload_is_any_json_value(payload: object) -> None:
     with transaction.atomic():
         broadcast("a.b", payload)
     assert the_message().payload == payload
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("seconds", [Decimal("1.5"), Fraction(3, 2), 1.5], ids=repr)
+def test_every_duration_may_be_any_real_number(seconds: Any) -> None:
+    with transaction.atomic():
+        broadcast("a.b", after=seconds, expires=seconds * 2, unique_id="u", unique_for=seconds)
+    message = the_message()
+    assert message.processable_after - message.created_at == timedelta(seconds=1.5)
+    assert message.expires_at - message.created_at == timedelta(seconds=3)
+    assert message.unique_for == timedelta(seconds=1.5)
 
 
 @pytest.mark.django_db

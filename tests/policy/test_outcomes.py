@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ def decided(error: BaseException, **changes: Any) -> Outcome:
         (Retry(backoff=True), 5.0, True),
         (Retry(30), 30.0, False),
         (Retry(0), 0.0, False),
+        (Retry(Decimal("1.5")), 1.5, False),
         (Retry(timedelta(minutes=1), backoff=True), 60.0, True),
         (Retry(MOMENT), MOMENT, False),
     ],

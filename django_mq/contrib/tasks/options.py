@@ -22,10 +22,10 @@ from django_mq.conf.readers import (
 )
 from django_mq.contrib.tasks.compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, Task
 from django_mq.contrib.tasks.message_task import Named
-from django_mq.exceptions import InvalidName, MQError, moment
+from django_mq.exceptions import InvalidName, MQError, as_seconds, moment
 from django_mq.messages import Message
 from django_mq.outbox.options import check_unique
-from django_mq.policy.backoff import RetryPolicy, as_seconds
+from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.routing import TASKS, check_key, check_name
 from django_mq.store.kept_results import OPTIONS
 

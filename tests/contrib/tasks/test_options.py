@@ -224,7 +224,7 @@ def test_in_a_quiet_time_there_is_no_result_to_answer_with(heard: list[str]) -> 
         ({"unique_id": "a", "unique_for": "5"}, "unique_for must be"),
         ({"unique_id": 5}, "unique id of type int"),
         ({"key": ""}, "key ''"),
-        ({"expires": "tomorrow"}, "expires= 'tomorrow' must be"),
+        ({"expires": "tomorrow"}, "expires= 'tomorrow' is not a valid wait"),
         ({"expires": -5}, "expires= -5 is not a valid wait"),
         ({"run_after": datetime.now(UTC) + timedelta(days=400)}, "MAX_DELAY"),
         (
