@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from django_mq.executor.connections import reset_session, simple_query, statemen
 from django_mq.executor.savepoint import LazySavepoint
 from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.watchdog import Link
+from django_mq.messages import Delivery, current_delivery
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, frozen_owner
 from django_mq.store.driver import DISCARD, may_prepare
@@ -240,8 +242,17 @@ class _Entered:
         self._block.__exit__(*raised)
 
 
-def run_hooks(hooks: list[Any]) -> None:
-    """Run on_commit hooks; log what they raise, since the commit stands."""
+def run_hooks(hooks: list[Any], delivery: Delivery) -> None:
+    """Run the on_commit hooks of the handler of `delivery`, in a copy of this thread's context.
+
+    Messages that they broadcast name `delivery` as their cause, as those of the handler do. What
+    they raise is logged, since the commit stands.
+    """
+    copy_context().run(_run_hooks, hooks, delivery)
+
+
+def _run_hooks(hooks: list[Any], delivery: Delivery) -> None:
+    current_delivery.set(delivery)
     for _, hook, _ in hooks:
         try:
             hook()

@@ -176,8 +176,8 @@ class Slices:
         if ran.ended:
             with self._session.reset_if_used():
                 for each in ran.ended if ran.hooks else ():
-                    if each.settled is ACKED:
-                        run_hooks(ran.hooks.get(each.delivery.id, []))
+                    if each.settled is ACKED and (hooks := ran.hooks.get(each.delivery.id)):
+                        run_hooks(hooks, each.delivery)
                 self._on_settled(ran.ended)
                 reports.all_ended(ran.ended)
             self._conflicts.forget(ran.ended)
