@@ -110,7 +110,8 @@ def handler(
 
     - `queues`: further queues that `broadcast(queue=...)` may choose for its messages.
     - `where`: JSON values that the metadata must have, `match="all"` of them or `"any"`.
-    - `name`: stored in rows; default `module.qualname`. `aliases`: the handler's former names.
+    - `name`: stored in rows; default `module.qualname`. A function may be several handlers, each
+      with a name of its own. `aliases`: the handler's former names.
     - `schema_version`: the newest version that the handler understands; newer messages are held. A
       message class as annotation has its own version, and the handler gets an instance.
     - `retry`: default the queue's. `timeout`: seconds or a timedelta; default the TIMEOUT setting.

@@ -104,18 +104,16 @@ class Registry:
         self._table: RoutingTable[Handler] | None = None
 
     def add(self, new: Handler) -> None:
-        """Register `new`; raise InvalidHandler if its function or one of its names is taken.
+        """Register `new`; raise InvalidHandler if one of its names is taken.
 
         A handler from a reloaded module replaces the one from the same source line.
         """
-        layers = layers_of(new.function)
-        for known in self._handlers.values():
-            if any(known.function is layer for layer in layers):
-                raise InvalidHandler(
-                    f"{new.name} is already a handler: give all its patterns to one @handler(...),"
-                    " or write a second function for a second subscription"
-                )
         old = self._handlers.get(new.name)
+        if old and any(old.function is layer for layer in layers_of(new.function)):
+            raise InvalidHandler(
+                f"{new.name} is already a handler: give all its patterns to one @handler(...), or"
+                " give each @handler(...) a name=... of its own for a second subscription"
+            )
         source = source_of(new.function)
         replaced = old if old and source and source == source_of(old.function) else None
         for name in (new.name, *new.aliases):

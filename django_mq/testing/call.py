@@ -17,7 +17,7 @@ from django_mq.executor.calls import not_run
 from django_mq.executor.leased_call import BatchDelivery
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.handlers import Handler, queue_of
-from django_mq.handlers.callables import is_django_task
+from django_mq.handlers.callables import is_django_task, shown
 from django_mq.messages import ClaimedRow, Delivery, Message, current_delivery
 from django_mq.messages.classes import class_of
 from django_mq.outbox.options import check_whole
@@ -52,7 +52,7 @@ def deliver(
     writes; an answer, such as `delivery.reject()` in a batch, is raised as the exception that it
     stands for. Raises InvalidPayload if `payload` could not be broadcast, InvalidName for a bad
     `type`, `queue` or `key`, InvalidOption if `attempt` or `max_attempts` is below 1, and
-    LookupError if there is no such handler.
+    LookupError if there is no such handler, or if a function is several: give the name of one.
     """
     settings = get_settings()
     connection = queue_connection(using)
@@ -144,9 +144,18 @@ class _UnstoredOfBatch(BatchDelivery):
 
 
 def _handler(handler: Callable[..., Any] | str) -> Handler:
-    for each in handlers.all_handlers():
-        if each.function is handler or handler in (each.name, *each.aliases):
-            return each
+    found = [
+        each
+        for each in handlers.all_handlers()
+        if each.function is handler or handler in (each.name, *each.aliases)
+    ]
+    if len(found) > 1:
+        raise LookupError(
+            f"{shown(handler)} is the function of several handlers: give one of the names"
+            f" {', '.join(each.name for each in found)}"
+        )
+    if found:
+        return found[0]
     if is_django_task(handler):
         raise LookupError(
             f"{handler.module_path} is a Django task: call it with .call(...), or enqueue() it"  # type: ignore[union-attr]

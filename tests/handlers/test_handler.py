@@ -306,12 +306,41 @@ def test_a_name_belongs_to_one_handler(options: dict[str, Any]) -> None:
     assert [each.function for each in handlers.all_handlers()] == [plain]
 
 
-def test_two_decorators_on_one_function_are_refused() -> None:
+def test_one_function_may_be_two_handlers_of_different_names() -> None:
+    @handler("a", name="one", queue="mail")
+    @handler("b", "a", name="two", timeout=5)
+    def stacked(delivery: Delivery) -> None: ...
+
+    one, two = handlers.get("one"), handlers.get("two")
+    assert one is not None
+    assert two is not None
+    assert one.function is two.function is stacked
+    assert (one.queue, one.timeout, two.queue, two.timeout) == ("mail", None, None, 5.0)
+    assert [each.name for each in handlers.table().match("a", {})] == ["two", "one"]
+
+
+def test_a_reloaded_module_replaces_both_handlers_of_a_function() -> None:
+    source = """
+from django_mq import handler
+
+@handler("PATTERN.a", name="one")
+@handler("PATTERN.b", name="two")
+def stacked(delivery): ...
+"""
+    for pattern in ("old", "new"):
+        run_module(source.replace("PATTERN", pattern), "handlers.py")
+    assert [each.patterns for each in handlers.all_handlers()] == [("new.b",), ("new.a",)]
+
+
+@pytest.mark.parametrize("options", [{}, {"name": "it"}], ids=repr)
+def test_two_decorators_of_one_name_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidHandler, match=r"give all its patterns to one @handler"):
 
-        @handler("a", name="one")
-        @handler("b", name="two")
+        @handler("a", **options)
+        @handler("b", **options)
         def stacked(delivery: Delivery) -> None: ...
+
+    assert [each.patterns for each in handlers.all_handlers()] == [("b",)]
 
 
 def test_two_decorators_are_found_out_through_another_between_them() -> None:

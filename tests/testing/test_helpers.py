@@ -173,6 +173,17 @@ class DeliverTest(TestCase):
                 assert deliver("one") == type
                 assert deliver("one", type="test.one") == "test.one"
 
+    def test_a_function_that_is_two_handlers_is_called_by_name(self) -> None:
+        @handler("test.one", name="one")
+        @handler("test.two", name="two")
+        def both(delivery: Any) -> Any:
+            return delivery.handler, delivery.type
+
+        assert deliver("one") == ("one", "test.one")
+        assert deliver("two") == ("two", "test.two")
+        with pytest.raises(LookupError, match="several handlers: give one of the names two, one"):
+            deliver(both)
+
     def test_errors_reach_the_caller_and_writes_are_undone(self) -> None:
         @handler("test.one", name="one")
         def one(delivery: Any) -> None:
