@@ -26,7 +26,13 @@ from django_mq.policy.durations import span
 from django_mq.queues.scheduling import state_of, timing_of
 
 #: The badge of each state of a schedule.
-LOOKS = {"disabled": "paused", "failed": "dead", "enabled": "processable", "over": "idle"}
+LOOKS = {
+    "disabled": "paused",
+    "overdue": "expired",
+    "failed": "dead",
+    "over": "idle",
+    "enabled": "processable",
+}
 
 
 class ScheduleRowsAdmin(ReadOnlyAdmin):

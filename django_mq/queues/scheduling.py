@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from itertools import islice
 
 from django.db import connections
+from django.db.models.functions import Now
 
-from django_mq.conf import alias_of
+from django_mq.conf import alias_of, get_settings
 from django_mq.handlers.cron import in_words, times_of
 from django_mq.messages import Receipt
 from django_mq.models import Schedule
+from django_mq.policy.due_times import PUNCTUAL
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import whole
 from django_mq.queues.transactions import writing
@@ -34,7 +36,7 @@ MOST_TIMES = 1000
 
 def schedules(*, using: str | None = None) -> list[Schedule]:
     """Return all schedules by name, whether enabled or not."""
-    return list(Schedule.objects.using(alias_of(using)).order_by("name"))
+    return list(Schedule.objects.using(alias_of(using)).annotate(now=Now()).order_by("name"))
 
 
 def no_schedule(name: str, known: Iterable[str]) -> str:
@@ -57,13 +59,29 @@ def no_schedule(name: str, known: Iterable[str]) -> str:
 def state_of(schedule: Schedule) -> str:
     """Return the state of a schedule in a word, the same for commands and the admin.
 
-    disabled; failed: its last broadcast was an error; enabled; over: no time is left.
+    disabled; overdue: its time has passed, and no worker has broadcast it; failed: its last
+    broadcast was an error; over: no time is left; enabled. `schedule` is annotated with `now`.
     """
     if not schedule.enabled:
         return "disabled"
+    if overdue(schedule):
+        return "overdue"
     if schedule.last_error:
         return "failed"
     return "over" if schedule.next_at is None else "enabled"
+
+
+def overdue(schedule: Schedule) -> timedelta:
+    """Return how late a schedule's next time is; zero unless it counts as missed.
+
+    A time is missed, as for `catch_up`, a minute after a worker should have broadcast it.
+    `schedule` is annotated with `now`, the time of the database.
+    """
+    if schedule.next_at is None:
+        return timedelta(0)
+    late: timedelta = schedule.now - schedule.next_at  # type: ignore[attr-defined]
+    missed = PUNCTUAL + timedelta(seconds=get_settings().poll_interval)
+    return late if late > missed else timedelta(0)
 
 
 def timing_of(schedule: Schedule) -> str:

@@ -62,11 +62,13 @@ def test_the_list(looker):
     put("a-hourly", due=1800, queue="mail")
     put("b-cron", cron="0 6 * * *", tz="Europe/Berlin", due=60, last_error="full")
     put("c-off", enabled=False, due=None)
+    put("d-late", due=-300)
     shown = text(looker.get(url("schedule")))
     for part in (
         "a-hourly shop.ping mail every 1 h enabled - in 29 min",
         "b-cron shop.ping at 06:00 every day, Europe/Berlin 0 6 * * * failed",
         "c-off shop.ping every 1 h disabled - -",
+        "d-late shop.ping every 1 h overdue - 5 min ago",
     ):
         assert part in shown, shown
     assert "Add schedule" not in shown

@@ -182,9 +182,21 @@ def test_the_states_are_those_of_the_admin():
     put("off", enabled=False, due=None, last_error="full")
     put("on")
     put("over", due=None)
+    put("slow", due=-90)
     states = [line.split()[5] for line in mq_schedule().splitlines()[1:]]
-    assert states == ["failed", "disabled", "enabled", "over"]
+    assert states == ["failed", "disabled", "enabled", "over", "overdue"]
     assert [each["state"] for each in as_json()] == states
+
+
+def test_a_schedule_that_no_worker_broadcasts_is_overdue():
+    """Its next time in the past says so only to those who compare it with a clock."""
+    put("full", due=-300, last_error="BroadcastBusy: no room")
+    put("late", due=-300)
+    put("soon", due=-5)
+    for options in ({}, {"USE_TZ": False, "TIME_ZONE": "Asia/Kolkata"}):
+        with override_settings(**options):
+            states = {each["name"]: each["state"] for each in as_json()}
+            assert states == {"full": "overdue", "late": "overdue", "soon": "enabled"}
 
 
 def test_the_list_as_json_has_the_next_times_and_no_content():
