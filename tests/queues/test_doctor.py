@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.database import second_connection
 from tests.queues.pooler import Pooler
 from tests.roles import acting_as, documented, make_role, skip_unless_able
 from tests.rows import add, beat, decide
+from tests.schedules.conftest import put
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
@@ -79,16 +81,16 @@ class TestTheCommand:
     def test_the_exit_code_is_that_of_the_worst(self) -> None:
         add(after=60)
         code, text = run_doctor()
-        assert (code, text.split()[:2]) == (1, ["D013", "warning"])
+        assert (code, text.split()[:2]) == (1, ["D020", "warning"])
         run("drop index mq_line")
         code, text = run_doctor("--json")
         told = json.loads(text)["findings"]
-        assert (code, [each["id"] for each in told]) == (2, ["D003", "D013"])
+        assert (code, [each["id"] for each in told]) == (2, ["D003", "D020"])
         assert set(told[0]) == {"id", "level", "text", "hint"}
-        assert run_doctor("--ignore", "d003", "--ignore", "D013")[0] == 0
+        assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D017") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D020") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -292,6 +294,102 @@ class TestQueuesAndTypes:
         beat(queues=["mail", "default"])
         (text,) = found("D015")
         assert "reports has handlers (sums)" in text
+
+
+class TestSchedules:
+    #: A month, and a delay that reads the same for half an hour of testing.
+    MONTH = timedelta(days=30)
+    LATE = -timedelta(days=2, hours=3, minutes=30).total_seconds()
+
+    def told(self) -> list[tuple[str, str, str]]:
+        ids = ("D018", "D019", "D020")
+        return [(each.id, each.level, each.text) for each in examine() if each.id in ids]
+
+    def test_d018_one_that_is_overdue(self) -> None:
+        beat()
+        put(due=-30)  # a deployment may last as long
+        put("off", enabled=False, due=None)
+        put("over", due=None)
+        assert self.told() == []
+        put("report", every=self.MONTH, due=self.LATE)
+        assert self.told() == [("D018", "warning", "The schedule report is 2 d 3 h overdue.")]
+        (text,) = found("D018")
+        assert "Workers are alive" in text
+        assert run_doctor()[0] == 1
+
+    @pytest.mark.parametrize("use_tz", [True, False])
+    def test_d018_is_an_error_once_a_whole_period_has_passed(
+        self, use_tz: bool, settings: Any
+    ) -> None:
+        settings.USE_TZ = use_tz
+        beat()
+        put("report", cron="* * * * *", due=self.LATE)
+        assert self.told() == [("D018", "error", "The schedule report is 2 d 3 h overdue.")]
+
+    def test_d018_names_those_that_are_latest(self) -> None:
+        beat()
+        put("odd", cron="61 * * * *", due=self.LATE)  # its period is unknown
+        for number in range(1, 5):
+            put(f"s{number}", every=self.MONTH, due=self.LATE + 86400 + number)
+        assert self.told() == [
+            (
+                "D018",
+                "warning",
+                "5 schedules are overdue, by up to 2 d 3 h: odd, s1, s2 and 2 more.",
+            )
+        ]
+
+    def test_d019_one_whose_last_broadcast_failed(self) -> None:
+        beat()
+        put("report", due=600, last_error="RoutingError: it cannot go to queue slow")
+        put("off", enabled=False, due=None, last_error="full")
+        (finding,) = [each for each in examine() if each.id == "D019"]
+        assert finding.level == "warning"
+        assert "report failed: RoutingError: it cannot go to queue slow" in finding.text
+        assert "mq_schedule run report" in finding.hint
+
+    def test_d019_is_an_error_if_the_schedule_does_not_continue(self) -> None:
+        beat()
+        put("full", due=self.LATE, last_error="BroadcastBusy: no room")
+        put("stopped", due=None, last_error="InvalidOption: tz names the unknown time zone")
+        assert [each[:2] for each in self.told()] == [("D019", "error"), ("D019", "error")]
+        full, stopped = found("D019")
+        assert "it is 2 d 3 h overdue" in full
+        assert "mq_schedule enable stopped" in stopped
+
+    def test_d020_schedules_and_no_worker(self) -> None:
+        assert self.told() == []
+        beat(seen=-60)
+        put("off", enabled=False, due=None)
+        assert run_doctor() == (0, "Nothing is wrong.\n")
+        put("later", due=600)
+        assert self.told() == [
+            ("D020", "warning", "No worker is alive, and 1 schedule is enabled.")
+        ]
+        put("report", every=self.MONTH, due=self.LATE)
+        assert self.told() == [
+            ("D020", "error", "No worker is alive, and 2 schedules are enabled."),
+            ("D018", "warning", "The schedule report is 2 d 3 h overdue."),
+        ]
+        (text,) = found("D018")
+        assert "Start a worker" in text
+
+    def test_d020_messages_and_no_worker(self) -> None:
+        """One finding for the fleet, instead of one for each queue."""
+        add("paused")
+        decide("paused", paused=-1)
+        assert self.told() == []
+        add("later", after=60)
+        assert self.told() == [("D020", "warning", "No worker is alive, and 1 message waits.")]
+        add("mail")
+        put("later", due=600)
+        assert self.told() == [
+            ("D020", "error", "No worker is alive, 2 messages wait, and 1 schedule is enabled.")
+        ]
+        assert found("D013") == []
+        beat(quiet=True)
+        assert self.told() == []
+        assert len(found("D013")) == 2
 
 
 class TestLimits:

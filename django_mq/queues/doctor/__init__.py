@@ -14,7 +14,7 @@ from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTabl
 from django_mq.conf import alias_of
 from django_mq.executor.connections import LOST
 from django_mq.policy.error_text import one_line
-from django_mq.queues.doctor import links, schema, subscriptions, upkeep
+from django_mq.queues.doctor import links, schedules, schema, subscriptions, upkeep
 from django_mq.queues.doctor.findings import Finding
 
 __all__ = ["Finding", "examine"]
@@ -31,8 +31,11 @@ LOOKS: tuple[Callable[[str], Iterator[Finding]], ...] = (
     links.listening,
     links.pooler,
     links.clock,
+    subscriptions.workerless,
     subscriptions.unserved,
     subscriptions.unheard,
+    schedules.late_schedules,
+    schedules.failing_schedules,
     links.limits,
 )
 #: D002 or D004 explains why a statement raised these.

@@ -23,7 +23,7 @@ PATIENCE = Limits(5.0, 1.0)
 looking = partial(reading, limits=PATIENCE)
 
 #: The ids of all findings.
-IDS = frozenset(f"D{number:03}" for number in range(1, 18))
+IDS = frozenset(f"D{number:03}" for number in range(1, 21))
 
 Level = Literal["warning", "error"]
 

@@ -1,11 +1,15 @@
-"""Queues that no worker serves, and types that no handler takes."""
+"""A fleet without workers, queues that no worker serves, and types that no handler takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from django.db.models.functions import Now
+
 from django_mq import handlers
 from django_mq.conf import get_settings
+from django_mq.models import Schedule
+from django_mq.policy.estimated import counted
 from django_mq.queues.doctor.findings import Finding, looking
 from django_mq.queues.fleet import workers
 from django_mq.queues.totals import counts
@@ -15,11 +19,45 @@ from django_mq.store import server_facts
 LOOKED = 1000
 
 
+def workerless(alias: str) -> Iterator[Finding]:
+    """D020: no worker is alive, but messages wait or schedules are enabled."""
+    if any(each.alive for each in workers(using=alias)):
+        return
+    waiting = [each for each in counts(using=alias).values() if each.depth and not each.paused]
+    with looking(alias):
+        scheduled = Schedule.objects.using(alias).filter(next_at__isnull=False).count()
+        late = Schedule.objects.using(alias).filter(next_at__lt=Now()).exists()
+    work = []
+    if waiting:
+        depth = counted(
+            sum(each.depth for each in waiting),
+            sum(each.about("depth") for each in waiting),
+            stopped=any(each.is_capped("depth") for each in waiting),
+        )
+        work.append(_wait(depth))
+    if scheduled:
+        work.append(f"{scheduled:,} schedule{' is' if scheduled == 1 else 's are'} enabled")
+    if work:
+        is_due = late or any(each.processable for each in waiting)
+        yield Finding(
+            id="D020",
+            level="error" if is_due else "warning",
+            text=f"No worker is alive, {'' if len(work) > 1 else 'and '}{', and '.join(work)}.",
+            hint="Start one: manage.py mq_worker. If one should run, its log says why it ended.",
+        )
+
+
+def _wait(depth: str) -> str:
+    return "1 message waits" if depth == "1" else f"{depth} messages wait"
+
+
 def unserved(alias: str) -> Iterator[Finding]:
     """D013: messages wait in a queue that no worker serves. D015: a handler's queue is unserved."""
-    known = workers(using=alias)
-    serving = [each for each in known if each.claims]
-    resting = [each for each in known if each.alive and each.quiet and not each.draining]
+    alive = [each for each in workers(using=alias) if each.alive]
+    if not alive:
+        return  # D020 reports it
+    serving = [each for each in alive if each.claims]
+    resting = [each for each in alive if each.quiet and not each.draining]
     settings = get_settings()
     handled: dict[str, list[str]] = {}
     for each in handlers.all_handlers():
@@ -30,13 +68,11 @@ def unserved(alias: str) -> Iterator[Finding]:
             continue
         if found.depth and not found.paused:
             quiet = any(worker.serves(queue) for worker in resting)
-            depth = found.shown("depth")
-            waiting = "1 message waits" if depth == "1" else f"{depth} messages wait"
             yield Finding(
                 id="D013",
                 level="error" if found.processable else "warning",
-                text=f"{waiting} in the queue {queue}, and no live worker serves it"
-                f"{' that is not quiet' if quiet else ''}.",
+                text=f"{_wait(found.shown('depth'))} in the queue {queue}, and no live worker"
+                f" serves it{' that is not quiet' if quiet else ''}.",
                 hint="Resume one: manage.py mq_workers resume ID."
                 if quiet
                 else f"Start one: manage.py mq_worker --queue {queue}.",

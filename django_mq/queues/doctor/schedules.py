@@ -1,0 +1,88 @@
+"""Schedules that are overdue or cannot be broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+
+from django_mq.conf.local_time import aware
+from django_mq.exceptions import InvalidOption
+from django_mq.handlers.cron import times_of
+from django_mq.models import Schedule
+from django_mq.policy.durations import span
+from django_mq.queues.doctor.findings import Finding, looking
+from django_mq.queues.fleet import workers
+from django_mq.queues.scheduling import overdue
+
+#: The maximum number of schedules that are read, of those named, and of failures reported.
+READ, NAMED, FAILURES = 1000, 3, 20
+
+
+def late_schedules(alias: str) -> Iterator[Finding]:
+    """D018: a schedule is overdue, and not because its last broadcast failed (D019)."""
+    due = _enabled(alias).filter(last_error="", next_at__lt=Now()).order_by("next_at", "name")
+    with looking(alias):
+        found = [each for each in due[:READ] if overdue(each)]
+        alive = any(each.alive for each in workers(using=alias))
+    if not found:
+        return
+    yield Finding(
+        id="D018",
+        level="error" if any(map(_misses_a_period, found)) else "warning",
+        text=_overdue(found),
+        hint="Workers are alive, so look in their log for errors of the thread mq-schedules. Cron"
+        " expressions need the extra periodic on the workers' machines."
+        if alive
+        else "Start a worker: any worker broadcasts schedules, whatever its queues.",
+    )
+
+
+def _overdue(found: list[Schedule]) -> str:
+    longest = span(overdue(found[0]))
+    if len(found) == 1:
+        return f"The schedule {found[0].name} is {longest} overdue."
+    names = ", ".join(each.name for each in found[:NAMED])
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return f"{len(found)} schedules are overdue, by up to {longest}: {names}{more}."
+
+
+def _misses_a_period(schedule: Schedule) -> bool:
+    """Return whether the time after the one that is overdue has passed, too."""
+    if schedule.next_at is None:
+        return False
+    at = aware(schedule.next_at)
+    try:
+        following = times_of(schedule.cron, schedule.every, schedule.tz, start=at).after(at)
+    except InvalidOption:
+        return False  # not readable here, but perhaps where workers run
+    return any(each - at <= overdue(schedule) for each in islice(following, 1))
+
+
+def failing_schedules(alias: str) -> Iterator[Finding]:
+    """D019: the last broadcast of a schedule failed."""
+    with looking(alias):
+        found = list(_enabled(alias).filter(~Q(last_error="")).order_by("name")[:FAILURES])
+    for each in found:
+        late = overdue(each)
+        text = f"The last broadcast of the schedule {each.name} failed: {each.last_error}."
+        if each.next_at is None:
+            text += " It has no next time."
+        elif late:
+            text += f" Its time stays due: it is {span(late)} overdue."
+        yield Finding(
+            id="D019",
+            level="error" if late or each.next_at is None else "warning",
+            text=text,
+            hint=f"Correct it, then enable it again: manage.py mq_schedule enable {each.name}."
+            if each.next_at is None
+            else "Correct what the error names; manage.py mq_schedule run"
+            f" {each.name} broadcasts it at once.",
+        )
+
+
+def _enabled(alias: str) -> QuerySet[Schedule]:
+    rows = Schedule.objects.using(alias).filter(enabled=True).annotate(now=Now())
+    return rows.defer("payload", "metadata")
