@@ -23,6 +23,7 @@ from django_mq import (
     queues,
     request,
 )
+from django_mq.contrib.prometheus import QueueCollector
 from django_mq.handlers import isolated
 from django_mq.messages import OnDuplicate
 from django_mq.models import (
@@ -197,6 +198,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "queues.timings": queues.timings,
         "queues.figures": queues.figures,
         "queues.rates": queues.rates,
+        "prometheus": lambda: list(QueueCollector().collect()),
     },
     "operator": {
         **{f"queues.why {n}": lambda n=n: queues.why(n) for n in range(1, 8)},  # type: ignore[misc]

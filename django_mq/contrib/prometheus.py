@@ -22,6 +22,7 @@ from django_mq.conf import alias_of
 from django_mq.queues import QueueCounts
 from django_mq.queues.transactions import reading
 from django_mq.states import MessageState
+from django_mq.store import schedules
 from django_mq.store.limits import Limits
 
 __all__ = ["QueueCollector", "metrics"]
@@ -33,7 +34,7 @@ STATES = tuple(state.value for state in MessageState if state is not MessageStat
 
 
 class QueueCollector(Collector):
-    """Gauges of every known queue, and of the workers.
+    """Gauges of every known queue, of the schedules, and of the workers.
 
     A scrape takes a few statements, of 5 s at most each, however many messages wait: beyond
     10,000 it exports estimates, marked by `django_mq_messages_estimated`. Its cost is linear in
@@ -51,11 +52,12 @@ class QueueCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all gauges as of now."""
         alias = alias_of(self._using)
-        with reading(alias, limits=PATIENCE):
+        with reading(alias, limits=PATIENCE) as cursor:
             counted = queues.counts(using=alias)
             workers = queues.workers(using=alias)
+            due_in = schedules.next_due(cursor)
         families = _families()
-        messages, estimated, oldest, level, paused, limit, alive = families
+        messages, estimated, oldest, level, paused, dead_head, limit, overdue, alive = families
         for name, each in counted.items():
             for state in STATES:
                 messages.add_metric([name, state], each.about(state))
@@ -63,8 +65,10 @@ class QueueCollector(Collector):
             oldest.add_metric([name], _seconds(each))
             level.add_metric([name], each.backoff_level)
             paused.add_metric([name], each.paused)
+            dead_head.add_metric([name], each.dead_head is not None)
             if each.max_in_flight is not None:
                 limit.add_metric([name], each.max_in_flight)
+        overdue.add_metric([], max(0.0, -(due_in or 0.0)))
         alive.add_metric([], sum(worker.alive for worker in workers))
         yield from families
 
@@ -94,9 +98,18 @@ def _families() -> tuple[GaugeMetricFamily, ...]:
         ),
         GaugeMetricFamily("django_mq_queue_paused", "1 while it is paused.", labels=by_queue),
         GaugeMetricFamily(
+            "django_mq_queue_dead_head",
+            "1 while a dead message blocks those behind it.",
+            labels=by_queue,
+        ),
+        GaugeMetricFamily(
             "django_mq_queue_max_in_flight",
             "The limit of messages in flight, if there is one.",
             labels=by_queue,
+        ),
+        GaugeMetricFamily(
+            "django_mq_schedule_overdue_seconds",
+            "How long the longest-due schedule has been due; 0 if none is.",
         ),
         GaugeMetricFamily("django_mq_workers", "Worker processes alive, over the fleet."),
     )

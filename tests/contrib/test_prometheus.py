@@ -16,6 +16,7 @@ from django_mq.contrib import prometheus
 from django_mq.contrib.prometheus import QueueCollector, metrics
 from django_mq.store.limits import Limits
 from tests.rows import add, beat, decide, insert_all
+from tests.schedules.conftest import put
 from tests.test_docs import ROOT, snippets
 
 pytestmark = pytest.mark.django_db
@@ -55,6 +56,27 @@ def test_queues_and_workers() -> None:
     assert found["django_mq_queue_max_in_flight", "slow"] == 5
     assert ("django_mq_queue_max_in_flight", "mail") not in found
     assert found[("django_mq_workers",)] == 1
+
+
+def test_a_dead_message_that_others_wait_for() -> None:
+    """Blocked messages are no trouble, unless nobody frees them."""
+    add("sound", key="k", blocked_by=add("sound", key="k", after=60).pk)
+    add("stuck", key="k", blocked_by=add("stuck", key="k", dead=-1).pk)
+    found = read()
+    assert found["django_mq_messages", "sound", "blocked"] == 1
+    assert found["django_mq_queue_dead_head", "sound"] == 0
+    assert found["django_mq_queue_dead_head", "stuck"] == 1
+
+
+def test_a_schedule_that_is_overdue() -> None:
+    overdue = ("django_mq_schedule_overdue_seconds",)
+    assert read()[overdue] == 0
+    put("off", enabled=False, due=None)
+    put("soon", due=60)
+    assert read()[overdue] == 0
+    put("late", due=-300)
+    put("later", due=-100)
+    assert 300 <= read()[overdue] < 900
 
 
 def test_beyond_the_end_of_a_count_it_exports_an_estimate(
