@@ -166,7 +166,7 @@ def test_documented_roles_name_real_tables() -> None:
 
 
 def test_all_checks_are_documented() -> None:
-    paths = [ROOT / "django_mq/checks.py", *ROOT.glob("django_mq/contrib/**/*.py")]
+    paths = [*ROOT.glob("django_mq/checks/*.py"), *ROOT.glob("django_mq/contrib/**/*.py")]
     ids = {id for path in paths for id in re.findall(r"\b[EWI]0\d\d\b", path.read_text())}
     documented = set(
         re.findall(r"django_mq\.([EWI]\d{3})", (ROOT / "docs/reference.md").read_text())

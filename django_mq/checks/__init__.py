@@ -7,7 +7,7 @@ All run with `manage.py check --database ALIAS`; those that need no connection a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from django.apps import apps
@@ -17,7 +17,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.utils.version import get_version_tuple
 
-from django_mq.conf import Settings, alias_of, find_errors, get_settings
+from django_mq.checks.registering import TAG, Found, check
+from django_mq.conf import Settings, alias_of, find_errors
 from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.periodic import problems
 from django_mq.handlers.typed import annotation_errors
@@ -26,37 +27,11 @@ from django_mq.messages.codecs import Unsupported
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 
-TAG = "django_mq"
 OLDEST_SERVER = 15
 #: Older versions lose a NOTIFY that arrives while another statement runs on the connection.
 OLDEST_DRIVER = (3, 2, 6)
 #: A lease is renewed after a third of it; a slice that lasts longer misses a renewal.
 RENEWALS = 3
-
-Found = Iterator[checks.CheckMessage]
-
-
-def _check(
-    *tags: str, deploy: bool = False
-) -> Callable[[Callable[[Settings, Collection[str]], Found]], object]:
-    """Register a check that takes the settings and the databases that it may connect to.
-
-    It does not run while the settings are invalid.
-    """
-
-    def register(function: Callable[[Settings, Collection[str]], Found]) -> object:
-        def run(
-            app_configs: object, databases: Collection[str] | None = None, **kwargs: Any
-        ) -> list[checks.CheckMessage]:
-            try:
-                settings = get_settings()
-            except ImproperlyConfigured:
-                return []  # E001 reports the reason
-            return list(function(settings, databases or ()))
-
-        return checks.register(run, *tags, deploy=deploy)
-
-    return register
 
 
 @checks.register(TAG)
@@ -68,7 +43,7 @@ def check_settings(app_configs: object, **kwargs: Any) -> list[checks.CheckMessa
     ]
 
 
-@_check(TAG)
+@check(TAG)
 def check_aliases(settings: Settings, databases: Collection[str]) -> Found:
     """E002: an alias that is missing or not PostgreSQL. Opens no connection."""
     used = {alias_of(): "DATABASE" if settings.database else "The database router"}
@@ -90,7 +65,7 @@ def check_aliases(settings: Settings, databases: Collection[str]) -> Found:
 
 
 # Not tagged django_mq: from Django 6.1, running checks by tag connects to every database.
-@_check(checks.Tags.database)
+@check(checks.Tags.database)
 def check_versions(settings: Settings, databases: Collection[str]) -> Found:
     """E003: a server or driver that is too old. Runs only with `--database`."""
     alias = alias_of()
@@ -112,7 +87,7 @@ def check_versions(settings: Settings, databases: Collection[str]) -> Found:
         )
 
 
-@_check(TAG)
+@check(TAG)
 def check_encoder(settings: Settings, databases: Collection[str]) -> Found:
     """E008: ENCODER cannot be imported or is not an encoder class."""
     try:
@@ -122,7 +97,7 @@ def check_encoder(settings: Settings, databases: Collection[str]) -> Found:
         yield checks.Error(str(error), hint=hint, id="django_mq.E008")
 
 
-@_check(TAG)
+@check(TAG)
 def check_router(settings: Settings, databases: Collection[str]) -> Found:
     """E009: the router sends some of our tables to another database than the messages."""
     elsewhere: dict[str, list[str]] = defaultdict(list)
@@ -140,7 +115,7 @@ def check_router(settings: Settings, databases: Collection[str]) -> Found:
         )
 
 
-@_check(TAG)
+@check(TAG)
 def check_schedules(settings: Settings, databases: Collection[str]) -> Found:
     """E010: a declared schedule that cannot run."""
     for name, problem in problems(settings):
@@ -151,7 +126,7 @@ def check_schedules(settings: Settings, databases: Collection[str]) -> Found:
         )
 
 
-@_check(TAG)
+@check(TAG)
 def check_outbox_alias(settings: Settings, databases: Collection[str]) -> Found:
     """W001: messages are in another database than the data they concern."""
     alias = alias_of()
@@ -165,7 +140,7 @@ def check_outbox_alias(settings: Settings, databases: Collection[str]) -> Found:
         )
 
 
-@_check(TAG)
+@check(TAG)
 def check_wakeup(settings: Settings, databases: Collection[str]) -> Found:
     """W002: LISTEN through a pooler. I001: no NOTIFY.
 
@@ -190,7 +165,7 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> Found:
         )
 
 
-@_check(checks.Tags.database)
+@check(checks.Tags.database)
 def check_pooler(settings: Settings, databases: Collection[str]) -> Found:
     """W007: a pooler without its settings. Runs only with `--database`."""
     alias = alias_of()
@@ -208,7 +183,7 @@ def check_pooler(settings: Settings, databases: Collection[str]) -> Found:
         )
 
 
-@_check(TAG)
+@check(TAG)
 def check_handlers(settings: Settings, databases: Collection[str]) -> Found:
     """W003: atomic and non-atomic handlers share a queue."""
     names: dict[str, dict[bool, list[str]]] = defaultdict(lambda: {True: [], False: []})
@@ -228,7 +203,7 @@ def check_handlers(settings: Settings, databases: Collection[str]) -> Found:
             )
 
 
-@_check(TAG)
+@check(TAG)
 def check_message_classes(settings: Settings, databases: Collection[str]) -> Found:
     """E011: a gap in a chain of upcasts. E012: an annotation that no message can follow."""
     for each in message_classes():
@@ -251,7 +226,7 @@ def check_message_classes(settings: Settings, databases: Collection[str]) -> Fou
             yield checks.Error(f"{problem}.", id="django_mq.E012")
 
 
-@_check(TAG, checks.Tags.security, deploy=True)
+@check(TAG, checks.Tags.security, deploy=True)
 def check_deployment(settings: Settings, databases: Collection[str]) -> Found:
     """W005: rows are kept for ever, or payloads are shown in full."""
     for name in ("result_retention", "attempt_retention"):
@@ -269,7 +244,7 @@ def check_deployment(settings: Settings, databases: Collection[str]) -> Found:
         )
 
 
-@_check(TAG)
+@check(TAG)
 def check_slice(settings: Settings, databases: Collection[str]) -> Found:
     """W006: slices are too long for the lease."""
     leases = {"LEASE": settings.lease}
