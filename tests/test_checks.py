@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from django_mq.checks import TAG
 from django_mq.conf import get_settings
-from django_mq.handlers import handler, isolated, periodic
+from django_mq.handlers import all_handlers, handler, isolated, periodic
 
 AddAlias = Callable[..., None]
 
@@ -247,6 +247,56 @@ def test_w005_kept_for_ever_or_shown_in_full_only_with_deploy(setting: str) -> N
 )
 def test_w006_slice_is_long_against_the_lease(raw: dict[str, Any], expected: int) -> None:
     assert ids(**raw) == ["W006"] * expected
+
+
+def take(pattern: str, queue: str | None = None) -> None:
+    handler(pattern, queue=queue, name=f"takes-{len(all_handlers())}")(lambda delivery: None)
+
+
+def test_w008_a_queue_of_the_settings_that_is_misspelt() -> None:
+    take("a", "ledger")
+    queues = {"legder": {"ordered": True}}
+    (warning,) = found(QUEUES=queues)
+    assert warning.id == "django_mq.W008"
+    assert "QUEUES has options for 'legder'" in warning.msg
+    assert str(warning.hint).startswith("Did you mean 'ledger'?")
+
+
+@pytest.mark.parametrize(
+    "queues",
+    [
+        {"ledger": {}},
+        {"reports": {}},  # like none: other projects may use it
+        {"default": {}},
+        {"ledger": {}, "ledger2": {}},  # the queue that is like it has options of its own
+        {"clocks": {}},
+    ],
+    ids=str,
+)
+def test_w008_is_silent_about_queues_that_others_may_use(queues: dict[str, Any]) -> None:
+    take("a", "ledger")
+    take("b", "defaults")
+    take("c", "clock")
+    periodic("hourly", "a", every=3600, queue="clocks")
+    assert "W008" not in ids(QUEUES=queues)
+
+
+def test_w009_a_schedule_whose_type_is_misspelt() -> None:
+    take("shop.tick")
+    periodic("hourly", "shop.tickk", every=3600)
+    (warning,) = found()
+    assert warning.id == "django_mq.W009"
+    assert "The schedule 'hourly' broadcasts shop.tickk" in warning.msg
+    assert str(warning.hint).startswith("Did you mean shop.tick?")
+
+
+def test_w009_is_silent_about_types_that_others_may_take() -> None:
+    take("shop.tick")
+    take("shop.tack.*")
+    periodic("here", "shop.tick", every=3600)
+    periodic("by-pattern", "shop.tack.tick", every=3600)
+    periodic("elsewhere", "mail.digest.due", every=3600)
+    assert found() == []
 
 
 def test_i001_polling_only() -> None:

@@ -17,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.utils.version import get_version_tuple
 
+from django_mq.checks import misspelt  # noqa: F401  (importing it registers its checks)
 from django_mq.checks.registering import TAG, Found, check
 from django_mq.conf import Settings, alias_of, find_errors
 from django_mq.handlers import all_handlers, allowed_queues

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 
@@ -14,12 +15,32 @@ PLACE = "handlers are looked for in handlers.py of each installed app"
 TASKS_PLACE = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules']"
 
 
+def near(name: str, known: Iterable[str]) -> list[str]:
+    """Return those of `known` that are like `name`, the most similar first.
+
+    >>> near("legder", ["ledger", "mail"])
+    ['ledger']
+    """
+    return get_close_matches(name, sorted(known), MOST, CUTOFF)
+
+
+def near_types(type: str) -> list[str]:
+    """Return the types like `type` that handlers here take, the most similar first."""
+    return near(type, _known_types(type))
+
+
 def nearest_types(type: str) -> str:
-    """Return the similar types that handlers here take, and where those are looked for."""
+    """Return a remark: the similar types that handlers here take, and where it was looked."""
+    place = TASKS_PLACE if type.startswith(TASKS) else PLACE
+    return _told(type, _known_types(type), place)
+
+
+def _known_types(type: str) -> tuple[str, ...]:
+    """Return the types that handlers here take by name: those of tasks, if `type` is one's."""
     if type.startswith(TASKS):
-        return _told(type, tuple(sorted(TASKS + name for name in _names(tasks=True))), TASKS_PLACE)
+        return tuple(sorted(TASKS + name for name in _names(tasks=True)))
     patterns = {pattern for each in all_handlers() for pattern in each.patterns}
-    return _told(type, tuple(sorted(plain_types(patterns))))
+    return tuple(sorted(plain_types(patterns)))
 
 
 def nearest_handlers(name: str, type: str | None = None) -> str:
@@ -52,5 +73,5 @@ def _told(name: str, known: tuple[str, ...], place: str = PLACE) -> str:
     >>> _told("x", ()) == f" ({PLACE})"
     True
     """
-    near = get_close_matches(name, known, MOST, CUTOFF)
-    return f" (did you mean {' or '.join(near)}? {place})" if near else f" ({place})"
+    found = near(name, known)
+    return f" (did you mean {' or '.join(found)}? {place})" if found else f" ({place})"

@@ -1,0 +1,47 @@
+"""Names that are like one that a handler of this project has, and that no handler has.
+
+Other projects may share the tables, so a name that is merely unknown here is no mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from django.core import checks
+
+from django_mq.checks.registering import TAG, Found, check
+from django_mq.conf import Settings
+from django_mq.handlers import all_handlers, all_schedules, allowed_queues, is_subscribed
+from django_mq.handlers.nearest import near, near_types
+
+ELSEWHERE = "If another project uses the name as it is, silence this check."
+
+
+@check(TAG)
+def check_queue_names(settings: Settings, databases: Collection[str]) -> Found:
+    """W008: QUEUES has options for a queue whose name is probably misspelt."""
+    used = {queue for each in all_handlers() for queue in allowed_queues(each, settings)}
+    scheduled = {each.queue for each in all_schedules()}
+    for name in sorted(settings.queues.keys() - used - scheduled - {settings.default_queue}):
+        # A queue that has options of its own is not the one that these were meant for.
+        if found := near(name, used - settings.queues.keys()):
+            yield checks.Warning(
+                f"QUEUES has options for {name!r}, a queue that no handler here uses.",
+                hint=f"Did you mean {' or '.join(map(repr, found))}? {ELSEWHERE}",
+                id="django_mq.W008",
+            )
+
+
+@check(TAG)
+def check_scheduled_types(settings: Settings, databases: Collection[str]) -> Found:
+    """W009: a declared schedule broadcasts a type that is probably misspelt."""
+    for each in all_schedules():
+        if any(is_subscribed(handler, each.type) for handler in all_handlers()):
+            continue
+        if found := near_types(each.type):
+            yield checks.Warning(
+                f"The schedule {each.name!r} broadcasts {each.type}, a type that no handler here"
+                " takes.",
+                hint=f"Did you mean {' or '.join(found)}? {ELSEWHERE}",
+                id="django_mq.W009",
+            )
