@@ -11,8 +11,8 @@ from django.core import checks
 
 from django_mq.checks.registering import TAG, Found, check
 from django_mq.conf import Settings
-from django_mq.handlers import all_handlers, all_schedules, allowed_queues, is_subscribed
-from django_mq.handlers.nearest import near, near_types
+from django_mq.handlers import all_handlers, all_schedules, allowed_queues
+from django_mq.handlers.nearest import meant_types, near
 
 ELSEWHERE = "If another project uses the name as it is, silence this check."
 
@@ -36,9 +36,7 @@ def check_queue_names(settings: Settings, databases: Collection[str]) -> Found:
 def check_scheduled_types(settings: Settings, databases: Collection[str]) -> Found:
     """W009: a declared schedule broadcasts a type that is probably misspelt."""
     for each in all_schedules():
-        if any(is_subscribed(handler, each.type) for handler in all_handlers()):
-            continue
-        if found := near_types(each.type):
+        if found := meant_types(each.type):
             yield checks.Warning(
                 f"The schedule {each.name!r} broadcasts {each.type}, a type that no handler here"
                 " takes.",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 
-from django_mq.handlers.registry import all_handlers
+from django_mq.handlers.registry import all_handlers, is_subscribed
 from django_mq.policy.routing import TASKS, plain_types
 
 #: How similar a suggested name must be, from 0 to 1, and how many are suggested.
@@ -24,9 +24,14 @@ def near(name: str, known: Iterable[str]) -> list[str]:
     return get_close_matches(name, sorted(known), MOST, CUTOFF)
 
 
-def near_types(type: str) -> list[str]:
-    """Return the types like `type` that handlers here take, the most similar first."""
-    return near(type, _known_types(type))
+def is_heard(type: str) -> bool:
+    """Return whether a handler here takes `type`, if the metadata meet its `where`."""
+    return any(is_subscribed(each, type) for each in all_handlers())
+
+
+def meant_types(type: str) -> list[str]:
+    """Return the types that were probably meant, the most similar first: none if it is heard."""
+    return [] if is_heard(type) else near(type, _known_types(type))
 
 
 def nearest_types(type: str) -> str:

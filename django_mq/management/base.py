@@ -16,7 +16,7 @@ from psycopg.errors import UndefinedColumn, UndefinedTable
 from django_mq import handlers, queues
 from django_mq.conf import alias_of
 from django_mq.exceptions import MQError
-from django_mq.handlers.nearest import nearest_handlers, nearest_types
+from django_mq.handlers.nearest import is_heard, nearest_handlers, nearest_types
 from django_mq.management.arguments import message_id
 from django_mq.management.output import as_json
 from django_mq.management.serving import mistaken
@@ -110,9 +110,7 @@ class OperatorCommand(BaseCommand):
             warnings.append(mistaken(queue, queues.names(using=database)))
         if handler is not None and handler not in {each.name for each in handlers.all_handlers()}:
             warnings.append(f"no handler here is {handler!r}{nearest_handlers(handler)}")
-        if type is not None and not any(
-            handlers.is_subscribed(each, type) for each in handlers.all_handlers()
-        ):
+        if type is not None and not is_heard(type):
             warnings.append(f"no handler here takes {type!r}{nearest_types(type)}")
         for warning in filter(None, warnings):
             self.stderr.write(self.style.WARNING(f"Note: {warning}"))

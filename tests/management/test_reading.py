@@ -184,7 +184,17 @@ class TestRoutes:
         assert found["gold"][1:3] == ["default", "yes"]
 
     def test_nobody(self):
-        assert "No handler registered here takes other.type" in run("mq_routes", "other.type")
+        said = run("mq_routes", "other.type")
+        assert "No handler registered here takes other.type (handlers are looked for in" in said
+
+    def test_a_misspelt_type(self):
+        handlers.handler("bank.moved", name="books")(lambda delivery: None)
+        assert "takes bank.mooved (did you mean bank.moved? handlers" in run(
+            "mq_routes", "bank.mooved"
+        )
+        handlers.handler("bank.*", name="auditor", where={"audit": True})(lambda delivery: None)
+        said = run("mq_routes", "bank.mooved")
+        assert "takes bank.mooved: a message is stored once" in said, "its metadata decides"
 
     def test_json(self):
         [first, second] = run_json("mq_routes", "shop.placed")

@@ -276,6 +276,13 @@ class TestQueuesAndTypes:
         (text,) = found("D014")
         assert "1 message of type shop.orders.lost is held" in text
 
+    def test_d014_a_misspelt_type(self) -> None:
+        handler("shop.orders.placed", name="h")(print)
+        beat()
+        add("default", held=-9, type="shop.order.placed")
+        (text,) = found("D014")
+        assert "Did you mean shop.orders.placed?" in text
+
     def test_d014_a_handler_that_may_not_take_from_the_queue(self) -> None:
         """The reason is not that nobody hears the type: the hint names a message that says it."""
         handler("shop.orders.placed", queue="mail", name="send")(print)

@@ -9,6 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mq import handlers, queues
 from django_mq.conf import get_settings
+from django_mq.handlers.nearest import is_heard, nearest_types
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
 from django_mq.policy.routing import check_name
@@ -61,9 +62,10 @@ class Command(OperatorCommand):
             ]
             self.stdout.write(table(("handler", "queue", "gets it", "why"), rows))
         if not any(row["gets_it"] for row in found):
+            remark = "" if is_heard(type) else nearest_types(type)
             self.stdout.write(
-                f"No handler registered here takes {type}: a message is stored once, in queue"
-                f" {settings.default_queue}, and the worker that claims it routes it."
+                f"No handler registered here takes {type}{remark}: a message is stored once, in"
+                f" queue {settings.default_queue}, and the worker that claims it routes it."
             )
 
     def _show_all(self, found: queues.Topology, *, json: bool) -> None:

@@ -8,6 +8,7 @@ from django.db.models.functions import Now
 
 from django_mq import handlers
 from django_mq.conf import get_settings
+from django_mq.handlers.nearest import meant_types
 from django_mq.models import Schedule
 from django_mq.policy.estimated import counted
 from django_mq.queues.doctor.findings import Finding, looking
@@ -95,12 +96,14 @@ def unheard(alias: str) -> Iterator[Finding]:
     with looking(alias) as cursor:
         types = server_facts.held_types(cursor, queues=held, limit=LOOKED)
     for type, count, first in types:
+        meant = meant_types(type)
         yield Finding(
             id="D014",
             level="warning",
             text=f"{count:,} message{'' if count == 1 else 's'} of type {type}"
             f" {'is' if count == 1 else 'are'} held: no worker has a handler that takes the"
             " type, in its schema version, from their queue.",
-            hint=f"manage.py mq_why {first} gives the reason; deploy the handler, or drop the"
+            hint=(f"Did you mean {' or '.join(meant)}? " if meant else "")
+            + f"manage.py mq_why {first} gives the reason; deploy the handler, or drop the"
             " messages with mq_purge.",
         )
