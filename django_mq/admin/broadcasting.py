@@ -13,6 +13,7 @@ from django_mq import outbox, queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import ran_out
 from django_mq.admin.broadcast_form import BroadcastForm
+from django_mq.admin.misspelt import did_you_mean
 from django_mq.exceptions import MQError, RoutingError
 from django_mq.messages import CopyReceipt, Receipt
 from django_mq.messages.classes import message_classes
@@ -60,6 +61,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
             form=form,
             copies=copies,
             reach=_reach(copies),
+            did_you_mean=copies and did_you_mean(self, request, form.cleaned_data["type"]),
             suggestions={"type": self._types(request), "queue": self._queues(request)},
             back=self.url(QueuedMessage, "changelist"),
         )

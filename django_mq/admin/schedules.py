@@ -16,6 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import queues
 from django_mq.admin.bounds import ran_out
+from django_mq.admin.misspelt import did_you_mean
 from django_mq.admin.schedule_form import CONTENT, EDITABLE, TIMING, ScheduleForm
 from django_mq.admin.schedule_rows import ScheduleRowsAdmin
 from django_mq.exceptions import MQError
@@ -123,6 +124,9 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         """Write the edited columns, and none that a worker may have written meanwhile."""
         with writing(self.alias):
             self._write(obj, form, change)
+        if question := did_you_mean(self, request, obj.type):
+            text = f"No handler here takes {obj.type}, the type of schedule {obj.name}. {question}"
+            self.message_user(request, text, notices.WARNING)
 
     def _write(self, obj: Any, form: Any, change: bool) -> None:
         if change:

@@ -84,6 +84,20 @@ def test_a_type_that_nobody_hears_is_said_to_be_so(boss):
     assert QueuedMessage.objects.get().handler == ""
 
 
+def test_a_misspelt_type_is_told_before_it_is_broadcast(boss, monkeypatch):
+    from django_mq.admin import QueuedMessageAdmin
+
+    misspelt = {**FORM, "type": "shop.order.placed", "queue": "mail"}
+    told = "Did you mean shop.orders.placed?"
+    assert told in text(boss.post(PAGE, misspelt))
+    assert "Did you mean" not in text(boss.post(PAGE, {**FORM, "type": "shop.orders.placd"}))
+    assert "Did you mean" not in text(boss.post(PAGE, {**FORM, "type": "odd"}))
+    monkeypatch.setattr(QueuedMessageAdmin, "get_queues", lambda self, request: {"audit"})
+    shown = text(boss.post(PAGE, {**misspelt, "queue": "audit"}))
+    assert "no handler is registered for it here" in shown
+    assert told not in shown, "its handlers are in queues that the user may not see"
+
+
 def test_whom_it_reaches_must_have_been_seen(boss):
     """A handler registered in between is shown before it gets a message."""
     reach = boss.post(PAGE, FORM).context["reach"]

@@ -211,6 +211,42 @@ def test_a_schedule_made_in_the_admin(keeper):
     assert LogEntry.objects.get().object_id == "report"
 
 
+MISSPELT = {**FORM, "type": "shop.report.daily", "metadata": "{}"}
+
+
+@pytest.fixture
+def reporter(no_handlers):
+    handler("shop.reports.daily", queue="reports", name="h")(lambda delivery: None)
+
+
+@pytest.mark.usefixtures("reporter")
+def test_a_misspelt_type_is_told(boss):
+    notice = (
+        "No handler here takes shop.report.daily, the type of schedule report. Did you mean"
+        " shop.reports.daily?"
+    )
+    assert told(boss.post(url("schedule", "add"), MISSPELT)).count(notice) == 1
+    edited = boss.post(url("schedule", "change", "report"), {**MISSPELT, "catch_up": "all"})
+    assert told(edited).count(notice) == 2
+
+
+@pytest.mark.usefixtures("reporter")
+@pytest.mark.parametrize("type", ["shop.reports.daily", "mail.sent"])
+def test_other_types_are_taken_as_they_are(boss, type):
+    notices = told(boss.post(url("schedule", "add"), {**FORM, "type": type}))
+    assert not any("Did you mean" in each for each in notices)
+
+
+@pytest.mark.usefixtures("reporter")
+def test_no_type_of_a_queue_that_the_user_may_not_see_is_named(boss, monkeypatch):
+    from django_mq.admin import ScheduleAdmin
+
+    monkeypatch.setattr(ScheduleAdmin, "get_queues", lambda self, request: {"mail"})
+    notices = told(boss.post(url("schedule", "add"), {**MISSPELT, "queue": "mail"}))
+    assert Schedule.objects.get().type == "shop.report.daily"
+    assert not any("Did you mean" in each for each in notices)
+
+
 def test_one_that_is_not_enabled_yet(keeper):
     form = {**FORM, "cron": "", "every": "90"}
     form.pop("enabled")
