@@ -19,6 +19,7 @@ from typing import Any
 from django_mq.messages import Fence
 from django_mq.policy.error_text import one_line
 from django_mq.policy.stack import readable
+from django_mq.signals import log_failure
 from django_mq.supervisor.stop_signals import StopSignals
 from django_mq.supervisor.worker_figures import EVERY, Reports
 from django_mq.worker import Worker
@@ -126,8 +127,12 @@ def _listen(worker: Worker, link: socket.socket, signals: StopSignals) -> None:
 
 
 def _recover(worker: Worker, link: socket.socket, line: bytes) -> None:
-    dead = decode(line)
-    worker.recover(dead, partial(_send, link, dead.worker.encode()))
+    try:
+        dead = decode(line)
+        worker.recover(dead, partial(_send, link, dead.worker.encode()))
+    except Exception as error:  # whoever reads the line must also hear the next one, and the end
+        text = "could not carry out a request: the messages of a dead worker wait for their leases"
+        log_failure("recovery_failed", error, text)
 
 
 def _ask_to_end(link: socket.socket, fence: Fence, by: str, after: float) -> None:

@@ -18,6 +18,7 @@ from django_mq.messages import Fence
 from django_mq.policy.outcomes import was_stopped
 from django_mq.policy.stack import running_in
 from django_mq.supervisor.child import FAILED, FIGURES, GAVE_UP, GOODBYE, ORDER, STOP, encode
+from django_mq.supervisor.send_buffer import SendBuffer
 from django_mq.supervisor.stack_file import StackFile
 from django_mq.supervisor.worker_figures import WorkerFigures
 from django_mq.worker.orders import LEAVE, QUIET
@@ -42,8 +43,6 @@ STANDING = {
     MonitoredPart.RENEWAL: "renewal of leases",
     MonitoredPart.LISTENER: "listener",
 }
-#: Seconds that a process has to read a line from its supervisor.
-PATIENCE = 0.5
 
 
 @dataclass(slots=True)
@@ -61,6 +60,7 @@ class ProcessSlot:
     - `failure`: the error that ended the process, if it named one.
     - `figures`: the totals of the handlers of all its processes.
     - `recovering`: the dead workers that it was asked to settle and has not yet.
+    - `to_send`: the requests that its link has not taken yet.
     """
 
     scoreboard: Scoreboard
@@ -83,6 +83,7 @@ class ProcessSlot:
     recovering: dict[str, DeadWorker] = field(default_factory=dict)
     figures: WorkerFigures = field(default_factory=WorkerFigures)
     stacks: StackFile = field(default_factory=StackFile)
+    to_send: SendBuffer = field(default_factory=SendBuffer)
 
     def prepare(self) -> None:
         """Get ready for the next process, which has a new id."""
@@ -130,15 +131,11 @@ class ProcessSlot:
 
     def send(self, dead: DeadWorker) -> bool:
         """Ask the process to settle the messages of `dead`; return False if it is unreachable."""
-        if self.link is None:
-            return False
-        try:
-            self.link.settimeout(PATIENCE)  # a frozen process must not freeze its supervisor
-            self.link.sendall(encode(dead))
-            self.link.settimeout(None)
-        except OSError:
+        if self.link is None or not self.to_send.accepts():
             return False
         self.recovering[dead.worker] = dead
+        self.to_send.add(encode(dead))
+        self.to_send.send(self.link)
         return True
 
     def read_link(self) -> bool:
@@ -176,6 +173,7 @@ class ProcessSlot:
         if self.link is not None:
             self.link.close()
             self.link = None
+            self.to_send = SendBuffer()
 
     def kill_overrun(self) -> None:
         """Kill the process if one of its handlers ran past its timeout, once its stacks are known.

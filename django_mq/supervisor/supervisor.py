@@ -91,9 +91,12 @@ class Supervisor:
         readers = [self._signals.fileno()]
         readers += [slot.link.fileno() for slot in self._slots if slot.link is not None]
         readers += self._reporter.descriptors()
-        readable = select.select(readers, [], [], TICK)[0]
+        writers = [slot.link.fileno() for slot in self._slots if slot.link and slot.to_send]
+        readable, writable, _ = select.select(readers, writers, [], TICK)
         self._reporter.answer(readable, self._slots, draining=self._deadline is not None)
         for slot in self._slots:
+            if slot.link is not None and slot.link.fileno() in writable:
+                slot.to_send.send(slot.link)
             if slot.link is not None and slot.link.fileno() in readable:
                 slot.read_link()
 
@@ -268,11 +271,11 @@ class Supervisor:
         slot = self._slots[0]
         slot.finished = True
         self._start(slot, last=True)
-        self._pass_on()
-        if slot.link is not None:
-            slot.link.shutdown(socket.SHUT_WR)
         deadline = Deadline(LAST_RECOVERY)
         while slot.pid and not deadline.passed():
+            self._pass_on()
+            if slot.link is not None and not self._orphaned:
+                slot.to_send.finish(slot.link)
             self._wait()
             for number in self._signals.read():
                 self._stop(number)
