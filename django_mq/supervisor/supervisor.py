@@ -255,14 +255,17 @@ class Supervisor:
 
     def _pass_on(self) -> None:
         """Ask a live child to settle the messages of dead ones; it reports when that is done."""
-        alive = [slot for slot in self._slots if slot.link is not None]
-        if not alive:
-            return
-        for worker, dead in list(self._orphaned.items()):
+        reachable = sorted(
+            (slot for slot in self._slots if slot.link is not None),
             # The newest process is not stuck in a handler, unless processes die at their start.
-            slot = max(alive, key=lambda slot: (not slot.failures, slot.started_at))
-            if slot.send(dead):
-                del self._orphaned[worker]
+            key=lambda slot: (not slot.scoreboard.stalled(), not slot.failures, slot.started_at),
+        )
+        for worker, dead in list(self._orphaned.items()):
+            while reachable and not reachable[-1].send(dead):
+                reachable.pop()  # for this turn
+            if not reachable:
+                return
+            del self._orphaned[worker]
 
     def _settle_the_rest(self) -> None:
         """Start one more process, only to settle the messages of the last ones."""

@@ -1,0 +1,51 @@
+"""Which child is asked to settle the messages of dead ones."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+
+from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
+from django_mq.supervisor.supervisor import Supervisor
+from django_mq.worker import Worker
+from tests.supervisor.links import dead, fill, linked
+
+
+def supervisor_of(processes: int) -> Supervisor:
+    """Return a supervisor that has started no process."""
+
+    def make_worker(number: int, id: str, scoreboard: Scoreboard) -> Worker:
+        raise AssertionError
+
+    return Supervisor(make_worker, processes=processes, entries=1, drain_seconds=1)
+
+
+def test_a_full_child_is_tried_once_and_its_siblings_are_asked_instead() -> None:
+    supervisor = supervisor_of(3)
+    healthy, other, newest = supervisor._slots
+    with linked(healthy), linked(other), linked(newest):
+        fill(newest)
+        supervisor._orphaned = {f"w{number}": dead(number, running=1) for number in range(50)}
+        began = monotonic()
+        supervisor._pass_on()
+        assert monotonic() - began < 5.0
+        assert not supervisor._orphaned
+        assert len(other.recovering) == 50
+        assert not healthy.recovering
+
+
+@pytest.mark.parametrize("part", list(MonitoredPart))
+def test_a_stalled_child_is_asked_only_if_there_is_no_other(part: MonitoredPart) -> None:
+    supervisor = supervisor_of(2)
+    healthy, newest = supervisor._slots
+    with linked(newest):
+        with linked(healthy):
+            newest.started_at = healthy.started_at + 1
+            newest.scoreboard.moved(part, -1.0)
+            supervisor._orphaned = {"w1": dead(1)}
+            supervisor._pass_on()
+            assert list(healthy.recovering) == ["w1"]
+        supervisor._orphaned = {"w2": dead(2)}
+        supervisor._pass_on()
+        assert list(newest.recovering) == ["w2"]
