@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 
-from django.db import connections
-
 from django_mq.executor import handler_counts
 from django_mq.executor.handler_counts import HandlerTallies
 from django_mq.policy.handler_stats import HandlerTimings
@@ -75,11 +73,7 @@ class Worker(WorkerOptions):
         with self.lock:
             if self._run is not None:
                 raise RuntimeError("this worker is already running")
-            if connections[self.alias].in_atomic_block:
-                raise RuntimeError(
-                    "a worker uses its own connections, which cannot see the changes of this"
-                    " transaction: in a TestCase use django_mq.testing.drain()"
-                )
+            self.refuse_transaction()
             run = self._run = Run(self)
             self._tallies = handler_counts.begin(run.id)
         try:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+from django.db import connections
+
 from django_mq.conf import MOST_ASYNC_SLOTS, MOST_IN_BATCH, MOST_THREADS, alias_of, get_settings
 from django_mq.conf.readers import LARGEST
 from django_mq.exceptions import as_seconds, short_repr
@@ -76,6 +78,14 @@ class WorkerOptions:
         self.stopping = threading.Event()
         #: Held while a run begins or ends.
         self.lock = threading.Lock()
+
+    def refuse_transaction(self) -> None:
+        """Raise RuntimeError if this thread is in a transaction on the worker's alias."""
+        if connections[self.alias].in_atomic_block:
+            raise RuntimeError(
+                "a worker uses its own connections, which cannot see the changes of this"
+                " transaction: in a TestCase use django_mq.testing.drain()"
+            )
 
     def scoreboard(self) -> Scoreboard:
         """Return the scoreboard on which this worker shows what it runs."""

@@ -87,6 +87,10 @@ class Command(BaseCommand):
             worker = self._worker(options, max_messages=options["max_messages"])
         except (ImproperlyConfigured, InvalidName, ValueError) as error:
             raise CommandError(f"{error}{separated(options['queue'])}") from error
+        try:
+            worker.refuse_transaction()  # before a fork: the supervisor would restart its processes
+        except RuntimeError as error:
+            raise CommandError(str(error)) from error
         known = self._check_database(worker.alias, named=bool(options["queue"]))
         if not _will_start_again(options):
             _warn_of_typos(options["queue"], known)
