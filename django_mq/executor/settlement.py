@@ -73,16 +73,18 @@ class Settlement:
         self.policy_of = policy_of
         self._shortest_lease = shortest_lease
 
-    def settle(self, ended: Sequence[Ended], *, careful: bool = False) -> list[Ended]:
+    def settle(
+        self, ended: Sequence[Ended], *, careful: bool = False, doubtful: bool = False
+    ) -> list[Ended]:
         """Settle `ended`; return them, marked LOST where the lease is no longer ours.
 
         `careful`: follow-up writes that the database refuses are skipped.
+        `doubtful`: an earlier try may have been committed.
 
         Waits for a lost database. Returns an empty list if the drain ends meanwhile: the leases
         lapse, and the attempts count.
         """
         conflicts = answers = 0
-        doubtful = False  # an earlier try may have been committed
         while True:
             attempt = Try()
             try:
@@ -103,11 +105,12 @@ class Settlement:
                             return []
                         continue
                 if len(ended) > 1:
-                    return [done for each in ended for done in self.settle([each])]
+                    alone = (self.settle([each], doubtful=doubtful) for each in ended)
+                    return [done for settled in alone for done in settled]
                 conflicts += 1
                 if not is_conflict(error) or conflicts > MOST_CONFLICTS:
                     if not careful and settle_effects.having_any(ended):
-                        return self.settle(ended, careful=True)
+                        return self.settle(ended, careful=True, doubtful=doubtful)
                     return self._refused(ended[0], error)
         self.outage.over()
         for each in ended if attempt.lost else ():

@@ -196,6 +196,43 @@ def test_the_answer_to_an_ack_is_lost(make_bench: Callable[..., Bench], proxy: P
     assert waiting() == set()
 
 
+CONFLICT_AT_THE_SECOND_DELETE = """
+create sequence deletes;
+create function conflict_at_the_second() returns trigger language plpgsql as $$
+begin
+  if nextval('deletes') = 2 then raise exception 'conflict' using errcode = '40001'; end if;
+  return null;
+end $$;
+create trigger conflict_at_the_second before delete on django_mq_queuedmessage
+   for each statement execute function conflict_at_the_second();
+"""
+
+
+def test_the_answer_to_an_ack_is_lost_and_the_next_try_is_in_conflict(
+    make_bench: Callable[..., Bench], proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is then settled alone, and is still known to be acked, perhaps, by the first try."""
+    bench = make_bench(port=proxy.port)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    messages = add_many(3, handler="h")
+    tasks = bench.claim()
+    with second_connection() as other:
+        other.execute(CONFLICT_AT_THE_SECOND_DELETE)
+        try:
+            proxy.cut_at("delete from django_mq", arrives=True)
+            bench.run_all(tasks)
+            [(deletes,)] = other.execute("select last_value from deletes").fetchall()
+        finally:
+            other.execute("drop function conflict_at_the_second cascade; drop sequence deletes")
+    assert (proxy.cuts, deletes) == (1, 5)
+    assert waiting() == set()
+    assert bench.settled == [m.pk for m in messages]
+    assert "lease_lost" not in [getattr(record, "event", "") for record in caplog.records]
+
+
 def test_the_answer_to_the_end_of_a_failure_is_lost(
     make_bench: Callable[..., Bench], proxy: Proxy
 ) -> None:
