@@ -33,6 +33,7 @@ class Worker(WorkerOptions):
     """
 
     _run: Run | None = None
+    _thread = 0  # the identifier of the thread of this run, or of the last
     _tallies = HandlerTallies()  # empty, until a run has its own
 
     @property
@@ -74,6 +75,7 @@ class Worker(WorkerOptions):
             if self._run is not None:
                 raise RuntimeError("this worker is already running")
             self.refuse_transaction()
+            self._thread = threading.get_ident()
             run = self._run = Run(self)
             self._tallies = handler_counts.begin(run.id)
         try:
@@ -87,12 +89,17 @@ class Worker(WorkerOptions):
             run.ended.set()
 
     def stop(self, timeout: float | timedelta | None = None) -> bool:
-        """Drain: start nothing more, and finish what runs. From any thread.
+        """Drain: start nothing more, and finish what runs. From any thread or signal handler.
 
         Waits up to `timeout`, seconds or a timedelta (None: as long as it takes), and returns
-        whether the run ended; also False if nothing was running.
+        whether the run ended; also False if nothing was running. In the thread of `run()`, where
+        signal handlers usually run, it does not wait: it returns False, and `run()` drains.
         """
         wait = timeout if timeout is None else checked_seconds("timeout", timeout)
+        if threading.get_ident() == self._thread:
+            # What a signal handler interrupts may hold any lock that is needed to stop.
+            threading.Thread(target=self.stop, args=(0,), name="mq-stop", daemon=True).start()
+            return False
         with self.lock:
             if (run := self._run) is None:
                 return False

@@ -76,8 +76,8 @@ class WorkerOptions:
         self.end_process: EndProcess | None = None
         self.orders = Orders()
         self.stopping = threading.Event()
-        #: Held while a run begins or ends.
-        self.lock = threading.Lock()
+        #: Held while a run begins or ends. A signal handler may take it in the same thread.
+        self.lock = threading.RLock()
 
     def refuse_transaction(self) -> None:
         """Raise RuntimeError if this thread is in a transaction on the worker's alias."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from time import monotonic
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
 from django_mq import RetryPolicy, broadcast, fixed, handler
+from django_mq.executor.scoreboard import Scoreboard
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
 from django_mq.worker import Worker
@@ -107,6 +110,69 @@ def test_stop_and_start_again(start: Start, said: Said) -> None:
     assert len(set(ids)) == 2
     assert worker.id == ""
     assert worker.stop(timeout=1) is False
+
+
+@pytest.mark.parametrize("times", [1, 20])
+def test_a_signal_handler_stops_the_run_that_it_interrupts(times: int, said: Said) -> None:
+    """It only asks, and returns at once: the run cannot end before the handler has returned."""
+    worker = Worker()
+    answers: list[bool] = []
+    main = threading.get_ident()
+
+    def send() -> None:
+        said.wait("worker_started")
+        for _ in range(times):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(
+        signal.SIGUSR1, lambda *_: answers.append(worker.stop(timeout=2 * PATIENCE))
+    )
+    sender = threading.Thread(target=send)
+    sender.start()
+    began = monotonic()
+    try:
+        assert worker.run() is True
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert monotonic() - began < PATIENCE
+    assert set(answers) == {False}
+    assert not worker.running
+
+
+@pytest.mark.parametrize("moment", ["begins", "ends"])
+def test_a_signal_may_come_while_a_run_begins_or_ends(moment: str) -> None:
+    """The handler interrupts code that holds the worker's lock; the next run is not stopped."""
+    answers: list[bool] = []
+
+    class Interrupted(Worker):
+        moment = ""
+
+        def scoreboard(self) -> Scoreboard:
+            if self.moment == "begins":
+                answers.append(self.stop())
+            return super().scoreboard()
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "orders" and self.moment == "ends":
+                answers.append(self.stop())
+
+    worker = Interrupted()
+    worker.moment = moment
+    if moment == "ends":
+        worker.max_seconds = 0.05
+    assert Running(worker, until_empty=False).join() is True
+    assert answers == [False]
+    worker.moment, worker.max_seconds = "", None
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    message = add(handler="h")
+    assert Running(worker, until_empty=True).join() is True
+    assert effects() == {message.pk}
 
 
 def test_a_running_worker_is_not_run_twice(start: Start, said: Said) -> None:
