@@ -39,7 +39,8 @@ class Worker(WorkerOptions):
     @property
     def id(self) -> str:
         """The random id of this run, as in `claimed_by` and the heartbeat; empty when idle."""
-        return self._run.id if self._run else ""
+        run = self._run  # once: it may end meanwhile
+        return run.id if run else ""
 
     @property
     def running(self) -> bool:
@@ -49,12 +50,14 @@ class Worker(WorkerOptions):
     @property
     def running_messages(self) -> list[int]:
         """The ids of the messages whose handlers run now; from any thread."""
-        return self._run.parts.scoreboard.running() if self._run else []
+        run = self._run
+        return run.parts.scoreboard.running() if run else []
 
     @property
     def sleeps(self) -> int:
         """How often this run has slept for lack of work; 0 when idle."""
-        return self._run.parts.wakeup.sleeps if self._run else 0
+        run = self._run
+        return run.parts.wakeup.sleeps if run else 0
 
     def timings(self) -> dict[str, HandlerTimings]:
         """Return the timings of each handler in this run, or in the last; from any thread.
@@ -109,14 +112,14 @@ class Worker(WorkerOptions):
     def ask_to_stop(self) -> None:
         """Begin to drain, from any thread. Before a run, it makes that end at once."""
         self.stopping.set()
-        if self._run is not None:
-            self._run.hurry()
+        if (run := self._run) is not None:
+            run.hurry()
 
     def recover(self, dead: DeadWorker, done: Callable[[], None]) -> None:
         """Begin to settle what a dead sibling held; call `done` at the end. For the supervisor."""
         self.to_recover.append((dead, done))
-        if self._run is not None:
-            self._run.take_recoveries()
+        if (run := self._run) is not None:
+            run.take_recoveries()
 
     def supervised(self, end_process: EndProcess, pass_on: Callable[[str], None]) -> None:
         """Set the functions by which a run reaches its supervisor.

@@ -14,7 +14,8 @@ from django_mq import RetryPolicy, broadcast, fixed, handler
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
-from django_mq.worker import Worker
+from django_mq.worker import DeadWorker, Worker
+from django_mq.worker.run import Run
 from tests.rows import add
 from tests.worker.conftest import (
     PATIENCE,
@@ -227,6 +228,31 @@ def test_max_messages(start: Start, count: int) -> None:
 
 def test_max_seconds(start: Start) -> None:
     assert start(max_seconds=0.05).join() is True
+
+
+def test_a_run_may_end_while_another_thread_asks_about_it(start: Start, said: Said) -> None:
+    """Each property and request looks at the run once: a second look may find none."""
+    running = start()
+    said.wait("worker_started")
+    present = running.worker._run
+
+    class Ending(Worker):
+        """A worker whose run ends as soon as somebody has looked at it."""
+
+        looks = 0
+
+        @property
+        def _run(self) -> Run | None:  # type: ignore[override]
+            self.looks += 1
+            return present if self.looks == 1 else None
+
+    assert Ending().id == running.worker.id
+    assert Ending().running
+    assert Ending().running_messages == []
+    assert Ending().sleeps >= 0
+    Ending().recover(DeadWorker("w", "was killed"), lambda: None)
+    Ending().ask_to_stop()
+    running.stop()
 
 
 # ---- threads
