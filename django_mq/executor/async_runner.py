@@ -84,6 +84,7 @@ class AsyncRunner(threading.Thread):
             shortest_lease=shortest_lease,
             on_settled=on_settled,
             on_left=self._leave,
+            give_up=self._give_up,
             link=link,
         )
 
@@ -210,7 +211,7 @@ class AsyncRunner(threading.Thread):
             if each.settled is Settled.LOST:
                 reports.lease_lost(each.delivery)
         if barred:
-            self._settler.settle(barred, [])
+            self._settler.settle(barred, tasks, left=False)
         return ready
 
     def _leave(self, tasks: Sequence[Task]) -> None:
@@ -219,6 +220,13 @@ class AsyncRunner(threading.Thread):
         self._local_queue.leave(*[task.line for task in tasks])
         if came_free:
             self._on_room()
+
+    def _give_up(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:
+        """Let the leases of `ended` lapse, and start nothing behind the calls of `tasks` before."""
+        for task in tasks:
+            if task.line is not None:
+                self._local_queue.break_line(task.line)
+        self._local_queue.settled([each.delivery.id for each in ended])
 
     def _tell_room(self) -> None:
         """Announce free slots after a moment, in which more may come free."""

@@ -23,7 +23,7 @@ from django_mq.executor.tasks import Task
 from django_mq.executor.watchdog import Link
 from django_mq.messages import ClaimedRow, Fence
 from django_mq.policy.backoff import RetryPolicy
-from django_mq.signals import named, traced
+from django_mq.signals import log_failure, named, traced
 from django_mq.store import leases
 
 logger = logging.getLogger("django_mq")
@@ -42,6 +42,7 @@ class AsyncSettler(threading.Thread):
         shortest_lease: float,
         on_settled: Callable[[Sequence[Ended]], None],
         on_left: Callable[[Sequence[Task]], None],
+        give_up: Callable[[Sequence[Ended], Sequence[Task]], None],
         link: Link | None = None,
     ) -> None:
         super().__init__(name="mq-settler", daemon=True)
@@ -53,6 +54,7 @@ class AsyncSettler(threading.Thread):
         self._outage = outage
         self._on_settled = on_settled
         self._on_left = on_left
+        self._give_up = give_up
         self._asked: queue.SimpleQueue[_StartRequest | _SettleRequest | None] = queue.SimpleQueue()
 
     def start_leases(self, tasks: list[Task], answer: asyncio.Future[dict[int, bool]]) -> None:
@@ -63,9 +65,13 @@ class AsyncSettler(threading.Thread):
         """
         self._asked.put(_StartRequest(tasks, answer))
 
-    def settle(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:
-        """Request to settle `ended`, except lost ones; `on_left` is then called with `tasks`."""
-        self._asked.put(_SettleRequest(ended, tasks))
+    def settle(self, ended: Sequence[Ended], tasks: Sequence[Task], *, left: bool = True) -> None:
+        """Request to settle `ended`, of the call of `tasks`, except lost ones.
+
+        If the call is `left`, `on_left` is then called with `tasks`. If an error of our own
+        prevents the settle, `give_up` is called first: the leases lapse.
+        """
+        self._asked.put(_SettleRequest(ended, tasks, left))
 
     def end(self) -> None:
         """End the thread after all earlier requests."""
@@ -87,6 +93,19 @@ class AsyncSettler(threading.Thread):
 
     def _settle(self, asked: list[_SettleRequest]) -> None:
         ended = [each for request in asked for each in request.ended]
+        failure: Exception | None = None
+        try:
+            self._settle_all(ended)
+        except Exception as error:  # a bug of ours: the other handlers must not wait for ever
+            log_failure("executor_failed", failure := error, "async settler failed")
+            self._statements.close()
+            self._give_up(ended, [task for request in asked for task in request.tasks])
+        if left := [task for request in asked if request.left for task in request.tasks]:
+            self._on_left(left)
+        if failure:
+            self._outage.wait(failure, logged=True)
+
+    def _settle_all(self, ended: list[Ended]) -> None:
         lost = [each for each in ended if each.settled is Settled.LOST]
         if lost:
             self._on_settled(lost)
@@ -95,14 +114,18 @@ class AsyncSettler(threading.Thread):
             settled = self._settlement.settle(ended)
             reports.all_ended(settled)
             self._on_settled(settled)
-        if tasks := [task for request in asked for task in request.tasks]:
-            self._on_left(tasks)
 
     def _start(self, asked: list[_StartRequest]) -> None:
-        if asked:
+        if not asked:
+            return
+        started: dict[int, bool] = {}
+        try:
             started = self._start_all([task for request in asked for task in request.tasks])
-            answers = [request.answer for request in asked]
-            answers[0].get_loop().call_soon_threadsafe(_resolve, answers, started)
+        except Exception as error:  # a bug of ours: the coroutines wait for the answers
+            log_failure("executor_failed", error, "async settler failed")
+            self._statements.close()
+        answers = [request.answer for request in asked]
+        answers[0].get_loop().call_soon_threadsafe(_resolve, answers, started)
 
     def _start_all(self, starts: list[Task]) -> dict[int, bool]:
         """Give each task a full lease; map the ids of those still ours to whether they expired."""
@@ -156,3 +179,4 @@ class _StartRequest(NamedTuple):
 class _SettleRequest(NamedTuple):
     ended: Sequence[Ended]
     tasks: Sequence[Task]
+    left: bool

@@ -1,0 +1,104 @@
+"""The thread that settles for async handlers outlives errors of our own: the leases lapse."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models.functions import Now
+
+from django_mq import RetryPolicy, fixed, handler
+from django_mq.executor import reports
+from django_mq.executor.async_settler import AsyncSettler
+from django_mq.executor.settlement import Settlement
+from django_mq.messages import Delivery
+from django_mq.models import QueuedMessage
+from tests.rows import add
+from tests.waiting import until
+from tests.worker.conftest import Said, Start, attempts_of, waiting
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
+    """Make the next call of a function fail; return the list in which that is noted."""
+    real, failed = getattr(owner, name), list[str]()
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        if not failed:
+            failed.append(name)
+            raise ZeroDivisionError
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, fail)
+    return failed
+
+
+def on(**options: Any) -> Any:
+    return handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(0)), **options)
+
+
+def lapse(message: QueuedMessage) -> None:
+    """Let the lease of the first attempt lapse; a worker that renews it brings it back."""
+    first = QueuedMessage.objects.filter(pk=message.pk, attempts=1, leased_until__gt=Now())
+    first.update(leased_until=Now() - timedelta(seconds=1))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "key"),
+    [(Settlement, "settle", None), (Settlement, "settle", "k"), (AsyncSettler, "_start_all", "k")],
+)
+def test_what_could_not_be_settled_lapses(
+    start: Start,
+    said: Said,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    key: str | None,
+) -> None:
+    """It runs again, before the next of its key; its slot is free for others."""
+    ran: list[tuple[int, int]] = []
+
+    @on()
+    async def h(delivery: Delivery) -> None:
+        ran.append((delivery.id, delivery.attempt))
+
+    failed = fail_once(monkeypatch, owner, name)
+    first, second = add(handler="h", key=key), add(handler="h", key=key)
+    running = start(async_slots=1, batch_size=1)
+    until(lambda: failed)
+
+    def ended() -> bool:
+        lapse(first)
+        return not waiting()
+
+    until(ended)
+    assert running.stop()
+    assert (second.pk, 1) in ran
+    assert (first.pk, 2) in ran
+    assert key is None or ran[-1] == (second.pk, 1)
+    assert attempts_of(first) == ["WorkerVanished"]
+    assert not QueuedMessage.objects.exists()
+    assert said.count("message_acked") == 2
+
+
+def test_what_was_settled_but_not_reported_stays_so(
+    start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[int] = []
+
+    @on()
+    async def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    failed = fail_once(monkeypatch, reports, "all_ended")
+    first = add(handler="h")
+    running = start(async_slots=1)
+    until(lambda: failed)
+    second = add(handler="h")
+    assert said.wait("message_acked")[0].id == second.pk
+    assert running.stop()
+    assert ran == [first.pk, second.pk]
+    assert "executor_failed" in [getattr(record, "event", "") for record in caplog.records]
+    assert not waiting()
