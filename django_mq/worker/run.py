@@ -1,4 +1,4 @@
-"""One run of a worker: the loop, and the drain that ends it.
+"""One run of a worker: its start, the loop, and its end.
 
 The loop fetches, then sleeps on the wakeup. Executors and the async runner take the messages that
 the fetcher put into the local queue. The lease keeper renews the leases of unsettled messages,
@@ -15,7 +15,8 @@ import threading
 
 from django_mq.executor.connections import LOST, was_refused
 from django_mq.signals import announce_worker, log_failure, worker_started, worker_stopped
-from django_mq.store import Cursor, look, notify
+from django_mq.store import Cursor, look
+from django_mq.worker.draining import Draining
 from django_mq.worker.orders import LEAVE
 from django_mq.worker.parts import Parts
 from django_mq.worker.unstarted import Unstarted
@@ -26,13 +27,6 @@ from django_mq.worker.worker_options import WorkerOptions
 WRITE_AGAIN = 0.25
 #: Seconds until a worker with `until_empty` rechecks an ordered queue that is not empty.
 LINE_AGAIN = 0.25
-#: Seconds, in a drain, between two renewals of the ordered queues whose messages still run.
-KEEP_EVERY = 0.5
-#: Seconds that the end of a drain waits for the recovery of dead siblings.
-LAST_RECOVERY = 5.0
-#: Seconds that the server has to answer a statement once the worker drains, and once the drain is
-#: over. A message that is released too late runs again when its lease lapses.
-HURRY, LAST_HURRY = 5.0, 1.0
 
 
 class Run:
@@ -45,26 +39,22 @@ class Run:
         self.parts = Parts(worker, self.id, obey=self._obey)
         self.unstarted = Unstarted(self.id, self.parts)
         self._deadline = Deadline(worker.max_seconds)
-        self._worked = False
+        self.draining = Draining(worker, self.id, self.parts, self.unstarted)
+        self._worked = self._said = False
 
     def run(self, until_empty: bool) -> bool:
         """Work, then drain; return whether everything that had started was finished."""
-        self.parts.watchdog.start()
-        try:
+        with contextlib.ExitStack() as ends:
+            ends.callback(self.parts.watchdog.end)
+            self.parts.watchdog.start()
             self._check_tables()
-            self._start()
-            try:
-                self._loop(until_empty)
-            finally:
-                done = self._drain()
-        finally:
-            self.parts.watchdog.end()
-        return done
+            self._start(ends)
+            self._loop(until_empty)
+        return self.draining.done
 
     def hurry(self) -> None:
         """Limit every wait for the server from now on. From any thread."""
-        self.parts.watchdog.hurry(HURRY)
-        self.parts.wakeup.poke()
+        self.draining.hurry()
 
     def _obey(self, order: str, by: str) -> None:
         """Carry out an order of an operator; from any thread, and never blocks."""
@@ -176,29 +166,26 @@ class Run:
         self.unstarted.let_go(cursor)
         return min(self.worker.settings.poll_interval, self.parts.ordered_queues.turn_in())
 
-    # ---- start and drain
+    # ---- start and end
 
-    def _start(self) -> None:
+    def _start(self, ends: contextlib.ExitStack) -> None:
+        """Start the parts; `ends` gets the end of each before it starts. The first ends last."""
         parts = self.parts
+        ends.callback(self._say_stopped)
+        ends.callback(parts.statements.close)
+        ends.callback(self._end_lease_keeper)
         parts.lease_keeper.start()
-        parts.maintenance.start()
-        parts.scheduler.start()
-        parts.operation_runner.start()
+        for part in (parts.operation_runner, parts.scheduler, parts.maintenance):
+            ends.callback(part.end)
+            part.start()
+        ends.callback(self.draining.run)
         parts.liveness.proved()
         self.take_recoveries()
         if parts.listener:
             parts.listener.start()
         for executor in parts.executors:
             executor.start()
-        queues = self.worker.queues
-        named = "all queues" if "#" in queues else f"queues {', '.join(queues)}"
-        announce_worker(
-            worker_started,
-            self.id,
-            f"worker {self.id} started: {named}, {self.worker.threads} thread(s),"
-            f" process {os.getpid()}",
-            queues=queues,
-        )
+        self._say_started()
 
     def take_recoveries(self) -> None:
         """Begin to settle messages of dead siblings, once this run has started; from any thread."""
@@ -208,93 +195,33 @@ class Run:
             while True:
                 self.parts.recovery.recover(*self.worker.to_recover.pop())
 
-    def _drain(self) -> bool:
-        """Finish running messages, release those that did not start, and leave the fleet."""
-        parts = self.parts
-        deadline = Deadline(self.worker.drain_seconds)
-        parts.draining = True
-        self.worker.orders.report(self.id)
-        self.hurry()
-        if parts.listener:
-            parts.listener.stop()
-        if parts.dispatch.release(parts.local_queue.close()):
-            self._ring()
-        parts.runner.end(deadline.left())
-        for executor in parts.executors:
-            self._join(executor, deadline)
-        if parts.runner.is_alive():
-            self._join(parts.runner, deadline)
-        threads = (*parts.executors, parts.runner)
-        done = not (parts.runner.cut_off or any(thread.is_alive() for thread in threads))
-        if done:
-            parts.recovery.finish(LAST_RECOVERY)
-        parts.giving_up.set()
-        parts.watchdog.hurry(LAST_HURRY)
-        parts.dispatch.release(parts.local_queue.close())
-        self._leave_queues()
-        self._ring()
-        parts.maintenance.end()
-        parts.scheduler.end()
-        parts.operation_runner.end()
-        parts.lease_keeper.end()
-        parts.lease_keeper.join(5.0)
-        parts.lease_keeper.report()
-        parts.statements.close()
+    def _end_lease_keeper(self) -> None:
+        lease_keeper = self.parts.lease_keeper
+        lease_keeper.end()
+        if lease_keeper.is_alive():
+            lease_keeper.join(5.0)
+        lease_keeper.report()
+
+    def _say_started(self) -> None:
+        queues = self.worker.queues
+        named = "all queues" if "#" in queues else f"queues {', '.join(queues)}"
+        self._said = True
+        announce_worker(
+            worker_started,
+            self.id,
+            f"worker {self.id} started: {named}, {self.worker.threads} thread(s),"
+            f" process {os.getpid()}",
+            queues=queues,
+        )
+
+    def _say_stopped(self) -> None:
+        if not self._said:
+            return
+        done = self.draining.done
         announce_worker(
             worker_stopped,
             self.id,
             f"worker {self.id} stopped"
-            + ("" if done else f": {len(parts.scoreboard.running())} message(s) still ran"),
+            + ("" if done else f": {len(self.parts.scoreboard.running())} message(s) still ran"),
             drained=done,
         )
-        return done
-
-    def _join(self, thread: threading.Thread, drain: Deadline) -> None:
-        """Wait for a thread until the drain is over; at least 0.5 s, since it may be idle."""
-        left = drain.left()
-        deadline = Deadline(None if left is None else max(left, 0.5))
-        while thread.is_alive() and not deadline.passed():
-            self.parts.rounds += 1
-            self._keep_ordered_queues()
-            left = deadline.left()
-            thread.join(KEEP_EVERY if left is None else min(left, KEEP_EVERY))
-
-    def _keep_ordered_queues(self) -> None:
-        """Renew the ordered queues whose messages still run, and disown the others.
-
-        A new owner would end the transactions of running messages.
-        """
-        parts = self.parts
-        if not parts.ordered_queues.owned:
-            return
-        try:
-            cursor = parts.statements.cursor()
-            if free := self.unstarted.unused(parts.ordered_queues.owned):
-                parts.ordered_queues.disown(cursor, free)
-            parts.ordered_queues.tend(cursor)
-        except LOST:
-            parts.statements.close()
-
-    def _leave_queues(self) -> None:
-        """Write the last backoffs, disown the ordered queues, release claims with a lost answer."""
-        parts = self.parts
-        if not (self.unstarted.in_doubt or parts.backoffs.noted() or parts.ordered_queues.owned):
-            return  # a new connection might not come
-        try:
-            cursor = parts.statements.cursor()
-            if self.unstarted.in_doubt:
-                self.unstarted.release_unanswered(cursor)
-            parts.backoffs.write(cursor)
-            parts.ordered_queues.disown(cursor)
-        except LOST:
-            parts.statements.close()
-
-    def _ring(self) -> None:
-        """Wake the other workers: messages that were released or freed here are for them."""
-        statements = self.parts.statements
-        if not statements.is_alive():
-            return  # a new connection might not come
-        try:
-            notify.ring(statements.cursor())
-        except LOST:
-            statements.close()

@@ -8,10 +8,21 @@ from typing import Any
 import pytest
 
 from django_mq import handler
+from django_mq.executor.async_runner import AsyncRunner
+from django_mq.executor.executor import Executor
 from django_mq.messages import Delivery
-from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
+from django_mq.store import notify
+from django_mq.worker.dispatch import Dispatch
+from django_mq.worker.lease_keeper import LeaseKeeper
+from django_mq.worker.listener import Listener
+from django_mq.worker.maintenance import Maintenance
+from django_mq.worker.operation_runner import OperationRunner
+from django_mq.worker.recovery import Recovery
+from django_mq.worker.scheduler import Scheduler
 from tests.database import second_connection
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start, add_many, effect, effects, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -107,3 +118,78 @@ def test_a_drain_that_runs_out_of_time_says_so(
     assert running.stop() is False
     assert said.all[-1][2]["drained"] is False
     assert waiting()
+
+
+def threads() -> set[threading.Thread]:
+    """Return the threads of workers."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("mq-")}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Listener, "stop"),
+        (Dispatch, "release"),
+        (AsyncRunner, "end"),
+        (Recovery, "finish"),
+        (notify, "ring"),
+        (Maintenance, "end"),
+        (Scheduler, "end"),
+        (OperationRunner, "end"),
+        (LeaseKeeper, "report"),
+    ],
+)
+def test_an_error_in_the_drain_ends_the_other_parts_all_the_same(
+    start: Start,
+    said: Said,
+    gate: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+) -> None:
+    """No thread is left to renew a lease or a heartbeat; what did not start is given back."""
+    before, real, draining = threads(), getattr(owner, name), threading.Event()
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        assert gate.wait(PATIENCE)
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        answer = real(*args, **kwargs)
+        if draining.is_set():
+            raise ZeroDivisionError
+        return answer
+
+    monkeypatch.setattr(owner, name, fail)
+    add_many(3, handler="h")
+    running = start()
+    said.wait("message_started")
+    draining.set()
+    running.worker.ask_to_stop()
+    gate.set()
+    with pytest.raises(ZeroDivisionError):
+        running.join()
+    until(lambda: threads() <= before)
+    assert not WorkerHeartbeat.objects.exists()
+    assert not QueuedMessage.objects.exclude(claimed_by=None).exists()
+    assert said.count("worker_stopped") == 1
+
+
+@pytest.mark.parametrize(
+    "part", [Executor, LeaseKeeper, Listener, Maintenance, OperationRunner, Scheduler]
+)
+def test_a_part_that_cannot_start_leaves_no_other_running(
+    start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, part: type[threading.Thread]
+) -> None:
+    """The system may refuse a thread."""
+    before = threads()
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(part, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        start().join()
+    until(lambda: threads() <= before)
+    assert not WorkerHeartbeat.objects.exists()
+    assert (said.count("worker_started"), said.count("worker_stopped")) == (0, 0)

@@ -1,0 +1,140 @@
+"""The drain that ends a run: every step of it, whatever became of the steps before."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+
+from django_mq.executor.connections import LOST
+from django_mq.store import notify
+from django_mq.worker.parts import Parts
+from django_mq.worker.unstarted import Unstarted
+from django_mq.worker.wakeup import Deadline
+from django_mq.worker.worker_options import WorkerOptions
+
+#: Seconds, in a drain, between two renewals of the ordered queues whose messages still run.
+KEEP_EVERY = 0.5
+#: Seconds that the end of a drain waits for the recovery of dead siblings.
+LAST_RECOVERY = 5.0
+#: Seconds that the server has to answer a statement once the worker drains, and once the drain is
+#: over. A message that is released too late runs again when its lease lapses.
+HURRY, LAST_HURRY = 5.0, 1.0
+
+
+class Draining:
+    """Finishes running messages, releases those that did not start, and leaves the fleet."""
+
+    def __init__(self, worker: WorkerOptions, id: str, parts: Parts, unstarted: Unstarted) -> None:
+        self.worker = worker
+        self.id = id
+        self.parts = parts
+        self.unstarted = unstarted
+        #: Whether everything that had started was finished.
+        self.done = False
+
+    def hurry(self) -> None:
+        """Limit every wait for the server from now on. From any thread."""
+        self.parts.watchdog.hurry(HURRY)
+        self.parts.wakeup.poke()
+
+    def run(self) -> None:
+        """Take all steps in order; raise the error of the last one that failed, if any."""
+        self._deadline = Deadline(self.worker.drain_seconds)
+        steps = (
+            self._begin,
+            self._stop_listening,
+            self._release,
+            self._end_async,
+            self._finish,
+            self._give_up,
+            self._release,
+            self._leave_queues,
+            self._ring,
+        )
+        with ExitStack() as stack:
+            for step in reversed(steps):
+                stack.callback(step)
+
+    def _begin(self) -> None:
+        self.parts.draining = True
+        self.hurry()
+        self.worker.orders.report(self.id)
+
+    def _stop_listening(self) -> None:
+        if self.parts.listener:
+            self.parts.listener.stop()
+
+    def _release(self) -> None:
+        """Release what did not start; the others may run it at once."""
+        if self.parts.dispatch.release(self.parts.local_queue.close()):
+            self._ring()
+
+    def _end_async(self) -> None:
+        self.parts.runner.end(self._deadline.left())
+
+    def _finish(self) -> None:
+        """Wait for running messages, and then for those of dead siblings."""
+        parts = self.parts
+        for executor in parts.executors:
+            self._join(executor)
+        if parts.runner.is_alive():
+            self._join(parts.runner)
+        threads = (*parts.executors, parts.runner)
+        self.done = not (parts.runner.cut_off or any(thread.is_alive() for thread in threads))
+        if self.done:
+            parts.recovery.finish(LAST_RECOVERY)
+
+    def _give_up(self) -> None:
+        """Wait for nothing any more: neither for handlers nor for a lost database."""
+        self.parts.giving_up.set()
+        self.parts.watchdog.hurry(LAST_HURRY)
+
+    def _join(self, thread: threading.Thread) -> None:
+        """Wait for a thread until the drain is over; at least 0.5 s, since it may be idle."""
+        left = self._deadline.left()
+        deadline = Deadline(None if left is None else max(left, 0.5))
+        while thread.is_alive() and not deadline.passed():
+            self.parts.rounds += 1
+            self._keep_ordered_queues()
+            left = deadline.left()
+            thread.join(KEEP_EVERY if left is None else min(left, KEEP_EVERY))
+
+    def _keep_ordered_queues(self) -> None:
+        """Renew the ordered queues whose messages still run, and disown the others.
+
+        A new owner would end the transactions of running messages.
+        """
+        parts = self.parts
+        if not parts.ordered_queues.owned:
+            return
+        try:
+            cursor = parts.statements.cursor()
+            if free := self.unstarted.unused(parts.ordered_queues.owned):
+                parts.ordered_queues.disown(cursor, free)
+            parts.ordered_queues.tend(cursor)
+        except LOST:
+            parts.statements.close()
+
+    def _leave_queues(self) -> None:
+        """Write the last backoffs, disown the ordered queues, release claims with a lost answer."""
+        parts = self.parts
+        if not (self.unstarted.in_doubt or parts.backoffs.noted() or parts.ordered_queues.owned):
+            return  # a new connection might not come
+        try:
+            cursor = parts.statements.cursor()
+            if self.unstarted.in_doubt:
+                self.unstarted.release_unanswered(cursor)
+            parts.backoffs.write(cursor)
+            parts.ordered_queues.disown(cursor)
+        except LOST:
+            parts.statements.close()
+
+    def _ring(self) -> None:
+        """Wake the other workers: messages that were released or freed here are for them."""
+        statements = self.parts.statements
+        if not statements.is_alive():
+            return  # a new connection might not come
+        try:
+            notify.ring(statements.cursor())
+        except LOST:
+            statements.close()
