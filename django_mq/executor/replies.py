@@ -8,7 +8,7 @@ from typing import Any
 
 from django_mq.conf import get_settings
 from django_mq.messages import Delivery
-from django_mq.store import Cursor, results
+from django_mq.store import Cursor, notify, results
 from django_mq.store.results import Reply
 
 
@@ -50,4 +50,4 @@ def text(value: Any) -> str:
 
 def store(cursor: Cursor, answers: Sequence[Reply]) -> None:
     """Store answers in the transaction that settles, and notify waiting processes."""
-    results.store(cursor, answers, ring=get_settings().wakeup != "poll")
+    results.store(cursor, answers, ring=notify.wanted())

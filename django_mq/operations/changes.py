@@ -42,7 +42,7 @@ def run_now(cursor: CursorWrapper, ids: Sequence[int]) -> list[int]:
 
 
 def _made_due(cursor: CursorWrapper, ids: list[int]) -> list[int]:
-    if ids and get_settings().wakeup != "poll":
+    if ids:
         notify.ring_after_commit(cursor.db)
     return ids
 

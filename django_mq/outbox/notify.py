@@ -40,7 +40,8 @@ def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
     # the last hook keeps this cheap in a transaction with thousands of hooks.
     if connection.run_on_commit and connection.run_on_commit[-1][1] is ring:
         return
-    connection.on_commit(ring, robust=True)
+    if notify.wanted():
+        connection.on_commit(ring, robust=True)
 
 
 def ring_for_next(
@@ -50,9 +51,7 @@ def ring_for_next(
 
     A line is that of an order key, or an ordered queue.
     """
-    if settings.wakeup != "poll" and any(
-        row.key is not None or settings.queue(row.queue).ordered for row in removed
-    ):
+    if any(row.key is not None or settings.queue(row.queue).ordered for row in removed):
         ring_after_commit(connection)
 
 

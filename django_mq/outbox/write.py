@@ -133,10 +133,7 @@ class RowWriter:
     def _ring(self, rows: Sequence[NewRow]) -> None:
         # Workers look at least once per poll interval, so rows that are due later need no ring.
         # Only the database knows how far away an absolute moment is: such a row has delay 0.
-        settings = self._settings
-        if settings.wakeup == "poll":
-            return
         for row in rows:
-            if row.delay <= settings.poll_interval:
+            if row.delay <= self._settings.poll_interval:
                 notify.ring_after_commit(self.connection)
                 return

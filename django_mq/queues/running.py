@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from django.db.models.functions import Now
 
-from django_mq.conf import alias_of, get_settings
+from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage, WorkerCommand, WorkerHeartbeat
 from django_mq.policy.error_text import one_line
 from django_mq.queues.actions import Changed, Ids, checked_ids
@@ -102,7 +102,7 @@ def _ask(action: str, ids: Ids, by: str, using: str | None) -> Changed:
     wanted, name, alias = checked_ids(ids), one_line(by, 150), alias_of(using)
     with writing(alias) as cursor:
         asked = sorted(store.ask(cursor, ids=wanted, action=action, by=name))
-        if asked and get_settings().wakeup != "poll":
+        if asked:
             store.ring(cursor)
     logger.info(
         "asked workers to %s: %d messages, by %s",

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
 
-from django_mq.conf import get_settings
 from django_mq.outbox import notify
 from django_mq.store import operators as store
 from django_mq.store.limits import SET_LOCAL, Limits, as_settings
@@ -28,9 +27,8 @@ def reading(alias: str, *, limits: Limits | None = None) -> Iterator[CursorWrapp
 
 
 def wake(alias: str) -> None:
-    """Wake the workers after the commit, unless they only poll."""
-    if get_settings().wakeup != "poll":
-        notify.ring_after_commit(connections[alias])
+    """Wake the workers after the commit."""
+    notify.ring_after_commit(connections[alias])
 
 
 @contextmanager

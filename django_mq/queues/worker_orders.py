@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from django_mq.conf import alias_of, get_settings
+from django_mq.conf import alias_of
 from django_mq.models import WorkerCommand
 from django_mq.policy.error_text import one_line
 from django_mq.policy.routing import check_name
@@ -66,7 +66,7 @@ def _order(action: str, workers: WorkerIds, by: str, using: str | None) -> tuple
     name, alias = one_line(by, 150), alias_of(using)
     with writing(alias) as cursor:
         told = store.order(cursor, workers=wanted, action=action, by=name)
-        if told and get_settings().wakeup != "poll":
+        if told:
             store.ring(cursor)
     logger.info(
         "told workers to %s: %s, by %s",

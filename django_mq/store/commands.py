@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from django_mq.store import Cursor
+from django_mq.store import Cursor, notify
 
 # Workers read commands on each heartbeat, and at once when they are notified. Each new command also
 # removes old ones, so the table needs no chore.
@@ -56,7 +56,8 @@ RING = "select pg_notify('django_mq_commands', '')"
 
 def ring(cursor: Cursor) -> None:
     """Make listening workers read their commands as soon as the transaction commits."""
-    cursor.execute(RING)
+    if notify.wanted():
+        cursor.execute(RING)
 
 
 ANSWER = """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.policy.column_bounds import FIRST_TIME, KEY, LAST_TIME
-from django_mq.store import array
+from django_mq.store import array, notify
 from django_mq.store.unique_ids import HOLDS, NAMES, UniqueId, columns, holder_of, if_as_seen
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ with aside as materialized (
       from next join taken using (message_id)
     returning id
 )
-select id, pg_notify('django_mq', '') from added
+select id, case when %(ring)s then pg_notify('django_mq', '') end from added
 """  # noqa: S608
 
 
@@ -206,7 +206,7 @@ def come_forward(cursor: Cursor, ids: Sequence[UniqueId]) -> list[int]:
 
     Waits for open transactions that have taken such an id.
     """
-    cursor.execute(COME_FORWARD, columns(ids))
+    cursor.execute(COME_FORWARD, {**columns(ids), "ring": notify.wanted()})
     return [row[0] for row in cursor.fetchall()]
 
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from django_mq.conf import get_settings
 from django_mq.store import Cursor
+
+
+def wanted() -> bool:
+    """Return whether to notify at all: where WAKEUP is "poll", nobody listens.
+
+    Statements read this one setting by themselves, so that no caller can forget it.
+    """
+    return get_settings().wakeup != "poll"
+
 
 # One channel and no payload, since every login of the database may listen. A NOTIFY writes a commit
 # record, so without synchronous_commit=off the commit would wait for the disk. If a crash loses the
@@ -15,7 +25,8 @@ do $$ begin set local synchronous_commit to off; notify django_mq; end $$
 
 def ring(cursor: Cursor) -> None:
     """Wake the workers that listen. Outside a transaction, this does not wait for the disk."""
-    cursor.execute(RING)
+    if wanted():
+        cursor.execute(RING)
 
 
 RING_AT_COMMIT = "select pg_notify('django_mq', '')"
@@ -23,4 +34,5 @@ RING_AT_COMMIT = "select pg_notify('django_mq', '')"
 
 def ring_at_commit(cursor: Cursor) -> None:
     """Wake the workers when the open transaction commits, which stays as durable as it is."""
-    cursor.execute(RING_AT_COMMIT)
+    if wanted():
+        cursor.execute(RING_AT_COMMIT)

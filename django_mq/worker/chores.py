@@ -22,6 +22,7 @@ from django_mq.store import (
     chores,
     free_unique_ids,
     keys,
+    notify,
     operators,
     put_aside,
 )
@@ -108,7 +109,7 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
             ):
                 operators.free_followers(cursor, removed)
                 if settings.queue(name).ordered or any(row.key is not None for row in removed):
-                    expiring.ring(cursor, settings)
+                    notify.ring(cursor)
                 return name if len(removed) < PIECE else before
             before = name
     return before if len(names) == QUEUES else None
@@ -121,7 +122,7 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
         with within_transaction(cursor):
             freed = keys.free_stranded(cursor, skipping=skipping, limit=PIECE, after=after)
             if freed.rows:
-                expiring.ring(cursor, settings)
+                notify.ring(cursor)
         return freed.resume
     except LOST:
         raise

@@ -30,7 +30,7 @@ def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
     try:
         ended = expire_few(cursor, after)
         if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
-            ring(cursor, settings)
+            notify.ring(cursor)  # this thread is not the one that claims
         if len(ended) == FEW:
             return after
     except psycopg.errors.LockNotAvailable:
@@ -74,9 +74,3 @@ def expire_few(
     for each in ended:
         reports.one_ended(each)
     return ended
-
-
-def ring(cursor: Cursor, settings: Settings) -> None:
-    """Wake the workers: a message was freed, and this thread is not the one that claims."""
-    if settings.wakeup != "poll":
-        notify.ring(cursor)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import transaction
 
-from django_mq import handler
+from django_mq import broadcast, handler
 from django_mq.messages import Delivery, Fence
 from django_mq.models import QueuedMessage
 from django_mq.worker import DeadWorker
@@ -84,3 +85,56 @@ def test_a_finished_message_frees_its_line_before_its_handler_returns(
     add(handler="h", key="k")
     assert start(until_empty=True).join()
     assert heard == [[], [""]]
+
+
+@pytest.fixture
+def polling(settings: Any) -> None:
+    """Workers do not listen, and the poll is too far away to matter."""
+    settings.DJANGO_MQ = {"WAKEUP": "poll", "POLL_INTERVAL": 600, "LEASE": 1800}
+
+
+def test_where_workers_poll_an_idle_one_rings_for_nothing(start: Start, polling: None) -> None:
+    with listening() as bell:
+        assert start(until_empty=True).join()
+        assert bell.heard() == []
+
+
+def test_where_workers_poll_the_end_of_a_message_rings_for_nothing(
+    start: Start, polling: None
+) -> None:
+    """It frees the next of its key, and brings forward what is put aside for its unique id."""
+
+    @handler("a.b", queue="mail", name="h", atomic=False)
+    def h(delivery: Any) -> None:
+        if delivery.payload == 0:
+            with transaction.atomic():
+                broadcast("a.b", 1, key="k", unique_id="u", on_duplicate="requeue")
+            with delivery.finish():
+                pass
+
+    with listening() as bell:
+        with transaction.atomic():
+            broadcast("a.b", 0, key="k", unique_id="u")
+        assert start(until_empty=True).join()
+        assert not QueuedMessage.objects.exists()
+        assert bell.heard() == []
+
+
+def test_where_workers_poll_a_recovery_rings_for_nothing(
+    start: Start, said: Said, polling: None
+) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    lost = add(handler="h", leased=600, claimed_by="dead:4", attempts=1, max_attempts=5)
+    running = start()
+    said.wait("worker_started")
+    done = threading.Event()
+    with listening() as bell:
+        fence = Fence(lost.pk, 1, "dead:4")
+        running.worker.recover(
+            DeadWorker(worker="dead", reason="was killed", lost=[fence]), done.set
+        )
+        assert done.wait(PATIENCE)
+        assert running.stop()
+        assert bell.heard() == []
