@@ -116,8 +116,8 @@ async def abroadcast(*args: Any, using: str | None = None, **options: Any) -> Re
     other writes. To commit both together, write a plain function and call it with
     `await sync_to_async(place_order)()`.
 
-    Raises RuntimeError if the thread that writes has an `atomic()` block open, and the errors of
-    `broadcast()`.
+    Raises RuntimeError if the thread that writes has an `atomic()` block open, or autocommit is
+    off there, and the errors of `broadcast()`.
     """
     message = Message(*args, **options)
     return await sync_to_async(send_durably, thread_sensitive=True)(message, using=using)

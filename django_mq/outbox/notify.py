@@ -14,6 +14,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.conf import Settings
+from django_mq.outbox.blocks import commits_by_hand
 from django_mq.store import notify
 from django_mq.store.operators import Removed
 
@@ -33,8 +34,8 @@ def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
 
     No error reaches the caller: a lost ring costs at most a poll interval.
     """
-    if not connection.in_atomic_block and not connection.get_autocommit():
-        return  # the caller commits by hand, so Django runs no hooks: the poll finds the rows
+    if commits_by_hand(connection):
+        return  # the poll finds the rows
     ring = _ringer(connection.alias)
     # Once per transaction: a rollback that drops the hook also drops these messages. Comparing only
     # the last hook keeps this cheap in a transaction with thousands of hooks.

@@ -13,6 +13,7 @@ from django_mq.conf import alias_of, get_settings
 from django_mq.exceptions import NotInTransaction
 from django_mq.handlers import Handler
 from django_mq.messages import BulkReceipt, Message, Receipt
+from django_mq.outbox.blocks import in_own_atomic, in_transaction
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.chunk import Chunk
 from django_mq.outbox.write import RowWriter
@@ -55,12 +56,12 @@ def send(
 def send_durably(
     message: Message, *, using: str | None = None, wants_result: bool = False
 ) -> Receipt:
-    """Store one message in its own transaction; raise RuntimeError inside an `atomic()` block."""
+    """Store one message in its own transaction; raise RuntimeError if the caller has one open."""
     connection = queue_connection(using)
-    if in_own_atomic(connection):
+    if in_transaction(connection):
         raise RuntimeError(
-            "this call writes in a transaction of its own, but an atomic() block is open:"
-            " call broadcast() in that block"
+            "this call writes in a transaction of its own, but an atomic() block is open, or"
+            " autocommit is off: call broadcast() in that block, or in one"
         )
     builder = RowBuilder(get_settings(), wants_result=wants_result)
     chunk, writer = _checked([message], builder), RowWriter(connection, builder.queues)
@@ -79,7 +80,7 @@ def send_to(
     connection = queue_connection(using)
     builder = RowBuilder(get_settings(), wants_result=True, handler=handler, reserved=options)
     chunk, writer = _checked([message], builder), RowWriter(connection, builder.queues)
-    if connection.in_atomic_block or not connection.get_autocommit():
+    if in_transaction(connection):
         return chunk.store(writer)[0]
     with transaction.atomic(using=connection.alias):
         return chunk.store(writer)[0]
@@ -139,12 +140,6 @@ def queue_connection(using: str | None) -> BaseDatabaseWrapper:
             f" {connection.display_name}: set DJANGO_MQ['DATABASE'], or route the app there"
         )
     return connection
-
-
-def in_own_atomic(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether an `atomic()` block other than those of a TestCase is open."""
-    blocks = connection.atomic_blocks
-    return bool(blocks) and not blocks[-1]._from_testcase  # type: ignore[attr-defined]
 
 
 def connection_in_transaction(using: str | None) -> BaseDatabaseWrapper:

@@ -11,16 +11,17 @@ from django.db import transaction
 
 from django_mq.exceptions import CannotWait, When
 from django_mq.messages import Message, MessageInstance
+from django_mq.outbox.blocks import in_transaction
 from django_mq.outbox.options import options_of
-from django_mq.outbox.send import in_own_atomic, queue_connection, send, send_durably
+from django_mq.outbox.send import queue_connection, send, send_durably
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.requests.collecting import TIMEOUT, acollect, collect, seconds_of
 from django_mq.requests.pending import PendingReply
 
 ASK_IN_ATOMIC = """\
-ask() inside an atomic() block on the database {alias!r} would wait for a reply to a message that \
-is not committed yet. Call it before or after the block; or store a request with your data and \
-wait later:
+ask() inside an atomic() block on the database {alias!r}, or while autocommit is off, would wait \
+for a reply to a message that is not committed yet. Call it before or after the block; or store a \
+request with your data and wait later:
 
     with transaction.atomic(using={alias!r}):
         order.save()
@@ -47,8 +48,9 @@ def request(
     """Store a message and keep its handler's return value; the options are those of `broadcast()`.
 
     Inside `atomic()` the message is part of that transaction, and you can wait for its reply after
-    the commit; elsewhere it is committed when this returns. Give `expires`, so that a request does
-    not run after its caller has stopped waiting.
+    the commit; elsewhere it is committed when this returns. While autocommit is off it needs
+    `atomic()`, like `broadcast()`. Give `expires`, so that a request does not run after its caller
+    has stopped waiting.
 
     Raises RoutingError when several handlers match, since only one can answer (no match in this
     process is fine: a worker may have the handler), and the errors of `broadcast()`.
@@ -66,8 +68,9 @@ def request(
         retry=retry,
     )
     connection = queue_connection(using)
-    within = in_own_atomic(connection)
-    receipt = (send if within else send_durably)(message, using=using, wants_result=True)
+    receipt = (send if in_transaction(connection) else send_durably)(
+        message, using=using, wants_result=True
+    )
     return PendingReply._of(receipt, message.type, connection)
 
 
@@ -159,7 +162,7 @@ def _sent(
     if "after" in options:
         raise TypeError("ask() waits for the reply, so it has no after=: call request()")
     connection = queue_connection(using)
-    if in_own_atomic(connection):
+    if in_transaction(connection):
         raise CannotWait(ASK_IN_ATOMIC.format(alias=connection.alias))
     with transaction.atomic(using=connection.alias):
         pending = request(*args, using=using, **options)

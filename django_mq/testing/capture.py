@@ -14,6 +14,7 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.messages import Message, MessageInstance
+from django_mq.outbox.blocks import commits_by_hand
 from django_mq.outbox.chunk import observers
 from django_mq.outbox.send import queue_connection
 from django_mq.store.rows import NewRow
@@ -95,10 +96,10 @@ class Broadcasts(Sequence[Broadcast]):
             connection,
         )
         self._captured.append(captured)
-        if connection.in_atomic_block or connection.get_autocommit():
-            transaction.on_commit(captured.commit, using=connection.alias)
-        else:  # the caller commits by hand, where Django runs no hooks
+        if commits_by_hand(connection):
             captured.commit()
+        else:
+            transaction.on_commit(captured.commit, using=connection.alias)
 
 
 _open_blocks: list[Broadcasts] = []

@@ -13,7 +13,8 @@ from django_mq.conf import get_settings
 from django_mq.exceptions import When, moment
 from django_mq.executor.watched_connection import is_watched
 from django_mq.outbox import backlog
-from django_mq.outbox.send import in_own_atomic, queue_connection
+from django_mq.outbox.blocks import in_own_atomic
+from django_mq.outbox.send import queue_connection
 from django_mq.policy.routing import check_name
 from django_mq.requests.pending import test_runners
 from django_mq.schedules.declaring import declare_all

@@ -31,6 +31,19 @@ def test_abroadcast_refuses_to_pretend_inside_a_block() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_abroadcast_refuses_to_pretend_while_autocommit_is_off() -> None:
+    """Only the caller's own commit would make the message visible."""
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(RuntimeError, match="autocommit is off"):
+            async_to_sync(abroadcast)("a.b")
+        assert not QueuedMessage.objects.exists()
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+
+
+@pytest.mark.django_db(transaction=True)
 def test_abroadcast_refuses_what_broadcast_refuses() -> None:
     with pytest.raises(InvalidPayload):
         async_to_sync(abroadcast)("a.b", float("nan"))

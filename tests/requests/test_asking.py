@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from django.test import TestCase
 
 from django_mq import (
     CannotWait,
+    NotInTransaction,
     PendingReply,
     ReplyTimeout,
     RoutingError,
@@ -29,6 +31,7 @@ from django_mq import (
 from django_mq.models import FailedAttempt, QueuedMessage, Result
 from django_mq.testing import answering, capture_broadcasts, drain
 from testproject.shop.models import Product
+from tests.database import second_connection
 from tests.requests.questions import NEVER, echo
 
 pytestmark = pytest.mark.django_db
@@ -71,6 +74,40 @@ def test_it_is_a_message_that_wants_a_result() -> None:
     assert not QueuedMessage.objects.get(pk=plain).wants_result
     assert drain() == 1
     assert not Result.objects.exists()
+
+
+@pytest.fixture
+def no_autocommit(transactional_db: None) -> Iterator[None]:
+    transaction.set_autocommit(False)
+    yield
+    transaction.rollback()
+    transaction.set_autocommit(True)
+
+
+def test_while_autocommit_is_off_a_request_needs_a_block(no_autocommit: None) -> None:
+    """Like a broadcast: no commit of its own could keep the promise."""
+    echo()
+    for refused in (NotInTransaction, CannotWait):
+        with pytest.raises(refused):
+            (request if refused is NotInTransaction else ask)("test.echo")
+    assert not QueuedMessage.objects.exists()
+    with transaction.atomic():
+        assert request("test.echo").id
+
+
+def test_without_that_check_it_is_part_of_what_the_caller_commits(
+    no_autocommit: None, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {"REQUIRE_ATOMIC": False}
+    echo()
+    pending = request("test.echo")
+    with second_connection() as other:
+        count = "select count(*) from django_mq_queuedmessage"
+        assert other.execute(count).fetchone() == (0,)
+        with pytest.raises(CannotWait, match="not committed yet"):
+            pending.result(timeout=60)
+        transaction.commit()
+        assert other.execute(count).fetchone() == (1,)
 
 
 def test_several_handlers_are_refused_by_name() -> None:
