@@ -104,12 +104,12 @@ class ServerLink:
             return
         try:
             shared = wakeup in ("notify", self._alias) and self._looking
-            connection = shared or _connect(wakeup)
+            self._listening = shared or _connect(wakeup)
         except LOST:
             return
-        connection.add_notify_handler(self._on_notify)
-        connection.execute(results.LISTEN)
-        self._listening = connection
+        # If LISTEN fails, `close()` knows the connection.
+        self._listening.add_notify_handler(self._on_notify)
+        self._listening.execute(results.LISTEN)
 
     def _on_notify(self, notification: object) -> None:
         self._rang = True

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from django_mq import ReplyTimeout, agather, arequest, ask, handler, request
 from django_mq.requests import connection as link
@@ -164,6 +164,24 @@ def test_its_connection_is_cut(start: Start) -> None:
             until(lambda pid=pid: others() and pid not in others(), "it is connected again")
         start()
         assert replies.result() == [1]
+
+
+def test_a_connection_that_may_not_listen_is_closed(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """It is a second one where WAKEUP names an alias."""
+    monkeypatch.setitem(connections.settings, "direct", connections.settings["default"])
+    settings.DJANGO_MQ = {"WAKEUP": "direct"}
+    opened = link.ServerLink("default", link.Poke())
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "LISTEN", "listen")
+        with pytest.raises(psycopg.errors.SyntaxError) as refused:
+            opened.look([1])
+    assert len(others()) == 2
+    opened.close()
+    until(lambda: not others(), "both are closed")
+    del refused  # its traceback kept an open connection alive until here
+    del connections["direct"]
 
 
 @pytest.mark.parametrize("timeout", [1e300, timedelta.max])
