@@ -10,10 +10,11 @@ from typing import Any
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
 from django_mq.executor.calls import argument_of, call
+from django_mq.executor.connections import DATABASE_ERRORS
 from django_mq.executor.ended import ACKED, Ended, failure_end
 from django_mq.executor.savepoint import LazySavepoint, TransactionEnded
 from django_mq.executor.scoreboard import ExecutorEntries
-from django_mq.executor.session import DATABASE_ERRORS, Session
+from django_mq.executor.session import Session
 from django_mq.executor.slice_state import Conflicts, NotLocked, Ran, SliceAborted, SliceState
 from django_mq.executor.tasks import Task
 from django_mq.messages import ClaimedRow, fence_of

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import Error as DjangoError
 from django.db.utils import InterfaceError, OperationalError
 from psycopg import sql
 from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
@@ -34,6 +35,9 @@ LOST = (
     psycopg.errors.ReadOnlySqlTransaction,
     psycopg.errors.IdleInTransactionSessionTimeout,
 )
+
+#: The errors of a statement, through the driver and through Django.
+DATABASE_ERRORS = (psycopg.Error, DjangoError)
 
 #: SQLSTATEs of a reachable server that refuses a statement: it was cancelled, it is in conflict
 #: with another transaction, or the disk is full.
@@ -133,6 +137,23 @@ def roll_back(driver: psycopg.Connection[Any]) -> None:
     """Roll back the open transaction, if any."""
     if driver.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
         simple_query(driver, "rollback")
+
+
+def drop_connection(wrapper: BaseDatabaseWrapper) -> None:
+    """Close the connection, whatever state it is in; the next use makes a new one.
+
+    Django forgets open blocks and hooks only when it connects again. Until then `broadcast()` would
+    take a block that was left open for the caller's, and a durable one could not begin.
+    """
+    with contextlib.suppress(*DATABASE_ERRORS):
+        wrapper.close()
+    wrapper.connection = None
+    wrapper.in_atomic_block = False
+    wrapper.closed_in_transaction = False
+    wrapper.needs_rollback = False
+    wrapper.savepoint_ids = []
+    wrapper.atomic_blocks = []
+    wrapper.run_on_commit = []
 
 
 def prepare_statements(wrapper: BaseDatabaseWrapper) -> bool:

@@ -15,7 +15,13 @@ from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
 from django_mq.executor.calls import call as run_handler
 from django_mq.executor.calls import tidy_up
-from django_mq.executor.connections import LOST, reset_session, roll_back, simple_query
+from django_mq.executor.connections import (
+    LOST,
+    drop_connection,
+    reset_session,
+    roll_back,
+    simple_query,
+)
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import LeasedCall, leased_call, sort_started
 from django_mq.executor.scoreboard import CallEntries, ExecutorEntries
@@ -120,10 +126,7 @@ class NonAtomic:
                 self._reset()
                 return False
             within = True
-        wrapper.close()
-        wrapper.connection = None  # the next use makes a new one
-        wrapper.in_atomic_block = False
-        wrapper.autocommit = True
+        drop_connection(wrapper)
         return within
 
     def _reset(self) -> None:

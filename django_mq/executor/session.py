@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from django.db import transaction
-from django.db.utils import Error as DjangoDatabaseError
 from psycopg.pq import TransactionStatus
 
-from django_mq.executor.connections import reset_session, simple_query, statement_cursor
+from django_mq.executor.connections import (
+    DATABASE_ERRORS,
+    drop_connection,
+    reset_session,
+    simple_query,
+    statement_cursor,
+)
 from django_mq.executor.savepoint import LazySavepoint
 from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.watchdog import Link
@@ -34,8 +39,6 @@ logger = logging.getLogger("django_mq")
 #: Seconds after which a firewall may have dropped a silent connection. The worker's own statement
 #: then goes first, so that no handler meets the error.
 STALE_AFTER = 60.0
-#: The errors of a statement, through Django and through the driver.
-DATABASE_ERRORS = (psycopg.Error, DjangoDatabaseError)
 
 
 class Session:
@@ -215,18 +218,9 @@ class Session:
 
     def close(self) -> None:
         """Drop the connection, whatever state it is in; the next use makes a new one."""
-        wrapper = self.wrapper
         self._ready = None
         self.savepoint.disarm()
-        with contextlib.suppress(*DATABASE_ERRORS):
-            wrapper.close()
-        wrapper.connection = None
-        wrapper.in_atomic_block = False
-        wrapper.closed_in_transaction = False
-        wrapper.needs_rollback = False
-        wrapper.savepoint_ids = []
-        wrapper.atomic_blocks = []
-        wrapper.run_on_commit = []
+        drop_connection(self.wrapper)
 
 
 class _Entered:

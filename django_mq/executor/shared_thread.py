@@ -20,7 +20,7 @@ from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import forks
-from django_mq.executor.connections import reset_session
+from django_mq.executor.connections import drop_connection, reset_session
 from django_mq.messages import Delivery, current_delivery
 
 P = ParamSpec("P")
@@ -147,10 +147,7 @@ def _end_transactions() -> bool:
     """
     open_here = [each for each in connections.all(initialized_only=True) if _is_open(each)]
     for wrapper in open_here:
-        wrapper.close()
-        wrapper.connection = None  # the next use makes a new one
-        wrapper.in_atomic_block = False
-        wrapper.autocommit = True
+        drop_connection(wrapper)
     return bool(open_here)
 
 

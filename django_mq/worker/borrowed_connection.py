@@ -8,6 +8,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
+from django_mq.executor.connections import drop_connection
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -79,8 +80,7 @@ class TransactionGuard:
         if self._within:
             self._run(f"rollback to savepoint {NAME}; release savepoint {NAME}")
             return
-        wrapper.in_atomic_block = False
-        wrapper.close()  # the next use opens a new connection
+        drop_connection(wrapper)
 
     def _run(self, statements: str) -> None:
         psycopg.ClientCursor(self._driver).execute(statements)

@@ -15,6 +15,7 @@ from django_mq import RetryPolicy, fixed, handler, signals
 from django_mq.models import QueuedMessage
 from tests.database import second_connection
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, Said, add_many, attempts_of, effect, effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -286,4 +287,27 @@ def test_a_transaction_that_is_left_open_in_that_thread_takes_no_neighbour_along
     assert effects() == {neighbour.pk}
     error = "ValueError" if fails else "django_mq.exceptions.HandlerBrokeTransaction"
     assert attempts_of(left) == [error]
+    assert running.stop()
+
+
+def test_a_block_that_is_left_open_in_that_thread_is_none_to_a_neighbour(
+    start: Start, said: Said
+) -> None:
+    """Django remembers it until the next connection, and refuses a durable block within."""
+
+    @handler("#", queue="mail", name="culprit", retry=RetryPolicy(backoff=fixed(600)))
+    async def culprit(delivery: Any) -> None:
+        await sync_to_async(_enter_a_block)()
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))
+    async def h(delivery: Any) -> None:
+        await delivery.afinish(effect, delivery)
+
+    add(handler="culprit")
+    running = start(queues=["mail"])
+    said.wait("message_retried")
+    neighbour = add(handler="h")
+    until(lambda: said.count("message_acked") or said.count("message_retried") == 2)
+    assert attempts_of(neighbour) == []
+    assert effects() == {neighbour.pk}
     assert running.stop()
