@@ -20,6 +20,7 @@ from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from django_mq.executor.watchdog import Link
+from django_mq.policy.error_text import one_line
 from django_mq.signals import named
 from django_mq.store.driver import DISCARD, THRESHOLD, may_prepare, results
 
@@ -199,6 +200,15 @@ def was_refused(error: BaseException) -> bool:
     return not _REFUSALS.isdisjoint(states)
 
 
+def reason_of(error: BaseException) -> str:
+    """Return how a log line tells of a lost database: in the words of the server or the driver.
+
+    The text of any other error may quote a row, so `named()` says which it is.
+    """
+    lost = isinstance(error, LOST)
+    return (lost and one_line(str(error), 200)) or named(error)
+
+
 class Outage:
     """The outage of a process: its threads wait here for a lost database, with one log line."""
 
@@ -212,11 +222,10 @@ class Outage:
     def wait(self, error: BaseException, *, logged: bool = False) -> None:
         """Log at most once per wait, then sleep until the next try is due or the drain is over.
 
-        After a refused statement the thread waits in the same way, but that is no outage. The text
-        of an error is logged only if it cannot quote a row. `logged`: the caller has logged it.
+        After a refused statement the thread waits in the same way, but that is no outage.
+        `logged`: the caller has logged it.
         """
-        lost = isinstance(error, LOST)
-        refused = not lost or was_refused(error)
+        refused = not isinstance(error, LOST) or was_refused(error)
         with self._lock:
             wait = self._wait
             says = monotonic() - self._said_at >= wait
@@ -228,7 +237,7 @@ class Outage:
             logger.warning(
                 "%s (%s); trying again in %.2g s",
                 "the database refused a statement" if refused else "database lost",
-                (lost and " ".join(str(error).split())[:200]) or named(error),
+                reason_of(error),
                 wait,
                 extra={"event": "statement_refused" if refused else "database_lost"},
             )

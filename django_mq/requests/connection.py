@@ -14,11 +14,10 @@ from django.db import connections
 from psycopg import sql
 
 from django_mq.conf import get_settings
+from django_mq.executor.connections import LOST
 from django_mq.store import results
 from django_mq.store.results import Found
 
-#: Errors of an unreachable or lost server.
-LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 #: Makes the system give up a silent network link after seconds instead of minutes.
 PATIENCE = {"connect_timeout": 10, "tcp_user_timeout": 10_000}
 #: Seconds until LISTEN is tried again after it failed.
@@ -47,8 +46,8 @@ class ServerLink:
     """A waiter's link to the server, for one thread.
 
     Any method may raise an error in LOST; call `close()` then. One connection queries and
-    listens, unless WAKEUP names another alias to listen on. If that cannot be reached, or WAKEUP
-    is "poll", the link only queries.
+    listens, unless WAKEUP names another alias to listen on. If that is lost, or WAKEUP is "poll",
+    the link only queries.
     """
 
     def __init__(self, alias: str, poke: Poke) -> None:
@@ -91,10 +90,8 @@ class ServerLink:
         return rang
 
     def close(self) -> None:
-        for connection in (self._looking, self._listening):
-            if connection is not None:
-                with contextlib.suppress(*LOST):
-                    connection.close()
+        _close(self._looking)
+        _close(self._listening)
         self._looking = self._listening = None
         self._tried_at = float("-inf")
         self._rang = True  # a notification may be lost with the connection
@@ -102,17 +99,25 @@ class ServerLink:
     def _listen(self, wakeup: str) -> None:
         if wakeup == "poll":
             return
+        shared = wakeup in ("notify", self._alias) and self._looking
         try:
-            shared = wakeup in ("notify", self._alias) and self._looking
             self._listening = shared or _connect(wakeup)
+            self._listening.add_notify_handler(self._on_notify)
+            self._listening.execute(results.LISTEN)
         except LOST:
-            return
-        # If LISTEN fails, `close()` knows the connection.
-        self._listening.add_notify_handler(self._on_notify)
-        self._listening.execute(results.LISTEN)
+            if shared:
+                raise
+            _close(self._listening)
+            self._listening = None
 
     def _on_notify(self, notification: object) -> None:
         self._rang = True
+
+
+def _close(connection: psycopg.Connection[Any] | None) -> None:
+    if connection is not None:
+        with contextlib.suppress(*LOST):
+            connection.close()
 
 
 def _connect(alias: str) -> psycopg.Connection[Any]:

@@ -18,7 +18,8 @@ from time import monotonic
 
 from django.core import mail
 
-from django_mq.requests.connection import LOST, Poke, ServerLink
+from django_mq.executor.connections import LOST, reason_of
+from django_mq.requests.connection import Poke, ServerLink
 from django_mq.store.results import Found
 
 logger = logging.getLogger("django_mq")
@@ -101,7 +102,7 @@ class Waiter:
                     link.close()
                     logger.warning(
                         "waiting for replies: database lost (%s); trying again in %.2g s",
-                        " ".join(str(error).split())[:200] or type(error).__name__,
+                        reason_of(error),
                         wait,
                         extra={"event": "database_lost"},
                     )
@@ -114,7 +115,8 @@ class Waiter:
 
     def _ends(self, idle_since: float) -> bool:
         """Return whether the thread has been idle for long; the next wait then starts a new one."""
-        # In tests, an open connection would keep the test database from being dropped.
+        # In tests, an open connection would keep the test database from being dropped. `outbox` is
+        # the mark that Django's test runners, and pytest-django, leave in any process.
         keep = 0.0 if hasattr(mail, "outbox") else IDLE
         with self._lock:
             if self._wanted or monotonic() - idle_since < keep:

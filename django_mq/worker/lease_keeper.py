@@ -18,13 +18,13 @@ import psycopg
 from psycopg.errors import LockNotAvailable
 
 from django_mq.executor import handler_counts
-from django_mq.executor.connections import FIRST_WAIT, LOST
+from django_mq.executor.connections import FIRST_WAIT, LOST, reason_of
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.statements import Statements, where_possible
 from django_mq.executor.watchdog import Link
 from django_mq.messages import LONG_AGO, Delivery
-from django_mq.signals import named, traced
+from django_mq.signals import traced
 from django_mq.store import Cursor, figures, leases, queue_backoff
 from django_mq.store.limits import STATEMENT_SECONDS, Limits
 
@@ -104,11 +104,10 @@ class LeaseKeeper(threading.Thread):
         """Log the last failure to renew, if any; call it from another thread."""
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
-            lost = isinstance(trouble, LOST)
             logger.warning(
                 "could not renew leases or heartbeat (%s); trying again",
-                (lost and " ".join(str(trouble).split())[:200]) or named(trouble),
-                exc_info=None if lost else traced(trouble),
+                reason_of(trouble),
+                exc_info=None if isinstance(trouble, LOST) else traced(trouble),
                 extra={"event": "renewal_failed"},
             )
 

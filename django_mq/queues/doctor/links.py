@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from django.db import connections
 
 from django_mq.conf import get_settings
-from django_mq.executor.connections import LOST
+from django_mq.executor.connections import LOST, reason_of
 from django_mq.handlers import all_handlers, timeout_of
 from django_mq.queues.doctor.findings import Finding, is_postgresql, session
 from django_mq.queues.fleet import workers
@@ -54,7 +54,7 @@ def listening(alias: str) -> Iterator[Finding]:
             reached = session_facts.hears(listener, notifier, seconds=RING_SECONDS)
     except LOST as error:
         reached = False
-        hint = f"The connection failed: {' '.join(str(error).split())[:200]}"
+        hint = f"The connection failed: {reason_of(error)}"
     if not reached:
         yield Finding(
             id="D010",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -166,12 +167,18 @@ def test_its_connection_is_cut(start: Start) -> None:
         assert replies.result() == [1]
 
 
-def test_a_connection_that_may_not_listen_is_closed(
-    monkeypatch: pytest.MonkeyPatch, settings: Any
-) -> None:
-    """It is a second one where WAKEUP names an alias."""
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
+    """Waiters listen on a second connection: WAKEUP names an alias."""
     monkeypatch.setitem(connections.settings, "direct", connections.settings["default"])
     settings.DJANGO_MQ = {"WAKEUP": "direct"}
+    yield
+    del connections["direct"]
+
+
+def test_a_connection_that_may_not_listen_is_closed(
+    monkeypatch: pytest.MonkeyPatch, direct: None
+) -> None:
     opened = link.ServerLink("default", link.Poke())
     with monkeypatch.context() as patch:
         patch.setattr(results, "LISTEN", "listen")
@@ -181,7 +188,18 @@ def test_a_connection_that_may_not_listen_is_closed(
     opened.close()
     until(lambda: not others(), "both are closed")
     del refused  # its traceback kept an open connection alive until here
-    del connections["direct"]
+
+
+def test_a_connection_that_is_lost_as_it_listens_stops_no_query(
+    monkeypatch: pytest.MonkeyPatch, direct: None
+) -> None:
+    monkeypatch.setattr(results, "LISTEN", "select pg_terminate_backend(pg_backend_pid())")
+    opened = link.ServerLink("default", link.Poke())
+    try:
+        assert [each.id for each in opened.look([1])] == [1]
+        assert not opened.is_listening()
+    finally:
+        opened.close()
 
 
 @pytest.mark.parametrize("timeout", [1e300, timedelta.max])
