@@ -15,7 +15,7 @@ from django_mq.messages import CopyReceipt
 from django_mq.outbox import deduplicate, notify
 from django_mq.outbox.backlog import admit
 from django_mq.outbox.dedupe_plan import Candidate
-from django_mq.store.backlog import lock_lines
+from django_mq.store.backlog import join_lines
 from django_mq.store.insert import FEW, ignore_ids, insert
 from django_mq.store.rows import NewRow, Rows
 
@@ -120,7 +120,7 @@ class RowWriter:
                 transaction.atomic(using=self.connection.alias),
                 self.connection.cursor() as cursor,
             ):
-                lock_lines(cursor, names)
+                join_lines(cursor, names)
         except DatabaseError as error:
             if getattr(error.__cause__, "sqlstate", None) not in _REFUSED_WAITS:
                 raise

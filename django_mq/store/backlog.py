@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from django_mq.store import Cursor
+from django_mq.store.advisory_locks import COMMIT_ORDER
 
 # Scans mq_claim up to the limit.
 COUNT_WAITING = """
@@ -24,14 +25,14 @@ def count_waiting(cursor: Cursor, *, queue: str, limit: int) -> int:
 
 
 # Locks are taken in the order of their numbers, so that no two calls deadlock.
-LOCK_LINES = """
+JOIN_LINES = f"""
 select pg_advisory_xact_lock(line.number)
-  from (select distinct hashtextextended(name, 7105) as number
+  from (select distinct hashtextextended(name, {COMMIT_ORDER}) as number
           from unnest(%(names)s::text[]) as name
          order by number) line
-"""
+"""  # noqa: S608
 
 
-def lock_lines(cursor: Cursor, names: Iterable[str]) -> None:
-    """Lock these lines until the transaction ends; other sessions wait."""
-    cursor.execute(LOCK_LINES, {"names": list(names)})
+def join_lines(cursor: Cursor, names: Iterable[str]) -> None:
+    """Lock these lines in commit order until the transaction ends; other sessions wait."""
+    cursor.execute(JOIN_LINES, {"names": list(names)})

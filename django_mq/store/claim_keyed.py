@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import array, texts
+from django_mq.store.advisory_locks import KEYED_CLAIM
 from django_mq.store.claim import BUT, OPEN_LANES, Claim, Lane, lane_columns, leaving_out
 from django_mq.store.claimed_row import NEXT_ATTEMPT, WIDTH, claimed_columns
 
@@ -84,7 +85,7 @@ select line.queue, line.handler, line.key, line.n
     offset 0
   ) line
  where pg_try_advisory_xact_lock(
-           hashtextextended(line.queue || ' ' || line.handler || ' ' || line.key, 1))
+           hashtextextended(line.queue || ' ' || line.handler || ' ' || line.key, {KEYED_CLAIM}))
  limit %(limit)s
 """  # noqa: S608
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from django_mq.store import Cursor
+from django_mq.store.advisory_locks import GATE
 
 
 def is_open(queue: str) -> str:
@@ -26,7 +27,7 @@ def is_open(queue: str) -> str:
 # true when the claim commits. The lock is a statement of its own, so that the snapshot of the next
 # one follows it. It does not wait: a worker frozen in its claim would stop all others, and their
 # other queues.
-ENTER = "select pg_try_advisory_xact_lock(hashtextextended(%(queue)s, 2))"
+ENTER = f"select pg_try_advisory_xact_lock(hashtextextended(%(queue)s, {GATE}))"
 
 READ = """
 select coalesce(s.backoff_level, 0), allowed.max_in_flight,
