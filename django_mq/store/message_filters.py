@@ -15,13 +15,14 @@ from django_mq.store.error_groups import failed_last_with
 #: Messages, matching or not, that one statement looks at.
 WINDOW = 10_000
 
-_WAITS = "m.leased_until is null and m.dead_at is null"
+#: The message waits or is blocked.
+_UNCLAIMED = "m.leased_until is null and m.dead_at is null"
 #: The messages that an action applies to.
 APPLIES = {
     "requeue": "m.dead_at is not null",
     "discard": "m.dead_at is not null",
-    "cancel": _WAITS,
-    "run_now": f"{_WAITS} and m.blocked_by is null"
+    "cancel": _UNCLAIMED,
+    "run_now": f"{_UNCLAIMED} and m.blocked_by is null"
     " and (m.expires_at is null or m.expires_at > statement_timestamp())",
 }
 # Like `states.state_expression()`; a test compares the two. This one ignores which worker has a
