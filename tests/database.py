@@ -11,7 +11,8 @@ import psycopg
 from django.db import connection
 
 from django_mq.executor.connections import simple_query
-from django_mq.store import open_transaction, row_locks
+from django_mq.store import row_locks
+from django_mq.store.limits import set_each
 
 
 def open_second(**more: str) -> psycopg.Connection[Any]:
@@ -58,7 +59,5 @@ def listening() -> Iterator[Listener]:
 def lock(cursor: Any, fences: Any, settings: Any = MappingProxyType({})) -> row_locks.Locked:
     """Lock messages like a slice, in the transaction of `cursor`."""
     cursor.execute("select")  # begins the transaction, if none is open
-    rows = simple_query(
-        cursor.connection, open_transaction.set_local(settings) + row_locks.lock(fences)
-    )
+    rows = simple_query(cursor.connection, set_each(settings) + row_locks.lock(fences))
     return row_locks.locked(rows[0] if rows else (), fences)

@@ -17,6 +17,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from django_mq.queues.actions import LOCK_NOT_AVAILABLE
+from django_mq.store import limits
 
 if TYPE_CHECKING:
     StockPaginator = Paginator[Any]
@@ -31,14 +32,6 @@ MOST = 10_000
 PATIENCE = 5
 QUERY_CANCELED = "57014"
 
-# The planner overestimates the cost of a message's state: JIT would compile for a second what
-# runs in 10 ms.
-LIMIT_TIME = """
-select set_config('jit', 'off', true),
-       set_config('statement_timeout', %(milliseconds)s, true),
-       set_config('lock_timeout', '1000', true)
-"""
-
 
 @contextmanager
 def impatient(alias: str) -> Iterator[None]:
@@ -48,7 +41,7 @@ def impatient(alias: str) -> Iterator[None]:
     """
     with transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
-            cursor.execute(LIMIT_TIME, {"milliseconds": str(PATIENCE * 1000)})
+            limits.apply(cursor, limits.Limits(PATIENCE, 1.0))
         yield
 
 

@@ -13,7 +13,8 @@ from django_mq.executor.calls import is_conflict
 from django_mq.executor.connections import roll_back, simple_query
 from django_mq.executor.savepoint import LazySavepoint
 from django_mq.messages import PlainFence
-from django_mq.store import open_transaction, row_locks
+from django_mq.store import row_locks
+from django_mq.store.limits import set_each
 
 
 def begin(
@@ -32,7 +33,7 @@ def begin(
     """
     within = driver.info.transaction_status == TransactionStatus.INTRANS
     steps = "" if within else f"{begin_statement(driver)}; {slice_limits.worker_limits(settings)}; "
-    steps += open_transaction.set_local(settings) + row_locks.lock(fences)
+    steps += set_each(settings) + row_locks.lock(fences)
     if savepoint:
         steps += f"; savepoint {LazySavepoint.NAME}"
         if not within:

@@ -19,15 +19,7 @@ from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import slice_limits
 from django_mq.executor.connections import reset_statements
 from django_mq.executor.watched_connection import WatchedConnection
-
-# Only those that this login can name: the temporary tables of other sessions have some too.
-DEFERRABLE = """
-select n.nspname, c.conname
-  from pg_constraint c
-  join pg_namespace n on n.oid = c.connamespace
- where c.condeferrable and not c.condeferred
-   and not pg_is_other_temp_schema(n.oid) and has_schema_privilege(n.oid, 'usage')
-"""
+from django_mq.store import open_transaction
 
 
 class TransactionEnded(Exception):
@@ -265,7 +257,7 @@ class LazySavepoint:
         """
         if self._initially_immediate is None:
             with self.wrapper.wrap_database_errors:
-                self._initially_immediate = self._cursor.execute(DEFERRABLE).fetchall()
+                self._initially_immediate = open_transaction.initially_immediate(self._cursor)
         assert self._release_for is not None  # noqa: S101  (`start()` came before)
         settings, own_session, _ = self._release_for
         steps = [

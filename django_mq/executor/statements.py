@@ -166,7 +166,7 @@ def one_round_trip(driver: psycopg.Connection[Any], own: Limits) -> Iterator[Non
         # An old libpq has no pipelines: then these are several round trips.
         with driver.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
             driver.execute(server_limits.BEGIN)
-            driver.execute(server_limits.SET_LOCAL, server_limits.as_settings(own))
+            server_limits.apply(driver, own)
             yield
             driver.execute("commit")
     except BaseException:

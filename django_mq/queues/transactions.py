@@ -10,18 +10,19 @@ from django.db.backends.utils import CursorWrapper
 
 from django_mq.outbox import notify
 from django_mq.store import operators as store
-from django_mq.store.limits import SET_LOCAL, Limits, as_settings
+from django_mq.store.limits import Limits, apply
 
 
 @contextmanager
 def reading(alias: str, *, limits: Limits | None = None) -> Iterator[CursorWrapper]:
     """Yield a cursor whose locks and settings end with the block, which is rolled back.
 
-    A rollback needs no WAL flush for rows that were only locked. `limits` are those of statements.
+    A rollback needs no WAL flush for rows that were only locked. `limits` are those of statements,
+    which then run without JIT.
     """
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         if limits is not None:
-            cursor.execute(SET_LOCAL, as_settings(limits))
+            apply(cursor, limits)
         yield cursor
         transaction.set_rollback(True, using=alias)
 

@@ -1,24 +1,12 @@
-"""The open transaction: its settings, its id, and its outcome."""
+"""The open transaction: its constraints, its id, and its outcome."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import psycopg
 
 from django_mq.store import Cursor
 from django_mq.store.limits import STATEMENT_SECONDS
 from django_mq.store.row_locks import PATIENCE
-
-
-def set_local(settings: Mapping[str, str]) -> str:
-    """Return the statements that set integer settings until the end of the transaction.
-
-    >>> set_local({"lock_timeout": "50", "client_connection_check_interval": "500"})
-    'set local lock_timeout = 50; set local client_connection_check_interval = 500; '
-    """
-    return "".join([f"set local {name} = {int(value)}; " for name, value in settings.items()])
-
 
 PATIENTLY = f"""
 select set_config('statement_timeout', '{STATEMENT_SECONDS}s', true),
@@ -34,6 +22,26 @@ def begin_patiently(cursor: Cursor) -> str:
     cursor.execute(PATIENTLY)
     xid: str = cursor.fetchone()[2]
     return xid
+
+
+# Only those that this login can name: the temporary tables of other sessions have some too.
+INITIALLY_IMMEDIATE = """
+select n.nspname, c.conname
+  from pg_constraint c
+  join pg_namespace n on n.oid = c.connamespace
+ where c.condeferrable and not c.condeferred
+   and not pg_is_other_temp_schema(n.oid) and has_schema_privilege(n.oid, 'usage')
+"""
+
+
+def initially_immediate(cursor: Cursor) -> list[tuple[str, str]]:
+    """Return the schemas and names of deferrable constraints that are checked at once by default.
+
+    SET CONSTRAINTS ALL DEFERRED defers these too; they must be named to undo that.
+    """
+    cursor.execute(INITIALLY_IMMEDIATE)
+    found: list[tuple[str, str]] = cursor.fetchall()
+    return found
 
 
 CURRENT = "select pg_current_xact_id()::text"
