@@ -53,7 +53,7 @@ class AsyncRunner(threading.Thread):
         policy_of: Callable[[ClaimedRow], RetryPolicy],
         on_settled: Callable[[Sequence[Ended]], None],
         on_room: Callable[[], None],
-        link: Link | None = None,
+        link: Link,
     ) -> None:
         super().__init__(name="mq-async", daemon=True)
         self._alias = alias

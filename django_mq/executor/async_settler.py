@@ -43,7 +43,7 @@ class AsyncSettler(threading.Thread):
         on_settled: Callable[[Sequence[Ended]], None],
         on_left: Callable[[Sequence[Task]], None],
         give_up: Callable[[Sequence[Ended], Sequence[Task]], None],
-        link: Link | None = None,
+        link: Link,
     ) -> None:
         super().__init__(name="mq-settler", daemon=True)
         self._statements = Statements(alias, link=link)

@@ -43,11 +43,11 @@ class Executor(threading.Thread):
         shortest_lease: float,
         slice_size: int,
         backoff_queues: Collection[str],
-        link: Link | None = None,
+        link: Link,
     ) -> None:
         super().__init__(name=f"mq-executor-{number}", daemon=True)
         self._alias = alias
-        self._link = link or Link()
+        self._link = link
         self._local_queue = local_queue
         self._entries = entries
         self._outage = outage

@@ -48,7 +48,7 @@ class Commands:
     runner: AsyncRunner
     end_process: Callable[[], EndProcess | None]
     obey: Callable[[str, str], None]
-    link: Link | None = None
+    link: Link
 
     def take(self, commands: Sequence[Command]) -> None:
         """Obey the orders among `commands`, and begin to carry out the others; never blocks."""

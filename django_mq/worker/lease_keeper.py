@@ -67,7 +67,7 @@ class LeaseKeeper(threading.Thread):
         on_heartbeat: Callable[[float | None], None],
         on_commands: Callable[[Sequence[leases.Command]], None] = lambda commands: None,
         probes: Callable[[], Iterable[tuple[str, str]]] = tuple,
-        link: Link | None = None,
+        link: Link,
     ) -> None:
         super().__init__(name="mq-lease-keeper", daemon=True)
         self._local_queue = local_queue

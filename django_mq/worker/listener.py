@@ -36,14 +36,14 @@ class Listener(threading.Thread):
         alias: str,
         wakeup: Wakeup,
         *,
-        link: Link | None = None,
+        link: Link,
         on_command: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name="mq-listener", daemon=True)
         self._alias = alias
         self._wakeup = wakeup
         self._on_command = on_command
-        self._link = link or Link()
+        self._link = link
         self._link.seconds = PING
         self._stopping = threading.Event()
         self._heard_at = float("-inf")

@@ -19,8 +19,8 @@ from django_mq.worker.wakeable_thread import LAST, WakeableThread
 class Maintenance(WakeableThread):
     """Does the chores of the fleet when it is this worker's turn."""
 
-    def __init__(self, alias: str, settings: Settings, *, link: Link | None = None) -> None:
-        super().__init__("chores", alias)
+    def __init__(self, alias: str, settings: Settings, *, link: Link) -> None:
+        super().__init__("chores", alias, link=link)
         self._settings = settings
         self._statements = Statements(alias, limits=chores.LIMITS, link=link)
         self._cursor: Cursor | None = None

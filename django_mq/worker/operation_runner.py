@@ -42,7 +42,7 @@ class OperationRunner(WakeableThread):
         poll: float,
         on_freed: Callable[[], None],
         on_turn: Callable[[], None],
-        link: Link | None = None,
+        link: Link,
     ) -> None:
         super().__init__("operations", alias, on_turn=on_turn, link=link)
         self._poll = poll

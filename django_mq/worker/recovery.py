@@ -66,7 +66,7 @@ class Recovery:
         outage: Outage,
         policy_of: Callable[[ClaimedRow], RetryPolicy],
         on_freed: Callable[[], None],
-        link: Link | None = None,
+        link: Link,
     ) -> None:
         self._statements = Statements(alias, limits=LIMITS, link=link)
         self._outage = outage

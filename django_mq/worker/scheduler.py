@@ -43,7 +43,7 @@ class Scheduler(WakeableThread):
         *,
         on_fired: Callable[[], None],
         on_turn: Callable[[], None],
-        link: Link | None = None,
+        link: Link,
     ) -> None:
         super().__init__("schedules", alias, on_turn=on_turn, link=link)
         self._settings = settings

@@ -36,7 +36,7 @@ class WakeableThread(threading.Thread):
         alias: str,
         *,
         on_turn: Callable[[], None] = lambda: None,
-        link: Link | None = None,
+        link: Link,
     ) -> None:
         super().__init__(name=f"mq-{what}", daemon=True)
         self._what = what

@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_mq import queues
+from django_mq.executor.watchdog import Link
 from django_mq.models import FailedAttempt, Operation, QueuedMessage
 from django_mq.operations import steps
 from django_mq.outbox import notify
@@ -41,7 +42,11 @@ def turn():
     """Take a worker's turn, on a separate thread like a worker."""
     freed = []
     runner = OperationRunner(
-        "default", poll=1.0, on_freed=lambda: freed.append(1), on_turn=lambda: None
+        "default",
+        poll=1.0,
+        on_freed=lambda: freed.append(1),
+        on_turn=lambda: None,
+        link=Link(),
     )
     thread = threading.Thread(target=runner.take_turn)
     thread.start()

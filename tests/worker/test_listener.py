@@ -10,6 +10,7 @@ import pytest
 from django.db import connections
 from django.db.backends.postgresql.base import DatabaseWrapper
 
+from django_mq.executor.watchdog import Link
 from django_mq.worker import listener as listener_module
 from django_mq.worker.listener import Listener
 from django_mq.worker.wakeup import Wakeup
@@ -37,7 +38,7 @@ class Counted(Wakeup):
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     monkeypatch.setattr(listener_module, "PING", 0.05)
-    listener = Listener("default", Counted())
+    listener = Listener("default", Counted(), link=Link())
     yield listener
     listener.stop()
     listener.join(30)
@@ -111,7 +112,7 @@ def test_it_listens_past_djangos_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = connections.settings["default"]
     options = {**settings.get("OPTIONS", {}), "pool": True}
     monkeypatch.setitem(connections.settings, "pooled", {**settings, "OPTIONS": options})
-    listener = Listener("pooled", Counted())
+    listener = Listener("pooled", Counted(), link=Link())
     try:
         listener.start()
         listener._wakeup.until(1)

@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 
 from django_mq import handler, periodic
 from django_mq.executor.statements import Statements
+from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.store import schedules as store
@@ -183,7 +184,11 @@ def clock(transactional_db: None) -> Any:
 
     fired: list[bool] = []
     made = Scheduler(
-        "default", get_settings(), on_fired=lambda: fired.append(True), on_turn=lambda: None
+        "default",
+        get_settings(),
+        on_fired=lambda: fired.append(True),
+        on_turn=lambda: None,
+        link=Link(),
     )
     made.fired = fired  # type: ignore[attr-defined]
     return made

@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 
 from django_mq.conf import get_settings
+from django_mq.executor.watchdog import Link
 from django_mq.models import QueueState
 from django_mq.store.vacuum import versions
 from django_mq.worker import vacuum as vacuuming
@@ -222,7 +223,7 @@ def database_set() -> Iterator[Callable[[str, str], None]]:
 
 @pytest.fixture
 def maintenance(transactional_db: None) -> Iterator[Maintenance]:
-    maintenance = Maintenance("default", get_settings())
+    maintenance = Maintenance("default", get_settings(), link=Link())
     yield maintenance
     maintenance.end()
 
@@ -257,7 +258,7 @@ def test_what_a_snapshot_keeps_is_tried_once_by_the_whole_fleet(
     def take_turns(count: int) -> None:
         for _ in range(count):
             QueueState.objects.update(chores_ran_at=None)
-            Maintenance("default", get_settings()).take_turn()
+            Maintenance("default", get_settings(), link=Link()).take_turn()
 
     with second_connection() as other:
         other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

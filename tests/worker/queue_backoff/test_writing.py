@@ -12,6 +12,7 @@ import pytest
 from django_mq.executor.connections import Outage
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.statements import Statements
+from django_mq.executor.watchdog import Link
 from django_mq.models import QueueState
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.store import queue_backoff as store
@@ -121,6 +122,7 @@ def keeper(transactional_db: None) -> Iterator[LeaseKeeper]:
         heartbeat=dict,
         on_heartbeat=lambda since: None,
         probes=lambda: [("mail", "w:1")],
+        link=Link(),
     )
     yield keeper
     keeper._statements.close()
@@ -144,6 +146,7 @@ def test_a_dying_worker_does_not_keep_its_probe(
         outage=Outage(threading.Event()),
         policy_of=lambda row: RetryPolicy(),
         on_freed=freed,
+        link=Link(),
     )
     recovery.settle(statements, DeadWorker("dead", "killed"))
     assert freed.count == 1
