@@ -56,8 +56,8 @@ def listening() -> Iterator[Listener]:
         yield Listener(other)
 
 
-def lock(cursor: Any, fences: Any, settings: Any = MappingProxyType({})) -> row_locks.Locked:
+def lock(cursor: Any, fences: Any, settings: Any = MappingProxyType({})) -> row_locks.LockResult:
     """Lock messages like a slice, in the transaction of `cursor`."""
     cursor.execute("select")  # begins the transaction, if none is open
     rows = simple_query(cursor.connection, set_each(settings) + row_locks.lock(fences))
-    return row_locks.locked(rows[0] if rows else (), fences)
+    return row_locks.parse_lock_result(rows[0] if rows else (), fences)

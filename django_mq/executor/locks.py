@@ -23,7 +23,7 @@ def begin(
     settings: Mapping[str, str],
     *,
     savepoint: bool = False,
-) -> row_locks.Locked:
+) -> row_locks.LockResult:
     """Begin a transaction on `driver` and lock the rows of `fences`, in one round trip.
 
     Skips rows that another session has locked. `settings` of the server hold until the end of the
@@ -39,7 +39,7 @@ def begin(
         if not within:
             steps += f"; {slice_limits.handler_limits(settings)}"
     rows = _query(driver, steps, within)
-    return row_locks.locked(rows[0] if rows else (), fences)
+    return row_locks.parse_lock_result(rows[0] if rows else (), fences)
 
 
 def wait_for(

@@ -73,7 +73,7 @@ class NonAtomic:
         """Give each message a full lease, except those that the server refuses to change."""
         asked = leases.start_alone(fences, lease=lease)
         try:
-            return leases.started(simple_query(self.session.connect(), asked))
+            return leases.parse_start_result(simple_query(self.session.connect(), asked))
         except LOST:
             raise
         except psycopg.Error as error:

@@ -27,8 +27,8 @@ _REST = struct.Struct("=iqd?d")
 _DEADLINE = struct.Struct("=d")
 _DEADLINE_AT = struct.calcsize("=qiq")
 _COUNT = struct.Struct("=q")
-# By the same clock, the time until which a part that must move counts as moving; 0: not begun.
-_MOVING = struct.Struct("=d")
+# By the same clock, when a part that must move is stalled unless it has moved again; 0: not begun.
+_STALLED_AT = struct.Struct("=d")
 # The identifier of the thread that runs an entry and those after it; 0: the one before.
 _THREAD = struct.Struct("=Q")
 _NOTHING = _ID.pack(0)
@@ -62,7 +62,7 @@ class Scoreboard:
 
     def __init__(self, entries: int) -> None:
         self._size = max(1, entries) * _ENTRY.size
-        self._threads_at = self._size + _COUNT.size + len(MonitoredPart) * _MOVING.size
+        self._threads_at = self._size + _COUNT.size + len(MonitoredPart) * _STALLED_AT.size
         self._memory = mmap.mmap(-1, self._threads_at + max(1, entries) * _THREAD.size)
         self._number = ("", 0)
         self.entries = entries
@@ -89,8 +89,8 @@ class Scoreboard:
         _REST.pack_into(self._memory, at + _ID.size, attempt, claim[1], deadline, atomic, began)
         _ID.pack_into(self._memory, at, id)
 
-    def move(self, index: int, deadline: float) -> None:
-        """Move the deadline of the message at `index`."""
+    def set_deadline(self, index: int, deadline: float) -> None:
+        """Change the deadline of the message at `index`."""
         _DEADLINE.pack_into(self._memory, index * _ENTRY.size + _DEADLINE_AT, deadline)
 
     def run_from(self, index: int) -> None:
@@ -135,22 +135,22 @@ class Scoreboard:
         """Return whether any message has started since `wipe()`, even if it has ended."""
         return self._memory[: self._size] != bytes(self._size)
 
-    def moved(self, part: MonitoredPart, seconds: float) -> None:
+    def note_progress(self, part: MonitoredPart, seconds: float) -> None:
         """Note that `part` has moved, and must do so again within `seconds`."""
-        at = self._size + _COUNT.size + part * _MOVING.size
-        _MOVING.pack_into(self._memory, at, monotonic() + seconds)
+        at = self._size + _COUNT.size + part * _STALLED_AT.size
+        _STALLED_AT.pack_into(self._memory, at, monotonic() + seconds)
 
     def stalled(self) -> list[MonitoredPart]:
         """Return the parts that began to move and have stalled."""
         now = monotonic()
         return [part for part, until in self._marks() if 0 < until < now]
 
-    def moves(self, part: MonitoredPart) -> bool:
+    def progresses(self, part: MonitoredPart) -> bool:
         """Return whether `part` has begun to move and is not stalled."""
         return dict(self._marks())[part] >= monotonic()
 
     def _marks(self) -> Iterator[tuple[MonitoredPart, float]]:
-        marks = _MOVING.iter_unpack(self._memory[self._size + _COUNT.size : self._threads_at])
+        marks = _STALLED_AT.iter_unpack(self._memory[self._size + _COUNT.size : self._threads_at])
         return ((part, until) for part, (until,) in zip(MonitoredPart, marks, strict=True))
 
     def wipe(self) -> None:
@@ -186,9 +186,9 @@ class ExecutorEntries:
         """Enter one message in a transaction."""
         self._scoreboard.write(self._first, fence, deadline, True, began)
 
-    def move_one(self, deadline: float) -> None:
-        """Move the deadline of the message that was entered by `start_one()`."""
-        self._scoreboard.move(self._first, deadline)
+    def set_deadline(self, deadline: float) -> None:
+        """Change the deadline of the message that was entered by `start_one()`."""
+        self._scoreboard.set_deadline(self._first, deadline)
 
     def end(self, count: int) -> None:
         """Clear the `count` entries that were made last."""

@@ -127,7 +127,7 @@ class SliceBody:
         """
         task, began = state.tasks[state.current], monotonic()
         fences = _fences(state)
-        self.entries.move_one(float("inf"))
+        self.entries.set_deadline(float("inf"))
         self.session.link.lent = False
         try:
             locked = locks.begin(state.driver, fences, state.settings, savepoint=True)
@@ -142,10 +142,10 @@ class SliceBody:
         finally:
             self.session.link.lent = True
             state.deadline += monotonic() - began
-            self.entries.move_one(state.deadline)
+            self.entries.set_deadline(state.deadline)
 
 
-def _locked(state: SliceState, locked: row_locks.Locked) -> None:
+def _locked(state: SliceState, locked: row_locks.LockResult) -> None:
     state.begun = True
     state.missing, state.expired, state.xid = locked
 

@@ -15,7 +15,7 @@ from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
-from django_mq.executor.slice_state import Conflicts, LeasesLost, Ran, SliceState
+from django_mq.executor.slice_state import Conflicts, Ran, SettleIncomplete, SliceState
 from django_mq.executor.tasks import Task
 
 
@@ -37,12 +37,12 @@ class SliceRecovery:
         state.left = state.unstarted()
         if state.aborted:
             self._transaction_ended(state)
-        elif isinstance(error, LeasesLost):
-            self._leases_lost(state)
+        elif isinstance(error, SettleIncomplete):
+            self._settle_incomplete(state)
         else:
             self._statement_failed(state, error)
 
-    def _leases_lost(self, state: SliceState) -> None:
+    def _settle_incomplete(self, state: SliceState) -> None:
         """Run each user again alone: a lease was lost before its row was settled."""
         users = state.users
         if len(users.tasks) == 1 and not state.again:

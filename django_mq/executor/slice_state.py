@@ -26,7 +26,7 @@ class NotLocked(Exception):
     """A handler used its connection while another session had locked its message's row."""
 
 
-class LeasesLost(Exception):
+class SettleIncomplete(Exception):
     """Settling changed fewer rows than it was given: some leases are no longer ours."""
 
 

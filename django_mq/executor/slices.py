@@ -23,9 +23,9 @@ from django_mq.executor.slice_body import SliceBody
 from django_mq.executor.slice_recovery import SliceRecovery
 from django_mq.executor.slice_state import (
     Conflicts,
-    LeasesLost,
     Ran,
     Remainder,
+    SettleIncomplete,
     SliceAborted,
     SliceState,
 )
@@ -113,7 +113,7 @@ class Slices:
             with self._session.block():
                 self._body.run(state)
                 self._settle_users(state)
-        except (SliceAborted, LeasesLost, *DATABASE_ERRORS) as error:
+        except (SliceAborted, SettleIncomplete, *DATABASE_ERRORS) as error:
             if self._nested:  # a test's transaction cannot be recovered
                 if state.culprit is not None:
                     self._on_settled([state.culprit])
@@ -168,7 +168,7 @@ class Slices:
                 each.delivery.id in self._conflicts.careful for each in state.users.ended
             )
             if settle_all(self._session.cursor(), state.users.ended, careful=careful):
-                raise LeasesLost
+                raise SettleIncomplete
         state.committing = state.begun
 
     def _finish(self, ran: Ran) -> None:

@@ -113,9 +113,9 @@ class Watchdog(threading.Thread):
             self._draining.append(link)
         return link
 
-    def follow(self, count: Callable[[], object], moved: Callable[[], None]) -> None:
-        """Call `moved()` at each tick at which `count()` has changed, unless it is None."""
-        self._moving.append((count, moved))
+    def follow(self, count: Callable[[], object], on_progress: Callable[[], None]) -> None:
+        """Call `on_progress()` at each tick at which `count()` has changed, unless it is None."""
+        self._moving.append((count, on_progress))
 
     def hurry(self, seconds: float) -> None:
         """From now on no wait on a link that drains lasts longer than `seconds`."""
@@ -130,7 +130,7 @@ class Watchdog(threading.Thread):
         while not self._ending.wait(TICK):
             for link in list(self._links):
                 link.tick()
-            for index, (count, moved) in enumerate(list(self._moving)):
+            for index, (count, on_progress) in enumerate(list(self._moving)):
                 if (now := count()) != before[index]:
                     before[index] = now
-                    moved()
+                    on_progress()

@@ -1,6 +1,6 @@
 """Ring the workers after the commit of a transaction that made messages due.
 
-A transaction rings once, and a process at most once per PAUSE.
+A transaction rings once, and a process at most once per RING_INTERVAL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds between two rings. A worker looks again 25 ms after a ring, so it also finds the rows
 #: of the rings that are skipped here.
-PAUSE = 0.02
+RING_INTERVAL = 0.02
 
 # By alias: when this process last began to ring. No lock: two rings at once do no harm. A forked
 # child may keep it: the clock is the machine's, and the parent rings in any case.
@@ -60,7 +60,7 @@ def ring_for_next(
 def _ringer(alias: str) -> Callable[[], None]:
     def ring() -> None:
         now = monotonic()
-        if now - _last.get(alias, -PAUSE) < PAUSE:
+        if now - _last.get(alias, -RING_INTERVAL) < RING_INTERVAL:
             return
         _last[alias] = now
         try:

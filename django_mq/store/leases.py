@@ -61,7 +61,7 @@ def start_alone(fences: Sequence[Fence], *, lease: float) -> str:
     return f"{begin(Limits())}; {start}; commit"
 
 
-def started(rows: Sequence[Sequence[bytes | None]]) -> dict[int, bool]:
+def parse_start_result(rows: Sequence[Sequence[bytes | None]]) -> dict[int, bool]:
     """Return the result of `start_alone()` as `start()` does."""
     return {int(id or 0): expired == b"t" for id, expired in rows}
 

@@ -12,7 +12,7 @@ from django_mq.messages import PlainFence
 from django_mq.store import LOCKED, fence_columns, fence_values, fenced, literals
 
 
-class Locked(NamedTuple):
+class LockResult(NamedTuple):
     """The result of locking: the ids that are `missing` or `expired`.
 
     `missing` messages belong to another claim, are gone, or are locked by another session.
@@ -47,7 +47,7 @@ select 1, null, case when m.expires_at <= statement_timestamp() then array[m.id]
 def lock(fences: Sequence[PlainFence]) -> str:
     """Return the query that locks the rows of `fences`, except those locked by other sessions.
 
-    `locked()` reads its result.
+    `parse_lock_result()` reads its result.
     """
     if len(fences) == 1:
         return LOCK_ONE % literals(fence_values(fences[0]))
@@ -73,13 +73,13 @@ def lock_patiently(fence: PlainFence) -> str:
     return LOCK_ONE_PATIENTLY % literals(fence_values(fence))
 
 
-def locked(row: Sequence[bytes | None], fences: Sequence[PlainFence]) -> Locked:
+def parse_lock_result(row: Sequence[bytes | None], fences: Sequence[PlainFence]) -> LockResult:
     """Return the result of `lock()` from the server's `row`, which is empty if it sent none."""
     count, ids, expired, xid = row or (b"0", None, None, None)
     missing: set[int] = set()
     if int(count or 0) < len(fences):
         missing = {fence[0] for fence in fences}.difference(_numbers(ids))
-    return Locked(missing, set(_numbers(expired)), xid.decode() if xid else None)
+    return LockResult(missing, set(_numbers(expired)), xid.decode() if xid else None)
 
 
 def _numbers(text: bytes | None) -> list[int]:

@@ -229,7 +229,7 @@ class ProcessSlot:
             not self.pid
             or self.recycling
             or self.leaving
-            or self.scoreboard.moves(MonitoredPart.DATABASE)
+            or self.scoreboard.progresses(MonitoredPart.DATABASE)
         ):
             return []
         answered = MonitoredPart.DATABASE in self.scoreboard.stalled()

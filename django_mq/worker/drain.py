@@ -23,7 +23,7 @@ from django_mq.executor.retry_policies import policies
 from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement, settle_all
-from django_mq.executor.slice_state import LeasesLost, SliceAborted
+from django_mq.executor.slice_state import SettleIncomplete, SliceAborted
 from django_mq.executor.slices import Slices
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task
@@ -127,7 +127,7 @@ class Drain:
             while again:
                 try:
                     again = slices.run(again).again
-                except LeasesLost:
+                except SettleIncomplete:
                     reports.lease_lost(task.delivery)
                     self._note([Ended(task.delivery, Settled.LOST)])
                     return

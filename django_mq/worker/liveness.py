@@ -40,7 +40,9 @@ class Liveness:
     def follow(self, part: MonitoredPart, interval: float, progress: Callable[[], object]) -> None:
         """Report a part as moving each time that `progress()` has changed."""
         self._intervals[part] = interval
-        self._watchdog.follow(progress, lambda: self._scoreboard.moved(part, patience(interval)))
+        self._watchdog.follow(
+            progress, lambda: self._scoreboard.note_progress(part, patience(interval))
+        )
 
     def follow_answers(self, link: Link) -> None:
         """Note that the database answers on `link`, once the tables have proved usable."""
@@ -53,8 +55,8 @@ class Liveness:
         self.usable = True
         self._note_answers()
         for part, interval in self._intervals.items():
-            self._scoreboard.moved(part, patience(interval))
+            self._scoreboard.note_progress(part, patience(interval))
 
     def _note_answers(self) -> None:
         within = 0.0 if self._outage.lost else patience(self._poll)
-        self._scoreboard.moved(MonitoredPart.DATABASE, within)
+        self._scoreboard.note_progress(MonitoredPart.DATABASE, within)

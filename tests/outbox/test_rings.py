@@ -30,7 +30,7 @@ def registry() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _settings(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DJANGO_MQ = {"QUEUES": {"line": {"ordered": True}}}
-    monkeypatch.setattr(notify, "PAUSE", 0.0)  # no ring is coalesced
+    monkeypatch.setattr(notify, "RING_INTERVAL", 0.0)  # no ring is coalesced
 
 
 @pytest.fixture

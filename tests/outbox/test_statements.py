@@ -103,7 +103,7 @@ def test_every_shape_that_the_server_binds_and_prepares() -> None:
 
 
 def test_execute_wrappers_see_the_insert_and_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "PAUSE", 0.0)
+    monkeypatch.setattr(notify, "RING_INTERVAL", 0.0)
     seen: list[str] = []
 
     def see(execute: Any, sql: str, *others: Any) -> Any:
@@ -164,7 +164,7 @@ def test_a_connection_that_is_lost_when_it_rings_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the end of a request Django checks the connections on which it saw an error."""
-    monkeypatch.setattr(notify, "PAUSE", 0.0)
+    monkeypatch.setattr(notify, "RING_INTERVAL", 0.0)
     with transaction.atomic():
         transaction.on_commit(lose)
         broadcast("a.b")

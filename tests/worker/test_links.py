@@ -279,7 +279,7 @@ def test_a_loop_that_stands_still_is_seen(
         return fetch(cursor)
 
     monkeypatch.setattr(parts.fetcher, "fetch", stuck)
-    until(lambda: board.moves(MonitoredPart.DATABASE))
+    until(lambda: board.progresses(MonitoredPart.DATABASE))
     until(lambda: MonitoredPart.LOOP in board.stalled())
     assert MonitoredPart.RENEWAL not in board.stalled()
     slot = ProcessSlot(board, pid=1)
@@ -293,8 +293,8 @@ def test_a_loop_that_stands_still_is_seen(
 def test_what_has_not_begun_does_not_stand_still() -> None:
     board = Scoreboard(1)
     assert board.stalled() == []
-    board.moved(MonitoredPart.RENEWAL, -1.0)
-    board.moved(MonitoredPart.LOOP, 60.0)
+    board.note_progress(MonitoredPart.RENEWAL, -1.0)
+    board.note_progress(MonitoredPart.LOOP, 60.0)
     assert board.stalled() == [MonitoredPart.RENEWAL]
     board.add_taken(3)
     board.wipe()
