@@ -7,7 +7,7 @@ from django.apps import apps
 from django.db import IntegrityError, connection, transaction
 from django.db.models import CharField
 
-from django_mq.store import free_unique_ids, unique_ids
+from django_mq.store import free_unique_ids, put_aside, unique_ids
 from tests.rows import add, beat, decide
 
 #: Text for people, or names given by Python or the system.
@@ -111,7 +111,7 @@ def test_statements_lock_unique_ids_in_the_order_of_the_columns() -> None:
     done = {**one, "message_ids": [1], "successes": [True]}
     statements = {
         unique_ids.ADD: {"rows": "[]"},
-        unique_ids.PUT_ASIDE: {"rows": "[]"},
+        put_aside.PUT_ASIDE: {"rows": "[]"},
         free_unique_ids.FREE: done,
         free_unique_ids.LOCK: one,
         free_unique_ids.COME_FORWARD: {**one, "ring": True},
