@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import TextIOBase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unicodedata import east_asian_width
 
 #: Moves the cursor home.
@@ -26,26 +26,47 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table or a text with its title; `rows` may be hidden, the last ones first."""
+    """A table or a text with its title; a small terminal hides rows of it.
+
+    `name` is what one row is. Sections of the lowest `rank` keep their rows the longest. `urgent`
+    are the rows in the order of a table that hides some, the most urgent first; without it they
+    keep their order.
+    """
 
     rows: Sequence[str]
     above: Sequence[str] = ()
     below: Sequence[str] = ()
+    name: str = "note"
+    rank: int = 1
+    urgent: Sequence[str] = ()
 
     @classmethod
-    def of_table(cls, table: str, *, title: str = "", note: str = "") -> Section:
-        """Return a section of a table under its headers, between a title and a note."""
-        headers, *rows = table.splitlines()
-        return cls(rows, [title, headers] if title else [headers], [note] if note else [])
+    def of_table(
+        cls,
+        table: str,
+        *,
+        title: str = "",
+        note: str = "",
+        name: str = "row",
+        rank: int = 1,
+        urgency: Callable[[int], Any] | None = None,
+    ) -> Section:
+        """Return a section of a table under its headers, between a title and a note.
 
-    def lines(self, most: int, columns: int) -> Iterator[Line]:
-        """Yield the lines with as many rows as `most` lines of a terminal can show."""
-        yield from map(Line, self.above)
-        shown = _fitting(self.rows, most, columns)
+        `urgency` sorts the row numbers, the most urgent first.
+        """
+        headers, *rows = table.splitlines()
+        urgent = [rows[n] for n in sorted(range(len(rows)), key=urgency)] if urgency else ()
+        above = [title, headers] if title else [headers]
+        return cls(rows, above, [note] if note else [], name, rank, urgent)
+
+    def lines(self, shown: int) -> Iterator[Line]:
+        """Yield the lines with `shown` of the rows; none if all rows are hidden."""
         hidden = len(self.rows) - shown
-        if hidden == 1 and _height(self.rows[-1], columns) == 1:
-            shown, hidden = len(self.rows), 0  # the row takes no more room than a line about it
-        for row in self.rows[:shown]:
+        if hidden and not shown:
+            return
+        yield from map(Line, self.above)
+        for row in (self.urgent or self.rows)[:shown] if hidden else self.rows:
             yield Line(row, is_row=True)
         if hidden:
             yield Line(f"... and {hidden:,} more")
@@ -61,8 +82,9 @@ def whole(sections: Iterable[Section]) -> str:
 def fitted(title: str, sections: Sequence[Section], size: os.terminal_size) -> str:
     """Return a title and the sections, each ended by a line break, in at most `size.lines` - 1.
 
-    The last line stays free for the cursor. Long tables lose rows before short ones do; the title
-    says how many rows are hidden.
+    The last line stays free for the cursor. Sections of rank 0 grow to half of the screen; then all
+    share what is left, by rank. The title says how many rows are hidden, and a last line names the
+    tables that are hidden as a whole.
     """
     rows = sum(len(each.rows) for each in sections)
     lines, hidden = _laid_out(title, sections, size, rows)
@@ -78,15 +100,42 @@ def _laid_out(
     title: str, sections: Sequence[Section], size: os.terminal_size, rows: int
 ) -> tuple[list[str], int]:
     """Return the lines that fit, and how many of the `rows` they hide."""
-    room = size.lines - 1
-    for most in range(room, -1, -1):
-        lines = [Line(title)]
-        for section in sections:
-            lines += [*([Line("")] if len(lines) > 1 else []), *section.lines(most, size.columns)]
-        if height((line.text for line in lines), size.columns) <= room:
-            break
-    del lines[_fitting([line.text for line in lines], room, size.columns) :]
+    room, columns = size.lines - 1, size.columns
+    lines = _lines(title, sections, [len(each.rows) for each in sections])
+    if height((line.text for line in lines), columns) > room:
+        lines = _lines(title, sections, _shares(title, sections, room, columns))
+    del lines[_fitting([line.text for line in lines], room, columns) :]
     return [line.text for line in lines], rows - sum(line.is_row for line in lines)
+
+
+def _lines(title: str, sections: Sequence[Section], shown: Sequence[int]) -> list[Line]:
+    """Return the title and the sections, each with as many rows as `shown` has at its place."""
+    lines, hidden = [Line(title)], []
+    for section, count in zip(sections, shown, strict=True):
+        if found := list(section.lines(count)):
+            lines += [*([Line("")] if len(lines) > 1 else []), *found]
+        else:
+            n = len(section.rows)
+            hidden.append(f"{n:,} {section.name}{'' if n == 1 else 's'}")
+    return [*lines, Line(""), Line(f"... and {', '.join(hidden)}")] if hidden else lines
+
+
+def _shares(title: str, sections: Sequence[Section], room: int, columns: int) -> list[int]:
+    """Return how many rows of each section are shown: those of one rank grow in turns."""
+    shown = [0] * len(sections)
+
+    def fits(lines: int) -> bool:
+        return height((line.text for line in _lines(title, sections, shown)), columns) <= lines
+
+    for rank, lines in ((0, room // 2), (1, room), (2, room)):
+        growing = [n for n, each in enumerate(sections) if each.rank <= rank]
+        while growing:
+            for n in tuple(growing):
+                shown[n] += 1
+                if shown[n] > len(sections[n].rows) or not fits(lines):
+                    shown[n] -= 1
+                    growing.remove(n)
+    return shown
 
 
 def erased(size: os.terminal_size) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from io import StringIO
+from typing import Any
 
 import pytest
 
 from django_mq.management.screen import Section, fitted, height, size_of, whole
 
 
-def section(name: str, rows: int, *, width: int = 5, note: str = "") -> Section:
-    table = "\n".join([name.upper(), *(f"{name}-{n}".ljust(width, ".") for n in range(rows))])
-    return Section.of_table(table, note=note)
+def section(of: str, rows: int, *, width: int = 5, **options: Any) -> Section:
+    table = "\n".join([of.upper(), *(f"{of}-{n}".ljust(width, ".") for n in range(rows))])
+    return Section.of_table(table, **options)
 
 
 def screen(sections: list[Section], lines: int, columns: int = 80) -> list[str]:
@@ -34,10 +35,30 @@ def test_nothing_is_hidden_while_all_fits() -> None:
 def test_long_tables_lose_their_rows_first() -> None:
     found = screen([section("a", 40), section("b", 2), section("c", 12)], 20)
     assert found == [
-        "now, 44 of 54 rows hidden: the terminal has 20 lines",
-        *("A", "a-0..", "a-1..", "a-2..", "a-3..", "... and 36 more", ""),
+        "now, 43 of 54 rows hidden: the terminal has 20 lines",
+        *("A", "a-0..", "a-1..", "a-2..", "a-3..", "a-4..", "... and 35 more", ""),
         *("B", "b-0..", "b-1..", ""),
         *("C", "c-0..", "c-1..", "c-2..", "c-3..", "... and 8 more"),
+    ]
+
+
+def test_sections_of_rank_2_are_hidden_first() -> None:
+    sections = [section("a", 9, name="ant"), section("q", 20, rank=0), section("z", 1, rank=2)]
+    found = screen([*sections, section("b", 1, name="bee", rank=2)], 13)
+    assert found == [
+        "now, 27 of 31 rows hidden: the terminal has 13 lines",
+        *("A", "a-0..", "a-1..", "... and 7 more", ""),
+        *("Q", "q-0..", "q-1..", "... and 18 more", ""),
+        "... and 1 row, 1 bee",
+    ]
+
+
+def test_a_table_that_hides_rows_begins_with_the_most_urgent_ones() -> None:
+    table = section("q", 9, urgency=lambda n: -n)
+    assert screen([table], 12)[2] == "q-0.."
+    assert screen([table], 6) == [
+        "now, 7 of 9 rows hidden: the terminal has 6 lines",
+        *("Q", "q-8..", "q-7..", "... and 7 more"),
     ]
 
 

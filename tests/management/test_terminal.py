@@ -26,7 +26,7 @@ from django_mq.models import HandledMessage
 from tests.acceptance.conftest import database_url
 from tests.management.conftest import rows, run, run_json
 from tests.queues.pooler import Pooler
-from tests.rows import add, beat, tally
+from tests.rows import add, beat, decide, tally
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
@@ -237,3 +237,20 @@ class TestProcesses:
             more = re.search(r"^\.\.\. and (\d+) more$", "\n".join(lines), re.MULTILINE)
             assert more is not None
             assert f" {more[1]} of " in lines[0]
+
+    @pytest.mark.parametrize(("lines", "columns"), [(24, 80), (24, 130)])
+    def test_watch_shows_the_queues_that_need_someone(self, lines: int, columns: int) -> None:
+        """The last by name stands still; eleven empty ones and the handlers are hidden first."""
+        for n in range(11):
+            decide(f"empty-{n}", max_in_flight=5)
+        add("slow", after=-30)
+        add("late", after=-3600)
+        head = add("z-stopped", key="k", dead=-1)
+        add("z-stopped", key="k", blocked_by=head.pk, after=-1)
+        beat("a", timings={f"handler-{n}": tally(acked=1) for n in range(7)})
+        for screen in self.watched(lines=lines, columns=columns):
+            text = screen.replace("\r\n", "\n")
+            assert re.search(r" \d+ of \d+ rows hidden", text)
+            named = re.findall(r"^(?:slow|late|z-stopped|empty-\d+)\b", text, re.MULTILINE)
+            assert named[:3] == ["z-stopped", "late", "slow"]
+            assert re.search(r"^\.\.\. and .*7 handlers$", text, re.MULTILINE)

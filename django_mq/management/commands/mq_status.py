@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from time import sleep
 from typing import Any
 
@@ -66,7 +67,7 @@ class Command(OperatorCommand):
     def _watch(self, queue: str | None, database: str | None, *, is_first: bool = False) -> None:
         sections = _sections(_read(queue, database))
         if queue is not None and (warning := mistaken(queue, queues.names(using=database))):
-            sections.insert(0, Section([f"Note: {warning}"]))
+            sections.insert(0, Section([f"Note: {warning}"], rank=0))
         moment, size = shown(now()), size_of(self.stdout)
         if size is None:
             clear, text = CLEAR, f"{moment}\n{whole(sections)}\n\n"
@@ -122,26 +123,37 @@ def _sections(found: Status) -> list[Section]:
     if found.heads:
         sections.append(_heads(found.heads))
     if found.workers:
-        sections.append(Section.of_table(workers_table(found.workers)))
+        sections.append(Section.of_table(workers_table(found.workers), name="worker"))
     else:
         none = "No worker is known" if found.queue is None else f"No worker serves {found.queue}"
         sections.append(Section([f"{none}: start one with manage.py mq_worker."]))
     if timings := [each for each in found.timings if each.handler or any(_counts(each))]:
         headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
-        sections.append(Section.of_table(table(headers, map(_handler, timings))))
+        rows = table(headers, map(_handler, timings))
+        sections.append(Section.of_table(rows, name="handler", rank=2))
     if found.holders:
         holders = table(HOLDER_HEADERS, map(_holder, found.holders))
-        sections.append(Section.of_table(holders, title=HOLDERS))
+        sections.append(Section.of_table(holders, title=HOLDERS, name="session"))
     return sections + [Section([f"{each.text} {each.hint}"]) for each in found.pooled]
 
 
-def _queues(counted: Iterable[queues.QueueCounts]) -> Section:
+def _queues(counted: Sequence[queues.QueueCounts]) -> Section:
     headers = ("queue", "state", *(name.replace("_", " ") for name in COUNTED), "oldest")
     rows = (
         (each.queue, _label(each), *(_count(each, name) for name in COUNTED), span(each.oldest))
         for each in counted
     )
-    return Section.of_table(table(headers, rows))
+    return Section.of_table(
+        table(headers, rows), name="queue", rank=0, urgency=lambda n: _urgency(counted[n])
+    )
+
+
+def _urgency(queue: queues.QueueCounts) -> tuple[bool, bool, timedelta, str]:
+    """Return what sorts queues: first those that stand still, by their oldest due message."""
+    stopped = queue.dead_head is not None or queue.held or queue.backoff_level or queue.paused
+    waits = queue.blocked or (queue.ordered and queue.head is not None)
+    has_any = queue.depth or queue.dead
+    return (not has_any, not (stopped or waits), -(queue.oldest or timedelta()), queue.queue)
 
 
 def _heads(heads: Sequence[queues.Head]) -> Section:
@@ -151,7 +163,7 @@ def _heads(heads: Sequence[queues.Head]) -> Section:
         " dead one."
     )
     title = "Others wait behind these, the first of their keys or queues:"
-    return Section.of_table(heads_table(heads[:MOST_HEADS]), title=title, note=note)
+    return Section.of_table(heads_table(heads[:MOST_HEADS]), title=title, note=note, name="head")
 
 
 def _interval(text: str) -> float:
