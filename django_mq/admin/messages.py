@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib import messages as notices
-from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
 from django.db import connections
 from django.db.models import Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -173,6 +173,7 @@ class QueuedMessageAdmin(
     ) -> HttpResponse:
         """Show the list, or apply an action to the selected messages."""
         self.check_posted_actions(request)
+        self._point_to_history(request)
         context = {
             "queues_url": self.url(QueueState, "changelist"),
             "everything": self.offered_for_all(request),
@@ -186,8 +187,12 @@ class QueuedMessageAdmin(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> HttpResponseRedirect:
         """Report the fate of a message whose row is gone."""
-        text = f"Message {excerpt(object_id)} is not stored."
         wanted = id_of(object_id)
+        if target := self._handled_url(request, wanted):
+            text = f"Message {wanted} was acked: this is its page in the history."
+            self.message_user(request, text, notices.INFO)
+            return HttpResponseRedirect(target)
+        text = f"Message {excerpt(object_id)} is not stored."
         if wanted is not None and self.get_queues(request) is None:
             why = queues.why(wanted, using=self.alias)
             if why.state == GONE:
@@ -195,10 +200,20 @@ class QueuedMessageAdmin(
         self.message_user(request, text, notices.WARNING)
         attempts = self.scoped(request, FailedAttempt.objects.using(self.alias))
         attempts = attempts.filter(message_id=wanted or 0)
-        target = self._handled_url(request, wanted)
-        if not target and self._has_right(request, "view_failedattempt") and attempts.exists():
+        if self._has_right(request, "view_failedattempt") and attempts.exists():
             target = self.url(FailedAttempt, "changelist", message_id=wanted)
         return HttpResponseRedirect(target or self.url(QueuedMessage, "changelist"))
+
+    def _point_to_history(self, request: HttpRequest) -> None:
+        """Link the page of a handled message whose id is searched for among the stored ones."""
+        wanted = id_of(request.GET.get(SEARCH_VAR, "").strip().removeprefix("#"))
+        if wanted is None or not (target := self._handled_url(request, wanted)):
+            return
+        if not QueuedMessage.objects.using(self.alias).filter(pk=wanted).exists():
+            text = format_html(
+                "Message {} was acked: see {}.", wanted, link(target, "its page in the history")
+            )
+            self.message_user(request, text, notices.INFO)
 
     def _handled_url(self, request: HttpRequest, id: int | None) -> str:
         """Return the page of a message in the history, empty if the user may not see it."""

@@ -11,7 +11,7 @@ from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.conf.local_time import local
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
-from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
+from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, QueueState, Result
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.stalled import MOST, shown_count
@@ -142,7 +142,9 @@ def _metadata(message: QueuedMessage) -> dict[str, object]:
 
 def last_known(id: int, alias: str) -> tuple[str, str]:
     """Return what is known of message `id`, and separately its error text, which may be private."""
-    text = f"Message {id} is not stored: it was acked, cancelled or purged, or never existed."
+    text = _acked(id, alias) or (
+        f"Message {id} is not stored: it was acked, cancelled or purged, or never existed."
+    )
     columns = "handler", "error_class", "error_text", "created_at"
     reply = Result.objects.using(alias).only(*columns).filter(pk=id).first()
     if reply is not None:
@@ -157,6 +159,22 @@ def last_known(id: int, alias: str) -> tuple[str, str]:
         f"{text} Its last failed attempt, number {last.attempt} ({last.type}, queue {last.queue}),"
         f" ended{handler} at {shown(last.ended_at)}.",
         f"{last.error_class}: {last.error_text}".strip(": "),
+    )
+
+
+def _acked(id: int, alias: str) -> str:
+    """Say how message `id` of the history ended, empty if it is not there."""
+    columns = "queue", "type", "handler", "worker", "attempts", "ended_at"
+    past = HandledMessage.objects.using(alias).only(*columns).filter(pk=id)
+    message = past.order_by("-ended_at").first()  # two may share an id, after a reset
+    if message is None:
+        return ""
+    by = f", by handler {message.handler}" if message.handler else ""
+    on = f" on worker {message.worker}" if message.worker else ""
+    return (
+        f"Message {id} ({message.type}, queue {message.queue}) was acked at"
+        f" {shown(message.ended_at)}, after attempt {message.attempts}{by}{on}."
+        " It is in the history."
     )
 
 

@@ -87,8 +87,24 @@ def test_a_message_that_is_gone_leads_to_its_history(viewer, login):
     keep(7)
     response = viewer.get(url("queuedmessage", "change", 7))
     assert (response.status_code, response.url) == (302, url("handledmessage", "change", 7))
+    assert told(response) == ["Message 7 was acked: this is its page in the history."]
     blind = login("view_queuedmessage", name="blind")
     assert blind.get(url("queuedmessage", "change", 7)).url == url("queuedmessage")
+
+
+@pytest.mark.parametrize("term", ["7", "%237", "+7+"])
+def test_a_search_for_a_message_that_is_gone_points_to_its_history(viewer, login, term):
+    keep(7)
+    search = f"{url('queuedmessage')}?q={term}"
+    page = viewer.get(search)
+    assert "Message 7 was acked: see its page in the history" in text(page)
+    assert f'href="{url("handledmessage", "change", 7)}"' in page.content.decode()
+    blind = login("view_queuedmessage", name="blind")
+    assert "in the history" not in text(blind.get(search))
+    add(id=7)  # after a reset of the sequence
+    page = viewer.get(search)
+    assert listed(page) == [7]
+    assert "in the history" not in text(page)
 
 
 def test_a_page_shows_the_chain(viewer, login):

@@ -13,6 +13,7 @@ from django.db import transaction
 from django_mq import BroadcastBusy, NothingKept, RoutingError, broadcast, handler, handlers, queues
 from django_mq.models import HandledMessage, QueuedMessage
 from django_mq.outbox import backlog
+from django_mq.queues.obstacles import shown
 from django_mq.testing import drain
 from tests.management.conftest import run, run_json
 
@@ -52,6 +53,20 @@ def keep(id: int, *, hours: float = 1, **given: Any) -> HandledMessage:
     return HandledMessage.objects.create(
         id=id, ended_at=NOW - hours * HOUR, keep_until=NOW + HOUR, **given
     )
+
+
+def test_why_says_how_a_message_in_the_history_ended() -> None:
+    """The last to end, if two messages had the id, one after a reset of the sequence."""
+    keep(5, hours=2, handler="other")
+    kept = keep(5, attempts=3, worker="w1")
+    answer = queues.why(5)
+    assert (answer.state, answer.error) == ("gone", "")
+    assert answer.text == (
+        f"Message 5 (t, queue mail) was acked at {shown(kept.ended_at)}, after attempt 3, by"
+        " handler h on worker w1. It is in the history."
+    )
+    keep(6, handler="", worker="")
+    assert "after attempt 1. It is" in run("mq_why", 6)
 
 
 class TestHistory:
