@@ -21,6 +21,8 @@ from django_mq.store.rows import NewRow
 from django_mq.testing.call import encoded
 
 _ANY = object()
+DRAINED = """. Messages that drain() has run do not count: assert before it, or use \
+capture_broadcasts(), which counts them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,8 @@ def assert_broadcast(
 
     It has this `type`, and this `payload` if one is given; `type` may also be an instance of a
     `@message` class. A message with several handlers counts once. Inside `capture_broadcasts()` the
-    captured messages count, elsewhere those in the table now, so call it before `drain()`. The
-    AssertionError lists the messages found.
+    captured messages count, drained or not; elsewhere those in the table now, which `drain()`
+    removes. The AssertionError lists the messages found.
     """
     if not isinstance(type, str):
         expected_message = Message(type, None if payload is _ANY else payload)
@@ -151,6 +153,7 @@ def assert_broadcast(
         raise AssertionError(
             f"{what} was broadcast {found} time(s), expected {expected}; there is: "
             + ("; ".join(f"{t} {text} ({n})" for (t, text), n in seen.items()) or "nothing")
+            + (DRAINED if not _open_blocks and found < (times or 1) else "")
         )
 
 

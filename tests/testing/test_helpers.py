@@ -341,6 +341,23 @@ class AssertBroadcastTest(TestCase):
         with pytest.raises(AssertionError, match="was broadcast 1 time"):
             assert_broadcast("test.there", times=2)
 
+    def test_it_says_that_drained_messages_do_not_count(self) -> None:
+        @handler("test.one", name="one")
+        def one(delivery: Any) -> None: ...
+
+        send("test.one")
+        drain()
+        hint = r"drain\(\) has run do not count: assert before it, or use capture_broadcasts"
+        for times in (None, 1):
+            with pytest.raises(AssertionError, match=hint):
+                assert_broadcast("test.one", times=times)
+        send("test.one")
+        with pytest.raises(AssertionError) as too_many:
+            assert_broadcast("test.one", times=0)
+        with capture_broadcasts(), pytest.raises(AssertionError) as captured:
+            assert_broadcast("test.one")
+        assert "drain" not in f"{too_many.value}{captured.value}"
+
 
 @pytest.mark.django_db
 def test_a_drain_does_not_begin_within_another() -> None:
