@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import CommandError
 from django.db import ProgrammingError, connection, transaction
 from django.db.models.functions import Now
 from psycopg.errors import InsufficientPrivilege
@@ -37,6 +39,7 @@ from django_mq.models import (
 )
 from django_mq.outbox import backlog
 from django_mq.store import free_unique_ids, kept_results, results
+from tests.management.conftest import run
 from tests.roles import acting_as, documented, documented_names, skip_unless_able
 from tests.rows import add, beat
 
@@ -328,6 +331,31 @@ def test_only_workers_name_a_handler_or_hold_a_message(role: str) -> None:
             f" values ('q', 't', '{{}}', {value})"
         )
         assert not allowed(role, insert), column
+
+
+@pytest.mark.usefixtures("roles")
+@pytest.mark.parametrize(
+    ("role", "command", "needed"),
+    [
+        ("mq_producer", ("mq_status",), "mq_monitor"),
+        ("mq_producer", ("mq_peek",), "mq_monitor"),
+        ("mq_monitor", ("mq_pause", "mail"), "mq_operator"),
+        ("mq_operator", ("mq_peek", "--payload"), "mq_admin"),
+        ("mq_operator", ("mq_purge", "--id", 8, "--waiting", "--yes"), "mq_admin"),
+        ("mq_operator", ("mq_replay", "--id", 9, "--yes"), "mq_admin"),
+    ],
+)
+def test_a_command_that_is_refused_names_the_role_that_allows_it(
+    role: str, command: tuple[str, ...], needed: str
+) -> None:
+    with isolated():
+        handler("t", name="t")(lambda delivery: None)
+        with pytest.raises(CommandError) as refused, acting_as(role):
+            run(*command)
+        assert re.search(
+            rf"^permission denied .*\b{needed}\b.* docs/roles\.md$", str(refused.value)
+        )
+        assert allowed(needed, lambda: run(*command))
 
 
 @pytest.mark.usefixtures("roles")

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from psycopg.errors import UndefinedColumn, UndefinedTable
+from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
 
 from django_mq import handlers, queues
 from django_mq.conf import alias_of
@@ -42,6 +42,8 @@ class OperatorCommand(BaseCommand):
 
     #: Whether the command concerns one queue.
     needs_queue = False
+    #: The role of docs/roles.md that allows the command.
+    role = "mq_operator"
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -79,7 +81,10 @@ class OperatorCommand(BaseCommand):
         except (MQError, ValueError, DatabaseError, *UNUSABLE) as error:
             if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
                 must_be_migrated(connections[alias])
-            raise CommandError(one_line(str(error)) or type(error).__name__) from error
+            text = one_line(str(error)) or type(error).__name__
+            if isinstance(error.__cause__, InsufficientPrivilege):
+                text += f". The login needs the role {self.role}: see docs/roles.md"
+            raise CommandError(text) from error
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         """Run the command with its parsed options."""

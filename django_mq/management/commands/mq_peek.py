@@ -24,6 +24,7 @@ LONGEST = 2000
 
 class Command(OperatorCommand):
     help = "Show the first messages of one queue or of all, by id. Payloads only with --payload."
+    role = "mq_monitor, or with --payload mq_admin"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

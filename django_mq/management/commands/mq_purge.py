@@ -20,6 +20,7 @@ from django_mq.management.base import (
 
 class Command(OperatorCommand):
     help = "Remove dead letters, after a confirmation. Messages in flight are never removed."
+    role = "mq_operator, or for Django's tasks mq_admin"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

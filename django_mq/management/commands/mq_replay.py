@@ -17,6 +17,7 @@ SELECTION = ("ids", "queue", "type", "handler", "since", "until")
 
 class Command(OperatorCommand):
     help = "Broadcast copies of handled messages, from the history, after a confirmation."
+    role = "mq_admin"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

@@ -39,6 +39,7 @@ COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "
 
 class Command(OperatorCommand):
     help = "Show queues, workers, handlers, and sessions that keep vacuum from removing dead rows."
+    role = "mq_monitor"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
