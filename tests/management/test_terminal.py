@@ -22,7 +22,7 @@ from django.db.models.functions import Now
 
 from django_mq import handler, queues
 from django_mq.management.screen import CLEAR, HOME
-from django_mq.models import HandledMessage
+from django_mq.models import FailedAttempt, HandledMessage
 from tests.acceptance.conftest import database_url
 from tests.management.conftest import rows, run, run_json
 from tests.queues.pooler import Pooler
@@ -215,6 +215,22 @@ class TestProcesses:
         assert text.startswith(CLEAR)
         screens = [each for each in text.split(HOME) if "QUEUE" in each]
         return screens[:2]
+
+    @pytest.mark.parametrize("columns", [40, 80, 200])
+    def test_the_texts_of_errors_fit_the_terminal(self, columns: int) -> None:
+        text = "the card was declined by its bank " * 9
+        FailedAttempt.objects.create(
+            message_id=7, queue="mail", type="t", attempt=1, error_class="E", error_text=text
+        )
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        arguments = [*MANAGE, "mq_errors"]
+        subprocess.run(arguments, env=self.environment, stdout=theirs, check=True)
+        os.close(theirs)
+        said = os.read(ours, 65536).decode()
+        os.close(ours)
+        [line] = [line for line in said.splitlines() if "the card" in line]
+        assert columns - 3 < len(line) <= columns
 
     def test_watch_at_a_terminal(self) -> None:
         """It clears the screen each time, and Ctrl-C ends it without a traceback."""

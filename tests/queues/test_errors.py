@@ -151,6 +151,25 @@ def test_every_action_takes_a_fingerprint():
             action([1], fingerprint="0" * 16)
 
 
+def test_the_command_shows_the_last_message_and_the_first_line_of_its_error():
+    """At most 200 bytes of it where the output is no terminal. JSON has no texts."""
+    fail(add(), error_text="older", ago=9)
+    newest = fail(add(), error_text="\n no \x1b[2Jseats\nfor 2")
+    fail(add(), error_class="KeyError", error_text="k" * 999, ago=20)
+    fail(add(), error_class="OSError", error_text="", ago=30)
+    call_command("mq_errors", stdout=(out := StringIO()))
+    headers, first, error, text, second, _, long, third, last = out.getvalue().splitlines()
+    assert headers.split()[4:] == ["LAST", "MESSAGE"]
+    assert first.endswith(f" UTC {newest.message_id:8}")
+    assert error == "    ValueError in handler h, at shop.mail:send"
+    assert text == "    no \ufffd[2Jseats"
+    assert (long[:5], len(long.encode())) == ("    k", 200)
+    assert last == "    OSError in handler h, at shop.mail:send"
+    assert max(map(len, (headers, first, second, third))) <= 80
+    call_command("mq_errors", "--json", stdout=(out := StringIO()))
+    assert "seats" not in out.getvalue()
+
+
 def test_the_commands_take_a_fingerprint():
     mine, other = add(dead=-1), add(dead=-1)
     made = fail(mine, error_class="KeyError")

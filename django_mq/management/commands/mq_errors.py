@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.conf import alias_of
 from django_mq.management.arguments import duration
 from django_mq.management.base import OperatorCommand
-from django_mq.management.output import as_json, table
+from django_mq.management.output import WIDEST, as_json, table
+from django_mq.management.screen import size_of
+from django_mq.models import FailedAttempt
+from django_mq.policy.error_text import one_line
 from django_mq.queues.obstacles import shown
+
+#: With names of errors and handlers, too, a row would not fit 80 columns.
+HEADERS = ("fingerprint", "count", "dead", "waiting", "last", "message")
+INDENT = "    "
 
 
 class Command(OperatorCommand):
@@ -43,18 +52,30 @@ class Command(OperatorCommand):
                 "No failed attempt matches." if asked else "No failed attempts are kept."
             )
         else:
-            headers = ("fingerprint", "count", "dead", "waiting", "last", "error", "handler", "at")
-            rows = (
-                (
-                    each.fingerprint,
-                    each.count,
-                    each.dead,
-                    each.waiting,
-                    shown(each.last),
-                    each.error_class,
-                    each.handler or "-",
-                    each.place or "-",
-                )
-                for each in found
-            )
-            self.stdout.write(table(headers, rows))
+            self._show(found, database)
+
+    def _show(self, found: Sequence[queues.ErrorGroup], database: str | None) -> None:
+        """Print a table; below each row the error, and the first line of its newest text."""
+        newest = [each.attempt_id for each in found]
+        attempts = FailedAttempt.objects.using(alias_of(database)).filter(pk__in=newest)
+        texts = dict(attempts.values_list("pk", "error_text"))
+        size = size_of(self.stdout)
+        widest = (size.columns if size else WIDEST) - len(INDENT)
+        headers, *rows = table(HEADERS, map(_row, found)).split("\n")
+        self.stdout.write(headers)
+        for each, row in zip(found, rows, strict=True):
+            self.stdout.write(row)
+            self.stdout.write(INDENT + one_line(_error(each)))
+            if lines := texts.get(each.attempt_id, "").strip().splitlines():
+                self.stdout.write(INDENT + one_line(lines[0], widest))
+
+
+def _row(group: queues.ErrorGroup) -> tuple[object, ...]:
+    known = (group.fingerprint, group.count, group.dead, group.waiting)
+    return (*known, shown(group.last), group.message_id)
+
+
+def _error(group: queues.ErrorGroup) -> str:
+    handler = f" in handler {group.handler}" if group.handler else ""
+    place = f", at {group.place}" if group.place else ""
+    return f"{group.error_class}{handler}{place}"
