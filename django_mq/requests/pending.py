@@ -169,7 +169,10 @@ class PendingReply:
         """Return the timeout error; `seconds` is None in a TestCase, where waiting is futile."""
         what = f"message {self.id} ({self._type})" if self._type else f"message {self.id}"
         if seconds is None:
-            text = f"no reply to {what}: no worker runs inside a TestCase, so call drain() first"
+            text = (
+                f"no reply to {what}: no worker runs inside a TestCase, so wait for it in a `with"
+                " answering():` block of django_mq.testing, or call drain() before result()"
+            )
         else:
             text = (
                 f"no reply to {what} within {seconds:g} s; it may still come, and"

@@ -243,7 +243,7 @@ class AskTest(TestCase):
         with answering():
             assert ask("test.echo", {"n": 1}) == {"n": 1}
             assert ask("test.asks", "through another") == ["asked", "through another"]
-        with pytest.raises(ReplyTimeout):
+        with pytest.raises(ReplyTimeout, match=r"answering\(\):"):
             ask("test.echo")
 
     async def test_async_in_a_test_case(self) -> None:
