@@ -44,10 +44,15 @@ def no_schedule(name: str, known: Iterable[str]) -> str:
 
     >>> no_schedule("hurly", ["hourly", "daily"])
     'there is no schedule hurly: did you mean hourly?'
+    >>> no_schedule("tick", ["shop.handlers.tick"])
+    'there is no schedule tick: did you mean shop.handlers.tick?'
     >>> no_schedule("x", [])
     'there is no schedule x: mq_schedule lists those that workers stored'
     """
-    near = get_close_matches(name, known, 3)
+    names = list(known)
+    # That of a handler has the whole path of its function, of which one remembers the end.
+    near = [each for each in names if each.endswith(f".{name}")][:3]
+    near = near or get_close_matches(name, names, 3)
     advice = (
         f"did you mean {' or '.join(near)}?"
         if near

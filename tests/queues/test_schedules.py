@@ -101,6 +101,13 @@ def test_a_misspelt_name_is_told(action):
         mq_schedule(action, "houry")
 
 
+def test_the_last_part_of_a_name_is_told():
+    """The schedule of a handler has the handler's name, with its module."""
+    put(name="shop.handlers.tick")
+    with pytest.raises(CommandError, match=r"no schedule tick: did you mean shop\.handlers\.tick"):
+        mq_schedule("run", "tick")
+
+
 def test_run_enables_nothing():
     put(enabled=False, due=None)
     receipt = queues.run_schedule("hourly")
