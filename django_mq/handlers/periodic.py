@@ -91,8 +91,10 @@ def declaration(
     name: str, type: str, *, cron: str | None, every: Seconds | None, tz: str
 ) -> Declaration:
     """Return a schedule without further options; raises as `periodic()` does."""
-    if (cron is None) == (every is None):
-        raise InvalidOption(f"schedule {name} needs either cron= or every=")
+    if cron is not None and every is not None:
+        raise InvalidOption("a schedule takes cron= or every=, not both")
+    if cron is None and every is None:
+        raise InvalidOption("a schedule needs cron= or every=")
     if cron is not None and not (isinstance(cron, str) and cron.strip()):
         raise InvalidOption(f'cron must be an expression such as "0 6 * * *", not {cron!r}')
     if not isinstance(tz, str):

@@ -238,6 +238,11 @@ def test_a_task_of_django_itself_is_refused() -> None:
         pytest.param({"batch": True, "linger": -1}, "linger= must be seconds", id="linger-below-0"),
         pytest.param({"atomic": "no"}, "atomic= must be True or False, not 'no'", id="atomic-text"),
         pytest.param({"tz": "Europe/Berlin"}, "tz= .* add cron= or every=", id="tz-alone"),
+        pytest.param(
+            {"cron": "* * * * *", "every": 60},
+            r"^\S+plain: a schedule takes cron= or every=, not both$",
+            id="cron-and-every",
+        ),
         pytest.param({"match": "any"}, "needs where=", id="match-of-nothing"),
         pytest.param({"match": "any", "where": {}}, "needs where=", id="match-of-empty"),
         pytest.param({"where": {"tier": ("a", "b")}}, r"\('a', 'b'\).*never", id="where-tuple"),
