@@ -29,6 +29,7 @@ OWN_REASONS = {
     "exhausted": "its last attempt failed",
     "expired": "it expired before an attempt could start",
     "held for too long": "no worker could run it within the allowed time",
+    "InvalidPayload": "its payload is not what its handler takes",
 }
 
 
@@ -143,8 +144,10 @@ def _dead(case: _Case) -> Reason:
 
 def _died(message: QueuedMessage) -> str:
     own = OWN_REASONS.get(message.dead_reason.partition(":")[0])
+    # A reason of another kind is the text of a Reject. Another client may store none.
+    other = "its handler rejected it" if message.dead_reason else "no more attempts will be made"
     return (
-        f"has been dead since {shown(message.dead_at)}: {own or 'no more attempts will be made'}"
+        f"has been dead since {shown(message.dead_at)}: {own or other}"
         f" ({message.attempts} of {message.max_attempts} attempts used)"
     )
 

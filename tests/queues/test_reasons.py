@@ -197,8 +197,10 @@ class TestHeld:
             "no worker could run it within the allowed time",
             "held for too long: no h",
         ),
-        ("expired card 4111", "no more attempts will be made", "expired card 4111"),
-        ("card 4111 refused", "no more attempts will be made", "card 4111 refused"),
+        ("expired card 4111", "its handler rejected it", "expired card 4111"),
+        ("card 4111 refused", "its handler rejected it (20 of", "card 4111 refused"),
+        ("InvalidPayload: n 4111", "its payload is not what its", "InvalidPayload: n 4111"),
+        ("", "no more attempts will be made", ""),
     ],
 )
 def test_dead(reason, text, error):
