@@ -7,6 +7,7 @@ import re
 from argparse import ArgumentTypeError
 from datetime import datetime, timedelta
 
+from django.core.management.base import CommandError
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
@@ -14,6 +15,15 @@ from django_mq.conf.local_time import utc_now
 from django_mq.exceptions import as_seconds
 from django_mq.policy.error_text import one_line
 from django_mq.queues.arguments import LARGEST
+
+
+def wrong_arguments(text: str) -> CommandError:
+    """Return the error for arguments that do not go together: exit code 2, as of argparse.
+
+    No class of its own: Django prints the name of the class before the text.
+    """
+    return CommandError(text, returncode=2)
+
 
 #: Seconds in each unit of a duration.
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -17,7 +17,7 @@ from django_mq import handlers, queues
 from django_mq.conf import alias_of
 from django_mq.exceptions import MQError
 from django_mq.handlers.nearest import is_heard, nearest_handlers, nearest_types
-from django_mq.management.arguments import message_id
+from django_mq.management.arguments import message_id, wrong_arguments
 from django_mq.management.output import as_json
 from django_mq.management.serving import mistaken
 from django_mq.policy.error_text import one_line
@@ -37,7 +37,7 @@ class Declined(Exception):
 class OperatorCommand(BaseCommand):
     """A command that calls `django_mq.queues`; subclasses write `operate`.
 
-    Bad input and database errors become a CommandError: exit code 1.
+    Wrong arguments become a CommandError with exit code 2, errors of the database one with 1.
     """
 
     #: Whether the command concerns one queue.
@@ -66,11 +66,11 @@ class OperatorCommand(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         named = options.pop("named_queue", None)
         if named is not None and options.get("queue") is not None:
-            raise CommandError("name the queue once: as QUEUE or by --queue")
+            raise wrong_arguments("name the queue once: as QUEUE or by --queue")
         if named is not None:
             options["queue"] = named
         if self.needs_queue and options["queue"] is None:
-            raise CommandError("name a queue, as QUEUE or by --queue", returncode=2)
+            raise wrong_arguments("name a queue, as QUEUE or by --queue")
         alias = chosen_database(options.setdefault("database", None))
         try:
             if self.needs_queue:
@@ -84,7 +84,8 @@ class OperatorCommand(BaseCommand):
             text = one_line(str(error)) or type(error).__name__
             if isinstance(error.__cause__, InsufficientPrivilege):
                 text += f". The login needs the role {self.role}: see docs/roles.md"
-            raise CommandError(text) from error
+            code = 2 if isinstance(error, ValueError) else 1
+            raise CommandError(text, returncode=code) from error
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         """Run the command with its parsed options."""
@@ -277,8 +278,8 @@ def check_selection(chosen: Iterable[object], everything: bool) -> None:
     """Raise CommandError unless the options select messages in exactly one way."""
     some = any(each is not None for each in chosen)
     if not some and not everything:
-        raise CommandError(
+        raise wrong_arguments(
             "select messages: by --id, --queue, --type, --handler, --key, --fingerprint, or --all"
         )
     if some and everything:
-        raise CommandError("--all cannot be combined with another selection")
+        raise wrong_arguments("--all cannot be combined with another selection")

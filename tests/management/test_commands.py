@@ -178,6 +178,20 @@ def test_errors_that_do_not_match_are_no_errors_at_all():
         ("mq_routes", ["no such name"]),
         ("mq_routes", ["a", "--metadata", "[1]"]),
         ("mq_routes", ["a", "--metadata", "{"]),
+        ("mq_routes", ["shop.*"]),
+        ("mq_routes", ["--metadata", "{}"]),
+        ("mq_requeue", []),
+        ("mq_requeue", ["--fingerprint", "x"]),
+        ("mq_replay", []),
+        ("mq_purge", ["--all", "--queue", "mail"]),
+        ("mq_workers", ["quiet"]),
+        ("mq_workers", ["list", "abc"]),
+        ("mq_schedule", ["run"]),
+        ("mq_schedule", ["run", "unknown"]),
+        ("mq_schedule", ["list", "unknown"]),
+        ("mq_pause", ["mail", "--queue", "mail"]),
+        ("mq_peek", ["--heads", "--dead"]),
+        ("mq_status", ["--watch", "--json"]),
         ("mq_pause", ["mail", "--until", "2020-01-01T00:00"]),
         ("mq_pause", ["mail", "--until", "tomorrow"]),
         ("mq_pause", ["mail", "--until", "2999-01-01T00:00", "--for", "5m"]),
@@ -186,8 +200,18 @@ def test_errors_that_do_not_match_are_no_errors_at_all():
 def test_bad_input_is_a_command_error(name, arguments):
     with pytest.raises(CommandError) as caught:
         run(name, *arguments)
-    assert caught.value.returncode == 1
+    assert type(caught.value) is CommandError  # Django prints the name of the class
     assert "\x1b" not in str(caught.value)
+    assert exit_code(name, arguments) == 2
+
+
+def exit_code(name, arguments):
+    """Return the exit code of a command that fails, as `manage.py` would."""
+    command = load_command_class("django_mq", name)
+    command._called_from_command_line = True  # the parser exits by itself then
+    with pytest.raises((CommandError, SystemExit)) as caught:
+        command.execute(**vars(command.create_parser("manage.py", name).parse_args(arguments)))
+    return getattr(caught.value, "returncode", None) or caught.value.code
 
 
 def test_a_table_of_somebody_else_is_not_ours():

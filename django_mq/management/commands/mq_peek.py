@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.management.arguments import wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, table
 from django_mq.management.serving import mistaken
@@ -98,7 +99,7 @@ class Command(OperatorCommand):
     def _show_heads(self, queue: str | None, options: dict[str, Any], database: str | None) -> None:
         for name in ("skip_locked", "dead", "payload"):
             if options[name]:
-                raise CommandError(f"--heads cannot be combined with --{name.replace('_', '-')}")
+                raise wrong_arguments(f"--heads cannot be combined with --{name.replace('_', '-')}")
         heads = queues.heads(queue, limit=options["limit"], using=database)
         if options["json"]:
             self.stdout.write(as_json(heads))

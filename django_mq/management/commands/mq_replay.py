@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.management.arguments import moment_or_ago, past_moment_or_ago
+from django_mq.management.arguments import moment_or_ago, past_moment_or_ago, wrong_arguments
 from django_mq.management.base import OperatorCommand, add_common_selection, count
 
 #: The options that select messages.
@@ -43,7 +43,7 @@ class Command(OperatorCommand):
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         if all(options[name] is None for name in SELECTION):
-            raise CommandError(
+            raise wrong_arguments(
                 "select messages: by --id, --queue, --type, --handler, --since, or --until"
             )
         chosen = {name: options[name] for name in (*SELECTION, "to", "limit")}

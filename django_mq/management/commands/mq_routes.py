@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from django_mq import handlers, queues
 from django_mq.conf import get_settings
 from django_mq.handlers.nearest import is_heard, nearest_types
+from django_mq.management.arguments import wrong_arguments
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
 from django_mq.policy.routing import check_name
@@ -29,7 +30,7 @@ class Command(OperatorCommand):
     def operate(self, *, database: str | None, **options: Any) -> None:
         if options["type"] is None:
             if options["metadata"] is not None:
-                raise CommandError("--metadata belongs to one message: name its type, too")
+                raise wrong_arguments("--metadata belongs to one message: name its type, too")
             self._show_all(queues.topology(using=database), json=options["json"])
             return
         type = check_name(options["type"], "type")
@@ -38,7 +39,7 @@ class Command(OperatorCommand):
         except (ValueError, RecursionError):
             metadata = None
         if not isinstance(metadata, dict):
-            raise CommandError('--metadata must be a JSON object such as {"vip": true}')
+            raise wrong_arguments('--metadata must be a JSON object such as {"vip": true}')
         self._show_one(type, metadata, json=options["json"])
 
     def _show_one(self, type: str, metadata: dict[str, Any], *, json: bool) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.exceptions import InvalidOption
+from django_mq.management.arguments import wrong_arguments
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
 from django_mq.models import Schedule
@@ -56,7 +57,7 @@ class Command(OperatorCommand):
             self._show(action, _chosen(name, database), json=json, database=database)
             return
         if name is None:
-            raise CommandError(f"name the schedule: mq_schedule {action} NAME")
+            raise wrong_arguments(f"name the schedule: mq_schedule {action} NAME")
         if action == "run":
             self._run(name, json=json, database=database)
         else:
@@ -124,7 +125,7 @@ def _chosen(name: str | None, database: str | None) -> list[Schedule]:
     check_name(name, "schedule name")
     chosen = [each for each in found if each.name == name]
     if not chosen:
-        raise CommandError(no_schedule(name, [each.name for each in found]))
+        raise wrong_arguments(no_schedule(name, [each.name for each in found]))
     return chosen
 
 

@@ -10,13 +10,13 @@ from datetime import timedelta
 from time import sleep
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 from django.utils.timezone import now
 
 from django_mq import handlers, queues
 from django_mq.conf import alias_of, get_settings
 from django_mq.executor.connections import LOST
-from django_mq.management.arguments import duration
+from django_mq.management.arguments import duration, wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, span, table, workers_table
 from django_mq.management.screen import CLEAR, Section, erased, fitted, size_of, whole
@@ -58,7 +58,7 @@ class Command(OperatorCommand):
             self._show(options["queue"], database, as_data=options["json"])
             return
         if options["json"]:
-            raise CommandError("--watch cannot be combined with --json")
+            raise wrong_arguments("--watch cannot be combined with --json")
         with suppress(KeyboardInterrupt):
             self._watch(options["queue"], database, is_first=True)
             while True:

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_mq import queues
-from django_mq.management.arguments import login
+from django_mq.management.arguments import login, wrong_arguments
 from django_mq.management.base import Declined, OperatorCommand
 from django_mq.management.output import as_json, workers_table
 from django_mq.policy.error_text import one_line
@@ -67,7 +67,9 @@ class Command(OperatorCommand):
 
     def _list(self, known: Sequence[WorkerProcess], options: dict[str, Any]) -> None:
         if options["ids"] or options["host"] or options["all"]:
-            raise CommandError("list shows all workers; name workers after quiet, resume or stop")
+            raise wrong_arguments(
+                "list shows all workers; name workers after quiet, resume or stop"
+            )
         if options["json"]:
             self.stdout.write(as_json(known))
         elif known:
@@ -84,7 +86,7 @@ def _chosen(alive: Sequence[WorkerProcess], options: dict[str, Any]) -> list[Wor
     """Return the live workers that the options name; raise CommandError if there are none."""
     ids, host, every = options["ids"], options["host"], options["all"]
     if bool(ids) + (host is not None) + every != 1:
-        raise CommandError("name the workers: by ID, by --host, or --all")
+        raise wrong_arguments("name the workers: by ID, by --host, or --all")
     if ids:
         return [_one(alive, each) for each in dict.fromkeys(ids)]
     found = [each for each in alive if every or each.host == host]
