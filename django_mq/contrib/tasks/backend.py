@@ -13,6 +13,7 @@ from django.db import connections
 from django.utils.module_loading import autodiscover_modules
 
 from django_mq import handlers
+from django_mq.conf import get_settings
 from django_mq.conf.local_time import aware
 from django_mq.contrib.tasks import finishing, results
 from django_mq.contrib.tasks.compat import (
@@ -131,7 +132,7 @@ class MessageQueueBackend(BaseTaskBackend):
         return result
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """E020: OPTIONS are wrong, the app is not installed, or the database is not PostgreSQL."""
+        """E020: OPTIONS or settings are wrong, the app is absent, the database not PostgreSQL."""
         return list(self._problems())
 
     @classmethod
@@ -196,6 +197,12 @@ class MessageQueueBackend(BaseTaskBackend):
                 " DATABASES.",
                 id="django_mq.E020",
             )
+            return
+        try:
+            get_settings()
+        except ImproperlyConfigured:  # E001 lists what is wrong
+            text = f"TASKS[{self.alias!r}]: DJANGO_MQ is wrong, see django_mq.E001."
+            yield checks.Error(text, id="django_mq.E020")
             return
         try:
             queue_connection(database)

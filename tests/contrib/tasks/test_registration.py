@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import pytest
+from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
 
@@ -171,6 +172,20 @@ def test_bad_options_are_errors_of_the_checks(
     [error] = configure(settings, OPTIONS=options).check()
     assert error.id == "django_mq.E020"
     assert text in error.msg
+
+
+def test_errors_of_the_settings_are_told_once(settings: Any) -> None:
+    """E001 has them; the error of the backend says only that there are some."""
+    found = configure(settings)
+    settings.DJANGO_MQ = {"THREADS": 0, "LEESE": 5}
+    [error] = found.check()
+    assert (error.id, error.msg) == (
+        "django_mq.E020",
+        "TASKS['default']: DJANGO_MQ is wrong, see django_mq.E001.",
+    )
+    every = run_checks(databases=["default"])
+    assert sum("LEESE" in each.msg for each in every) == 1
+    assert sum("THREADS" in each.msg for each in every) == 1
 
 
 def test_a_policy_with_code_is_an_error(settings: Any) -> None:
