@@ -25,10 +25,10 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def ask(port: int, path: str) -> tuple[int, bytes]:
+def ask(port: int, path: str, address: str = "127.0.0.1") -> tuple[int, bytes]:
     """Return the status and the body; 0 while nothing listens."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=10) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -53,6 +53,16 @@ def test_live_ready_and_draining(
     witness.open("open")
     assert worker.ends() == 0
     assert ask(port, "/livez")[0] == 0
+
+
+def test_it_listens_on_the_address_that_is_named(start: Callable[..., Worker]) -> None:
+    port = free_port()
+    worker = start("--health-port", f"127.0.0.2:{port}")
+    worker.has_started(1)
+    worker.until(lambda: ask(port, "/livez", "127.0.0.2") == (200, b"ok\n"), "it answers")
+    assert ask(port, "/livez")[0] == 0
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
 
 
 def test_slow_clients_keep_it_from_nothing(

@@ -20,7 +20,7 @@ from django_mq.conf import Settings, get_settings
 from django_mq.exceptions import InvalidName
 from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.scoreboard import Scoreboard
-from django_mq.management.arguments import port, port_and_address, positive, seconds
+from django_mq.management.arguments import port_and_address, positive, seconds
 from django_mq.management.base import chosen_database, must_be_migrated
 from django_mq.management.reloading import is_reloaded, run_reloading
 from django_mq.management.serving import separated, served, unmatched
@@ -66,7 +66,10 @@ class Command(BaseCommand):
             ("--max-seconds", seconds, "S", "exit after S seconds"),
             ("--max-rss", positive, "MB", "replace a process that grows to MB of memory"),
             ("--drain-seconds", seconds, "S", "time for running messages after the first signal"),
-            ("--health-port", port, "PORT", "answer /livez and /readyz on 127.0.0.1"),
+            (
+                *("--health-port", port_and_address, "[ADDRESS:]PORT"),
+                "answer /livez and /readyz, on 127.0.0.1 by default",
+            ),
             (
                 *("--metrics-port", port_and_address, "[ADDRESS:]PORT"),
                 "answer /metrics for Prometheus, on 127.0.0.1 by default",
@@ -121,7 +124,7 @@ class Command(BaseCommand):
     ) -> Supervisor:
         """Return the supervisor of processes that each run a worker like `worker`."""
         shares = _shares(options["max_messages"], options["processes"] or settings.processes)
-        port = options["health_port"] or settings.health_port
+        health = options["health_port"] or (settings.health_port and (settings.health_port,))
         deadline = Deadline(options["max_seconds"])
         return Supervisor(
             lambda number, id, scoreboard: self._worker(
@@ -140,7 +143,7 @@ class Command(BaseCommand):
             until_empty=options["until_empty"],
             max_rss=max_rss,
             reporter=Reporter(
-                health=None if port is None else _endpoint("health", port),
+                health=_endpoint("health", *health) if health else None,
                 metrics=_endpoint("metrics", *options["metrics_port"])
                 if options["metrics_port"]
                 else None,
