@@ -81,7 +81,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
         if request.method == "POST" or not self.has_view_permission(request):
             raise PermissionDenied
         queue = unquote(object_id)
-        if not self.knows(request, queue):
+        if not self.knows(request, queue) and not self._has_row(request, queue):
             text = f"Queue {excerpt(queue)} is not known."
             self.message_user(request, text, notices.WARNING)
             return HttpResponseRedirect(self.url(QueueState, "changelist"))
@@ -116,6 +116,12 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             **(extra_context or {}),
         )
         return TemplateResponse(request, "admin/django_mq/queue.html", context)
+
+    def _has_row(self, request: HttpRequest, queue: str) -> bool:
+        """Return whether something was once decided about the queue: that made it known."""
+        return (
+            self.may_name(request, queue) and self.get_queryset(request).filter(pk=queue).exists()
+        )
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the queue for its history page, even if it has no row."""

@@ -164,10 +164,14 @@ class TestPause:
             action("no such name")
 
 
-def test_nobody_is_woken_where_workers_poll(settings, rings):
-    settings.DJANGO_MQ = {"WAKEUP": "poll"}
-    assert queues.requeue(add(dead=-1).pk)
-    assert rings == []
+@pytest.mark.parametrize(("wakeup", "count"), [("poll", 0), ("notify", 1)])
+def test_nobody_is_woken_where_workers_poll(
+    settings, django_capture_on_commit_callbacks, wakeup, count
+):
+    settings.DJANGO_MQ = {"WAKEUP": wakeup}
+    with django_capture_on_commit_callbacks() as rings:
+        assert queues.requeue(add(dead=-1).pk)
+    assert len(rings) == count
 
 
 def test_the_log_keeps_a_trace(caplog):
