@@ -25,7 +25,7 @@ TIMES, LONGEST = 10, 0.05
 class _Count:
     """The rows that waited at `at`, and those that this process has `added` to them since.
 
-    It refuses nothing after `refuses_until`. `block` is the transaction that added the last rows:
+    It refuses nothing after `refuses_until`. `writer` is the transaction that added the last rows:
     a count that it makes contains them, and a rollback takes them back. `test`: see `_test_of()`.
     """
 
@@ -34,7 +34,7 @@ class _Count:
     waiting: int
     test: object
     added: int = 0
-    block: object = None
+    writer: object = None
 
     def is_fresh(self, now: float) -> bool:
         return now - self.at < FRESH
@@ -73,7 +73,7 @@ def _admit(connection: BaseDatabaseWrapper, queue: str, limit: int, more: int) -
             " more workers"
         )
     known.added += more
-    known.block = _block_of(connection)
+    known.writer = _transaction_of(connection)
 
 
 def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count | None) -> _Count:
@@ -81,11 +81,10 @@ def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count
     with connection.cursor() as cursor:
         waiting = count_waiting(cursor, queue=queue, limit=limit)
     ended = monotonic()
-    refuses_until = ended + min(LONGEST, TIMES * (ended - began))
-    block = _block_of(connection)
-    if last is None or last.block is not block:
-        return _Count(began, refuses_until, waiting, _test_of(connection))
-    return _Count(began, began, waiting, _test_of(connection), block=block)
+    test, writer = _test_of(connection), _transaction_of(connection)
+    if test is not None or (writer is not None and last is not None and last.writer is writer):
+        return _Count(began, began, waiting, test, writer=writer)
+    return _Count(began, ended + min(LONGEST, TIMES * (ended - began)), waiting, test)
 
 
 def forget() -> None:
@@ -93,9 +92,9 @@ def forget() -> None:
     _counts.clear()
 
 
-def _block_of(connection: BaseDatabaseWrapper) -> object:
-    blocks: list[Any] = connection.atomic_blocks
-    return blocks[0] if blocks else None
+def _transaction_of(connection: BaseDatabaseWrapper) -> object:
+    """Return the list of hooks, of which each transaction has its own; None outside any."""
+    return connection.run_on_commit if connection.in_atomic_block else None
 
 
 def _test_of(connection: BaseDatabaseWrapper) -> object:
