@@ -12,19 +12,18 @@ from typing import Any
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.async_slots import Slots
-from django_mq.executor.connections import Outage
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import leased_call, result_of, sort_started
 from django_mq.executor.lingering import LINGER_SHARE, Lingering
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.loop_timeout import GRACE, LoopTimeout
+from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import OtherThreads, SharedThread
 from django_mq.executor.tasks import Task, has_expired, may_start_unlocked, most_in_call
 from django_mq.executor.watchdog import Link
-from django_mq.messages import ClaimedRow, current_delivery
-from django_mq.policy.backoff import RetryPolicy
+from django_mq.messages import current_delivery
 from django_mq.policy.outcomes import AttemptEnded, TimedOut, was_stopped
 from django_mq.policy.stack import Frame, awaited_by, raised_from
 from django_mq.signals import log_failure, message_started, wanted
@@ -40,35 +39,27 @@ class AsyncRunner(threading.Thread):
 
     def __init__(
         self,
+        context: RunContext,
         *,
-        alias: str,
         local_queue: LocalQueue,
         scoreboard: Scoreboard,
         first_entry: int,
         slots: int,
         batch: int,
-        lease_of: Callable[[str], float],
-        shortest_lease: float,
-        outage: Outage,
-        policy_of: Callable[[ClaimedRow], RetryPolicy],
-        on_settled: Callable[[Sequence[Ended]], None],
         on_room: Callable[[], None],
         link: Link,
     ) -> None:
         super().__init__(name="mq-async", daemon=True)
-        self._alias = alias
+        self._context = context
         self._local_queue = local_queue
         self._scoreboard = scoreboard
-        self._lease_of = lease_of
-        self._policy_of = policy_of
         self._on_room = on_room
         self._slots = Slots(slots)
         self._first_entry = first_entry
         self._free = list(range(first_entry, first_entry + slots))
         self._told_room = False
-        self._unlocked_for = shortest_lease / 2
         self._batch = batch
-        self._lingering = Lingering(batch=batch, longest=shortest_lease / LINGER_SHARE)
+        self._lingering = Lingering(batch=batch, longest=context.shortest_lease / LINGER_SHARE)
         self._timer: asyncio.TimerHandle | None = None
         #: The drain ran out of time and cancelled handlers.
         self.cut_off = False
@@ -76,17 +67,7 @@ class AsyncRunner(threading.Thread):
         self._running: dict[asyncio.Task[None], CallEntries] = {}
         # By message id: the operator who stopped it.
         self._stopped: dict[int, str] = {}
-        self._settler = AsyncSettler(
-            alias=alias,
-            lease_of=lease_of,
-            outage=outage,
-            policy_of=policy_of,
-            shortest_lease=shortest_lease,
-            on_settled=on_settled,
-            on_left=self._leave,
-            give_up=self._give_up,
-            link=link,
-        )
+        self._settler = AsyncSettler(context, on_left=self._leave, give_up=self._give_up, link=link)
 
     def start(self) -> None:
         # Here, because a loop has file descriptors that only the end of the thread closes: a run
@@ -199,7 +180,7 @@ class AsyncRunner(threading.Thread):
 
     async def _ready(self, tasks: list[Task]) -> list[Task]:
         """Return the tasks that may start; settle those that must not."""
-        since = lease_clock() - self._unlocked_for
+        since = lease_clock() - self._context.unlocked_for
         if all(
             may_start_unlocked(task, since) and not has_expired(task.delivery) for task in tasks
         ):
@@ -243,8 +224,8 @@ class AsyncRunner(threading.Thread):
         error: BaseException | None = None
         limit = entries.limit = asyncio.timeout(tasks[0].timeout)
         timeout = LoopTimeout(self._loop, limit, entries)
-        lease = max(self._lease_of(task.delivery.queue) for task in tasks)
-        call = leased_call(tasks, alias=self._alias, lease=lease, timeout=timeout)
+        lease = max(self._context.lease_of(task.delivery.queue) for task in tasks)
+        call = leased_call(tasks, alias=self._context.alias, lease=lease, timeout=timeout)
         if wanted(message_started):
             for delivery in call.deliveries:
                 reports.started(delivery)
@@ -266,7 +247,7 @@ class AsyncRunner(threading.Thread):
             for task in tasks:
                 self._stopped.pop(task.delivery.id, None)
         self._thread.tidy_up(call.deliveries[0])
-        return call.end(self._policy_of, result, error, seconds)
+        return call.end(self._context.policy_of, result, error, seconds)
 
     def _ended(self, tasks: list[Task], raised: BaseException) -> AttemptEnded:
         """Return the error of a call that its limit cancelled, with the place where it waited."""

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from django_mq.executor import reports
-from django_mq.executor.connections import LOST, Outage
+from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.run_context import RunContext
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.statements import Statements
 from django_mq.executor.tasks import Task
 from django_mq.executor.watchdog import Link
-from django_mq.messages import ClaimedRow, Fence
-from django_mq.policy.backoff import RetryPolicy
+from django_mq.messages import Fence
 from django_mq.signals import log_failure, named, traced
 from django_mq.store import leases
 
@@ -34,25 +34,17 @@ class AsyncSettler(threading.Thread):
 
     def __init__(
         self,
+        context: RunContext,
         *,
-        alias: str,
-        lease_of: Callable[[str], float],
-        outage: Outage,
-        policy_of: Callable[[ClaimedRow], RetryPolicy],
-        shortest_lease: float,
-        on_settled: Callable[[Sequence[Ended]], None],
         on_left: Callable[[Sequence[Task]], None],
         give_up: Callable[[Sequence[Ended], Sequence[Task]], None],
         link: Link,
     ) -> None:
         super().__init__(name="mq-settler", daemon=True)
-        self._statements = Statements(alias, link=link)
-        self._settlement = Settlement(
-            self._statements, outage=outage, policy_of=policy_of, shortest_lease=shortest_lease
-        )
-        self._lease_of = lease_of
-        self._outage = outage
-        self._on_settled = on_settled
+        self._context = context
+        self._outage = context.outage
+        self._statements = Statements(context.alias, link=link)
+        self._settlement = Settlement(self._statements, context)
         self._on_left = on_left
         self._give_up = give_up
         self._asked: queue.SimpleQueue[_StartRequest | _SettleRequest | None] = queue.SimpleQueue()
@@ -108,12 +100,12 @@ class AsyncSettler(threading.Thread):
     def _settle_all(self, ended: list[Ended]) -> None:
         lost = [each for each in ended if each.settled is Settled.LOST]
         if lost:
-            self._on_settled(lost)
+            self._context.on_settled(lost)
             ended = [each for each in ended if each.settled is not Settled.LOST]
         if ended:
             settled = self._settlement.settle(ended)
             reports.all_ended(settled)
-            self._on_settled(settled)
+            self._context.on_settled(settled)
 
     def _start(self, asked: list[_StartRequest]) -> None:
         if not asked:
@@ -131,7 +123,9 @@ class AsyncSettler(threading.Thread):
         """Give each task a full lease; map the ids of those still ours to whether they expired."""
         fences: dict[float, list[Fence]] = {}
         for task in starts:
-            fences.setdefault(self._lease_of(task.delivery.queue), []).append(task.delivery.fence)
+            fences.setdefault(self._context.lease_of(task.delivery.queue), []).append(
+                task.delivery.fence
+            )
         started: dict[int, bool] = {}
         for lease, together in fences.items():
             started.update(self._start_leases(together, lease))

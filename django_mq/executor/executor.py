@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from time import monotonic
 
 from django.db import connections
 
-from django_mq.executor.connections import Outage, plain_connection
-from django_mq.executor.ended import Ended
+from django_mq.executor.connections import plain_connection
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.nonatomic import NonAtomic
+from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.slices import Slices
 from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.watchdog import Link
-from django_mq.messages import ClaimedRow
-from django_mq.policy.backoff import RetryPolicy
 from django_mq.signals import log_failure
 
 
@@ -31,60 +29,40 @@ class Executor(threading.Thread):
     def __init__(
         self,
         number: int,
+        context: RunContext,
         *,
-        alias: str,
         local_queue: LocalQueue,
         entries: ExecutorEntries,
-        outage: Outage,
-        policy_of: Callable[[ClaimedRow], RetryPolicy],
-        on_settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
-        lease_of: Callable[[str], float],
-        shortest_lease: float,
         slice_size: int,
         backoff_queues: Collection[str],
         link: Link,
     ) -> None:
         super().__init__(name=f"mq-executor-{number}", daemon=True)
-        self._alias = alias
+        self._context = context
+        self._outage = context.outage
         self._link = link
         self._local_queue = local_queue
         self._entries = entries
-        self._outage = outage
-        self._policy_of = policy_of
-        self._on_settled = on_settled
         self._slice_seconds = slice_seconds
-        self._lease_of = lease_of
-        self._shortest_lease = shortest_lease
         self._slice_size = slice_size
         self._backoff_queues = backoff_queues
 
     def _connect(self) -> None:
-        wrapper = connections[self._alias] = plain_connection(self._alias, self._link)
+        context, alias = self._context, self._context.alias
+        wrapper = connections[alias] = plain_connection(alias, self._link)
         self._session = session = Session(wrapper, link=self._link)
-        settlement = Settlement(
-            session,
-            outage=self._outage,
-            policy_of=self._policy_of,
-            shortest_lease=self._shortest_lease,
-        )
+        settlement = Settlement(session, context)
         self._slices = Slices(
             session,
+            context,
             entries=self._entries,
             settlement=settlement,
-            on_settled=self._on_settled,
             slice_seconds=self._slice_seconds,
-            shortest_lease=self._shortest_lease,
             stopped=self._local_queue.stopped_queues,
             backoff_queues=self._backoff_queues,
         )
-        self._nonatomic = NonAtomic(
-            session,
-            entries=self._entries,
-            settlement=settlement,
-            on_settled=self._on_settled,
-            lease_of=self._lease_of,
-        )
+        self._nonatomic = NonAtomic(session, context, entries=self._entries, settlement=settlement)
 
     def run(self) -> None:
         self._entries.run_here()

@@ -24,6 +24,7 @@ from django_mq.executor.connections import (
 )
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import LeasedCall, leased_call, sort_started
+from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
@@ -38,10 +39,9 @@ class NonAtomic:
     """Makes one call at a time on the executor's connection."""
 
     session: Session
+    context: RunContext
     entries: ExecutorEntries
     settlement: Settlement
-    on_settled: Callable[[Sequence[Ended]], None]
-    lease_of: Callable[[str], float]
 
     def run(self, tasks: Sequence[Task]) -> bool:
         """Run and settle one call; return False if it could not start and is still unsettled.
@@ -49,20 +49,20 @@ class NonAtomic:
         `tasks` has one task, or the tasks of one batch handler in order.
         """
         fences = [task.delivery.fence for task in tasks]
-        lease = max(map(self.lease_of, {task.delivery.queue for task in tasks}))
+        lease = max(map(self.context.lease_of, {task.delivery.queue for task in tasks}))
         try:
             started = self._start(fences, lease)
         except LOST as error:
             self.session.close()
-            self.settlement.outage.wait(error)
+            self.context.outage.wait(error)
             return False
-        self.settlement.outage.over()
+        self.context.outage.over()
         barred, ready = sort_started(tasks, started)
         lost = [each for each in barred if each.settled is Settled.LOST]
         if lost:
             for each in lost:
                 reports.lease_lost(each.delivery)
-            self.on_settled(lost)
+            self.context.on_settled(lost)
         if over := [each for each in barred if each.settled is not Settled.LOST]:
             self.settle(over)
         if ready:
@@ -108,13 +108,13 @@ class NonAtomic:
         finally:
             self.session.link.lent = False
             timeout.end()
-        self.settle(call.end(self.settlement.policy_of, result, error, seconds))
+        self.settle(call.end(self.context.policy_of, result, error, seconds))
 
     def settle(self, ended: Sequence[Ended]) -> None:
         """Settle `ended`, and report it."""
         if settled := self.settlement.settle(ended):
             reports.all_ended(settled)
-            self.on_settled(settled)
+            self.context.on_settled(settled)
         tidy_up()
 
     def _left_transaction_open(self) -> bool:

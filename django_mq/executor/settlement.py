@@ -10,13 +10,13 @@ The loop handles four failures:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from django_mq.executor import history, reports, settle_effects
 from django_mq.executor.calls import is_conflict
-from django_mq.executor.connections import LOST, Outage, rows_of, simple_results
+from django_mq.executor.connections import LOST, rows_of, simple_results
 from django_mq.executor.ended import (
     ACKED,
     Ended,
@@ -28,10 +28,10 @@ from django_mq.executor.ended import (
     when,
 )
 from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.run_context import RunContext
 from django_mq.executor.session import Session
 from django_mq.executor.statements import Statements, within_transaction
-from django_mq.messages import ClaimedRow, fence_of
-from django_mq.policy.backoff import RetryPolicy
+from django_mq.messages import fence_of
 from django_mq.policy.outcomes import Snoozed
 from django_mq.store import Cursor, open_transaction, settle
 from django_mq.store import history as kept_history
@@ -55,23 +55,14 @@ class Try:
 class Settlement:
     """Settles deliveries by their fences, in transactions of their own.
 
-    `policy_of` returns the retry policy of a row. After a try whose outcome is unknown, a missing
-    row counts as acked by that try if its delivery was claimed or renewed less than
-    `shortest_lease` seconds ago: no other worker removes a leased row.
+    After a try whose outcome is unknown, a missing row counts as acked by that try if its delivery
+    was claimed or renewed less than the shortest lease ago: no other worker removes a leased row.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        *,
-        outage: Outage,
-        policy_of: Callable[[ClaimedRow], RetryPolicy],
-        shortest_lease: float,
-    ) -> None:
+    def __init__(self, connection: Connection, context: RunContext) -> None:
         self._connection = connection
-        self.outage = outage
-        self.policy_of = policy_of
-        self._shortest_lease = shortest_lease
+        self._context = context
+        self.outage = context.outage
 
     def settle(
         self, ended: Sequence[Ended], *, careful: bool = False, doubtful: bool = False
@@ -174,7 +165,7 @@ class Settlement:
         )
         if doubtful:
             there = settle.existing(cursor, attempt.lost)
-            fresh_since = lease_clock() - self._shortest_lease
+            fresh_since = lease_clock() - self._context.shortest_lease
             attempt.lost -= {
                 each.delivery.id
                 for each in ended
@@ -185,7 +176,7 @@ class Settlement:
         """Handle an end that the server refuses: fail an acked one, else let the lease lapse."""
         reports.refused([ended], error)
         if ended.settled is ACKED and not is_conflict(error):
-            policy = self.policy_of(ended.delivery._row)
+            policy = self._context.policy_of(ended.delivery._row)
             return self.settle([failure_end(ended.delivery, policy, error, seconds=ended.seconds)])
         return ends_or_lost([ended], {ended.delivery.id})
 

@@ -8,7 +8,7 @@ are settled by their fences after it, and never run again for a neighbour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
 
 from django_mq.executor import reports, slice_limits
@@ -16,6 +16,7 @@ from django_mq.executor.attempts import Attempts
 from django_mq.executor.calls import tidy_up
 from django_mq.executor.connections import DATABASE_ERRORS, simple_query
 from django_mq.executor.ended import ACKED, Ended, Settled
+from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session, run_hooks
 from django_mq.executor.settlement import Settlement, settle_all
@@ -39,28 +40,25 @@ from django_mq.store import settle
 class Slices:
     """Runs slices on one connection, in the thread that owns it.
 
-    `on_settled` is called with the deliveries that are no longer ours to settle. After a failure in
-    one of `backoff_queues`, the rest of that queue in the slice does not start; nor does any
-    delivery that `stopped` has. A delivery starts without a lock for `shortest_lease` / 2 seconds
-    after its claim or renewal was requested.
+    After a failure in one of `backoff_queues`, the rest of that queue in the slice does not start;
+    nor does any delivery that `stopped` has.
     """
 
     def __init__(
         self,
         session: Session,
+        context: RunContext,
         *,
         entries: ExecutorEntries,
         settlement: Settlement,
-        on_settled: Callable[[Sequence[Ended]], None],
         slice_seconds: float,
-        shortest_lease: float = 0.0,
         stopped: StoppedQueues | None = None,
         backoff_queues: Collection[str] = (),
     ) -> None:
         self._session = session
-        self._outage = settlement.outage
+        self._outage = context.outage
         self._settlement = settlement
-        self._on_settled = on_settled
+        self._on_settled = context.on_settled
         self._slice_seconds = slice_seconds
         self._stopped = stopped
         self._conflicts = conflicts = Conflicts()
@@ -69,7 +67,7 @@ class Slices:
             session,
             entries=entries,
             conflicts=conflicts,
-            policy_of=settlement.policy_of,
+            policy_of=context.policy_of,
             nested=nested,
             backoff_queues=backoff_queues,
         )
@@ -78,7 +76,7 @@ class Slices:
             entries=entries,
             attempts=attempts,
             nested=nested,
-            unlocked_for=shortest_lease / 2,
+            unlocked_for=context.unlocked_for,
         )
         self._recovery = SliceRecovery(
             session,

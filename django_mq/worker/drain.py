@@ -20,6 +20,7 @@ from django_mq.executor.ended import Ended, Settled, failure_end
 from django_mq.executor.leased_call import leased_call
 from django_mq.executor.nonatomic import run_call
 from django_mq.executor.retry_policies import policies
+from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement, settle_all
@@ -68,9 +69,16 @@ class Drain:
         self._queue = queue
         self._settings = get_settings()
         self._resolver = Resolver(self._settings)
-        # A test does not wait: with a floor, one drain would not reach the last attempt.
-        self._policy_of = policies(self._settings, floor=0.0)
         self._options = ClaimOptionsCache(self._settings, batch_size=1)
+        self._context = RunContext(
+            alias=connection.alias,
+            outage=Outage(threading.Event()),
+            # A test does not wait: with a floor, one drain would not reach the last attempt.
+            policy_of=policies(self._settings, floor=0.0),
+            lease_of=self._options.lease_of,
+            shortest_lease=0.0,
+            on_settled=self._note,
+        )
         numbers = count(1)
         self._owned: set[str] = set()
         self._claims = ClaimRouter(
@@ -110,14 +118,12 @@ class Drain:
         return delivered
 
     def _run_slices(self, task: Task) -> None:
-        session, outage = Session(self._connection, borrowed=True), Outage(threading.Event())
+        session = Session(self._connection, borrowed=True)
         slices = Slices(
             session,
+            self._context,
             entries=ExecutorEntries(Scoreboard(1), 0, 1),
-            settlement=Settlement(
-                session, outage=outage, policy_of=self._policy_of, shortest_lease=0.0
-            ),
-            on_settled=self._note,
+            settlement=Settlement(session, self._context),
             slice_seconds=self._settings.slice_seconds,
         )
         # For one message alone: a handler that is not atomic may make a request, whose handler
@@ -190,7 +196,7 @@ class Drain:
             )
 
     def _run_unbound(self, task: Task) -> None:
-        lease = self._settings.queue(task.delivery.queue).lease
+        lease = self._context.lease_of(task.delivery.queue)
         started = leases.start(self._cursor(), [task.delivery.fence], lease=lease)
         if started.get(task.delivery.id):
             self._settle(Ended(task.delivery, Settled.BURIED, reason="expired"))
@@ -215,7 +221,7 @@ class Drain:
             raise
         if guard.undone:
             delivery.finished = False
-        [ended] = leased.end(self._policy_of, result, kept, seconds)
+        [ended] = leased.end(self._context.policy_of, result, kept, seconds)
         self._settle(ended)
 
     def _settle(self, ended: Ended) -> None:
@@ -227,7 +233,7 @@ class Drain:
         self._note([ended])
 
     def _failure_end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:
-        return failure_end(delivery, self._policy_of(delivery._row), error, seconds=seconds)
+        return failure_end(delivery, self._context.policy_of(delivery._row), error, seconds=seconds)
 
     def _cursor(self) -> psycopg.Cursor[Any]:
         self._connection.ensure_connection()

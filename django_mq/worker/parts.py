@@ -17,6 +17,7 @@ from django_mq.executor.executor import Executor
 from django_mq.executor.lingering import LINGER_SHARE
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.retry_policies import policies
+from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries, MonitoredPart
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link, Watchdog
@@ -88,27 +89,29 @@ class Parts:
         worker, batch = self._worker, self._batch
         slice_size = batch * SLICE_BATCHES
         self.prefetch = Prefetch(minimum=worker.threads, maximum=2 * slice_size, batch=batch)
-        lease_of, shortest_lease = self.options.lease_of, self.options.shortest_lease()
+        self._context = RunContext(
+            alias=worker.alias,
+            outage=self.outage,
+            policy_of=self._policy_of,
+            lease_of=self.options.lease_of,
+            shortest_lease=self.options.shortest_lease(),
+            on_settled=self._on_settled,
+        )
         self.local_queue = LocalQueue(
             batch=batch,
             slice_size=slice_size,
             on_room=self.wakeup.poke,
-            longest_linger=shortest_lease / LINGER_SHARE,
+            longest_linger=self._context.shortest_lease / LINGER_SHARE,
         )
         self.backoffs = QueueBackoffs(self._settings, stop_queue=self.local_queue.stop_queue)
         self.executors = [self._executor(number, slice_size) for number in range(worker.threads)]
         self.runner = AsyncRunner(
-            alias=worker.alias,
+            self._context,
             local_queue=self.local_queue,
             scoreboard=self.scoreboard,
             first_entry=worker.threads * batch,
             slots=worker.async_slots,
             batch=min(batch, worker.async_slots),
-            lease_of=lease_of,
-            shortest_lease=shortest_lease,
-            outage=self.outage,
-            policy_of=self._policy_of,
-            on_settled=self._on_settled,
             on_room=self.wakeup.poke,
             link=self._link(),
         )
@@ -118,15 +121,10 @@ class Parts:
         batch = self._batch
         return Executor(
             number,
-            alias=self._worker.alias,
+            self._context,
             local_queue=self.local_queue,
             entries=ExecutorEntries(self.scoreboard, number * batch, batch),
-            outage=self.outage,
-            policy_of=self._policy_of,
-            on_settled=self._on_settled,
             slice_seconds=self._settings.slice_seconds,
-            lease_of=self.options.lease_of,
-            shortest_lease=self.options.shortest_lease(),
             slice_size=slice_size,
             backoff_queues=self.backoffs.queues,
             link=self._link(),

@@ -20,6 +20,7 @@ from django_mq.executor.connections import Outage, plain_connection
 from django_mq.executor.ended import Ended, any_back
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.retry_policies import policies
+from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
@@ -130,6 +131,20 @@ class ShortOutage(Outage):
         self._stop.wait(0.01)
 
 
+def run_context(
+    outage: Outage, on_settled: Callable[[Sequence[Ended]], None], *, lease: float
+) -> RunContext:
+    """Return the context of a bench: every queue has the same lease, in seconds."""
+    return RunContext(
+        alias=DEFAULT_DB_ALIAS,
+        outage=outage,
+        policy_of=policies(get_settings(), floor=0.0),
+        lease_of=lambda queue: lease,
+        shortest_lease=lease,
+        on_settled=on_settled,
+    )
+
+
 class Bench:
     """One executor's `Slices`, in the thread of the test, without the rest of a worker.
 
@@ -154,17 +169,14 @@ class Bench:
         self.runs: list[list[int]] = []
         self.session = Session(self.wrapper)
         self.session.note_activity()
-        outage, policy_of = ShortOutage(self.stopping), policies(get_settings(), floor=0.0)
-        self.settlement = Settlement(
-            self.session, outage=outage, policy_of=policy_of, shortest_lease=1000.0
-        )
+        context = run_context(ShortOutage(self.stopping), self._settled, lease=1000.0)
+        self.settlement = Settlement(self.session, context)
         self.slices = Slices(
             self.session,
+            context,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
             settlement=self.settlement,
-            on_settled=self._settled,
             slice_seconds=slice_seconds,
-            shortest_lease=1000.0,
         )
         self._claims = 0
 

@@ -10,15 +10,13 @@ import pytest
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_mq import handler
-from django_mq.conf import get_settings
 from django_mq.executor.connections import plain_connection
 from django_mq.executor.nonatomic import NonAtomic
-from django_mq.executor.retry_policies import policies
 from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from tests.database import second_connection
-from tests.worker.conftest import Bench, ShortOutage
+from tests.worker.conftest import Bench, ShortOutage, run_context
 
 
 class NonAtomicBench(Bench):
@@ -32,15 +30,12 @@ class NonAtomicBench(Bench):
         self.back: list[bool] = []
         self._claims = 0
         self.session = Session(self.wrapper)
-        outage, policy_of = ShortOutage(threading.Event()), policies(get_settings(), floor=0.0)
+        context = run_context(ShortOutage(threading.Event()), self._settled, lease=60.0)
         self.nonatomic = NonAtomic(
             self.session,
+            context,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
-            settlement=Settlement(
-                self.session, outage=outage, policy_of=policy_of, shortest_lease=60.0
-            ),
-            on_settled=self._settled,
-            lease_of=lambda queue: 60.0,
+            settlement=Settlement(self.session, context),
         )
 
     def go(self) -> list[bool]:

@@ -1,0 +1,33 @@
+"""What all threads of a worker that run messages have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from django_mq.executor.connections import Outage
+from django_mq.executor.ended import Ended
+from django_mq.messages import ClaimedRow
+from django_mq.policy.backoff import RetryPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """The database, and the rules for leases, retries and lost connections.
+
+    `policy_of` returns the retry policy of a row, `lease_of` the lease of a queue in seconds, of
+    which `shortest_lease` is the smallest. `on_settled` is called, from any thread, with deliveries
+    whose end is committed, or whose lease was lost.
+    """
+
+    alias: str
+    outage: Outage
+    policy_of: Callable[[ClaimedRow], RetryPolicy]
+    lease_of: Callable[[str], float]
+    shortest_lease: float
+    on_settled: Callable[[Sequence[Ended]], None]
+
+    @property
+    def unlocked_for(self) -> float:
+        """For how many seconds after its claim or renewal a delivery starts without a lock."""
+        return self.shortest_lease / 2
