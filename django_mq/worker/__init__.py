@@ -33,7 +33,7 @@ class Worker(WorkerOptions):
     """
 
     _run: Run | None = None
-    _thread = 0  # the identifier of the thread of this run, or of the last
+    _thread = 0  # the identifier of the thread of this run
     _tallies = HandlerTallies()  # empty, until a run has its own
 
     @property
@@ -79,7 +79,11 @@ class Worker(WorkerOptions):
                 raise RuntimeError("this worker is already running")
             self.refuse_transaction()
             self._thread = threading.get_ident()
-            run = self._run = Run(self)
+            try:
+                run = self._run = Run(self)
+            except BaseException:
+                self._thread = 0
+                raise
             self._tallies = handler_counts.begin(run.id)
         try:
             return run.run(until_empty)
@@ -87,6 +91,7 @@ class Worker(WorkerOptions):
             handler_counts.end(run.id)
             with self.lock:
                 self._run = None
+                self._thread = 0  # a stop from now on must not meet the next run
                 self.stopping.clear()  # here, since a stop may come before the run
                 self.orders = Orders()
             run.ended.set()

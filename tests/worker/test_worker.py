@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from datetime import timedelta
 from time import monotonic
 from typing import Any
 
@@ -174,6 +175,24 @@ def test_a_signal_may_come_while_a_run_begins_or_ends(moment: str) -> None:
     message = add(handler="h")
     assert Running(worker, until_empty=True).join() is True
     assert effects() == {message.pk}
+
+
+def test_a_stop_after_the_run_does_not_meet_the_next_run() -> None:
+    """In the thread of the last run, too: a stop on its way in another one may come late."""
+    threads: list[int] = []
+
+    class Noting(Worker):
+        def stop(self, timeout: float | timedelta | None = None) -> bool:
+            threads.append(threading.get_ident())
+            return super().stop(timeout)
+
+    worker = Noting(max_seconds=0.05)
+    assert worker.run() is True
+    assert worker.stop() is False
+    for each in threading.enumerate():
+        if each.name == "mq-stop":
+            each.join(PATIENCE)
+    assert threads == [threading.get_ident()]
 
 
 def test_a_running_worker_is_not_run_twice(start: Start, said: Said) -> None:
