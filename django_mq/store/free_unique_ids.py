@@ -98,9 +98,10 @@ def _number(name: str, low: int, high: int, *, default: str = "null") -> str:
 # any object there: missing or mistyped fields get their defaults, numbers are cut to their ranges.
 COME_FORWARD = f"""
 with aside as materialized (
-    select a.*, found.seen_id, found.seen_until
+    select a.*, found.seen_id, found.seen_until, found.seen_version
       from (
-        select found.id, u.message_id as seen_id, u.quiet_until as seen_until
+        select found.id, u.message_id as seen_id, u.quiet_until as seen_until,
+               u.version as seen_version
           from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[],
                       %(unique_ids)s::text[]) as wanted (queue, handler, type, unique_id)
          cross join lateral (
@@ -270,7 +271,7 @@ with dead as materialized (
       from dead
      order by queue, handler, type, unique_id, id desc
 ), free as materialized (
-    select last.*, u.message_id as seen_id, u.quiet_until as seen_until
+    select last.*, u.message_id as seen_id, u.quiet_until as seen_until, u.version as seen_version
       from last
       left join {holder_of("last")} on true
      where (u.quiet_until is null or u.quiet_until <= statement_timestamp())

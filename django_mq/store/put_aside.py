@@ -14,7 +14,8 @@ from django_mq.store.unique_ids import Unique, UniqueId, documents, holder_of
 PUT_ASIDE = """
 insert into django_mq_uniquekey (queue, handler, type, unique_id, put_aside)
 select row->>'queue', row->>'handler', row->>'type', row->>'unique_id',
-       row - array['id', 'delay', 'lifetime', 'seen_id', 'seen_until'] || jsonb_build_object(
+       row - array['id', 'delay', 'lifetime', 'seen_id', 'seen_until', 'seen_version']
+           || jsonb_build_object(
            'due', extract(epoch from coalesce(
                (row->>'due')::timestamptz,
                statement_timestamp() + (row->>'delay')::float8 * interval '1 second')),

@@ -34,9 +34,12 @@ def columns(ids: Iterable[UniqueId]) -> dict[str, object]:
 
 
 def holder_of(id: str) -> str:
-    """Return the FROM item `u`: the last holder of the unique id of the row `id`."""
+    """Return the FROM item `u`: the last holder of the unique id of the row `id`.
+
+    Its `version` is another one after each change of the row.
+    """
     return f"""lateral (
-    select u.message_id, u.quiet_until
+    select u.message_id, u.quiet_until, u.xmin::text as version
       from django_mq_uniquekey u
      where u.queue = {id}.queue and u.handler = {id}.handler and u.type = {id}.type
        and u.unique_id = {id}.unique_id and u.put_aside is null
@@ -45,25 +48,32 @@ def holder_of(id: str) -> str:
 
 
 def if_as_seen(rows: str, id: str) -> str:
-    """Return the end of an INSERT that takes the unique ids of `rows` that are still as seen."""
+    """Return the end of an INSERT that takes the unique ids of `rows` that are still as seen.
+
+    The version tells of a transaction that gave the message, which had expired, more time.
+    """
     return f"""on conflict (queue, handler, type, unique_id) where put_aside is null do update
        set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
      where exists (
         select from {rows} where {rows}.{id} = excluded.message_id
            and {rows}.seen_id is not distinct from u.message_id
-           and {rows}.seen_until is not distinct from u.quiet_until)
+           and {rows}.seen_until is not distinct from u.quiet_until
+           and {rows}.seen_version is not distinct from u.xmin::text)
     returning u.message_id"""  # noqa: S608
 
 
 #: Message `m` holds its unique id. One that expired while it waited does not: it can never start,
-#: and the chore that dead-letters it may be long in coming.
+#: and the chore that dead-letters it may be long in coming. Where one snapshot serves the whole
+#: transaction, it must have expired before that: later it may have been claimed in time, unseen.
 HOLDS = """m.dead_at is null
-       and (m.leased_until is not null or (m.expires_at <= statement_timestamp()) is not true)"""
+       and (m.leased_until is not null or (m.expires_at <=
+            case current_setting('transaction_isolation') when 'read committed'
+            then statement_timestamp() else transaction_timestamp() end) is not true)"""
 
 # quiet_until is text and is returned unchanged: its Python value would depend on USE_TZ.
 LOOK = f"""
 select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is not null,
-       coalesce(u.quiet_until > statement_timestamp(), false), aside.id is not null
+       coalesce(u.quiet_until > statement_timestamp(), false), aside.id is not null, u.version
   from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
        with ordinality as wanted (queue, handler, type, unique_id, place)
   left join {holder_of("wanted")} on true
@@ -88,7 +98,7 @@ class Seen(NamedTuple):
     """The state of a unique id; `message_id` and `quiet_until` as stored, current or not.
 
     `alive`: that message exists and holds the id; `leased`: a worker has it; `quiet`: the quiet
-    time is not over; `aside`: content is put aside.
+    time is not over; `aside`: content is put aside; `version`: of the id's row.
     """
 
     message_id: int | None
@@ -97,6 +107,7 @@ class Seen(NamedTuple):
     leased: bool
     quiet: bool
     aside: bool
+    version: str | None
 
 
 def look(cursor: Cursor, ids: Sequence[UniqueId]) -> list[Seen]:
@@ -127,6 +138,7 @@ class Unique(NamedTuple):
             unique_for=self.unique_for,
             seen_id=seen and seen.message_id,
             seen_until=seen and seen.quiet_until,
+            seen_version=seen and seen.version,
         )
 
 
@@ -141,7 +153,7 @@ ADD = f"""
 with new as materialized (
     select row.*
       from jsonb_to_recordset(%(rows)s::jsonb) as row (
-        {_ROW}, seen_id bigint, seen_until timestamptz)
+        {_ROW}, seen_id bigint, seen_until timestamptz, seen_version text)
 ), taken as (
     insert into django_mq_uniquekey as u (queue, handler, type, unique_id, message_id, unique_for)
     select queue, handler, type, unique_id, id, make_interval(secs => unique_for)
@@ -176,7 +188,8 @@ def add(cursor: Cursor, rows: Sequence[Unique]) -> set[int]:
 
 
 # A locked row is skipped: another session claims, changes or replaces it. Attempts are never
-# lowered, and at least one is left. A message that leaves its key is no longer blocked.
+# lowered, and at least one is left. A message that leaves its key is no longer blocked. An expired
+# one may just have lost its id to a newer one: then it gets no more time.
 REPLACE = f"""
 with new as materialized (
     select row.*
@@ -191,10 +204,10 @@ with new as materialized (
            for no key update skip locked
      ) m
 ), holder as materialized (
-    select u.id, new.unique_for
+    select u.id, u.message_id, new.unique_for
       from new join waiting using (id)
      cross join lateral (
-        select u.id
+        select u.id, u.message_id
           from django_mq_uniquekey u
          where u.queue = new.queue and u.handler = new.handler and u.type = new.type
            and u.unique_id = new.unique_id and u.put_aside is null and u.message_id = new.id
@@ -205,6 +218,8 @@ with new as materialized (
        set unique_for = make_interval(secs => holder.unique_for)
       from holder
      where u.id = any(array(select id from holder)) and u.id = holder.id
+       and u.message_id = holder.message_id
+    returning u.message_id
 )
 update django_mq_queuedmessage m
    set payload = new.payload, metadata = new.metadata, schema_version = new.schema_version,
@@ -217,7 +232,7 @@ update django_mq_queuedmessage m
        processable_after = case
            when not new.sets_due then m.processable_after
            else coalesce(new.due, statement_timestamp() + new.delay * interval '1 second') end
-  from new join waiting using (id)
+  from new join waiting using (id) join quiet on quiet.message_id = new.id
  where m.id = any(array(select id from waiting)) and m.id = new.id
 returning m.id, m.queue, m.handler,
           case when waiting.key is distinct from new.key then waiting.key end
@@ -236,7 +251,7 @@ class Replaced(NamedTuple):
 def replace(cursor: Cursor, rows: Sequence[tuple[Unique, bool]]) -> list[Replaced]:
     """Give waiting rows new content and options, and a new due time where the flag is set.
 
-    Returns the rows that were still waiting and not locked.
+    Returns the rows that were still waiting, not locked, and had their ids.
     """
     documents = [
         f'{unique.document()[:-1]},"sets_due":{"true" if sets_due else "false"}}}'

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Cursor = psycopg.Cursor[Any]
 ID = UniqueId("mail", "h", "a.b", "u")
 ROW = NewRow(queue="mail", type="a.b", payload='{"n": 2}', max_attempts=20, handler="h")
-NOTHING = Seen(None, None, False, False, False, False)
+NOTHING = Seen(None, None, False, False, False, False, None)
 
 
 def take(**given: Any) -> QueuedMessage:
@@ -59,8 +59,8 @@ def test_an_id_is_taken_only_if_it_is_as_it_was_seen(cursor: Cursor) -> None:
     assert unique.add(cursor, [new(101, old)]) == {101}
     assert unique.add(cursor, [new(102, old)]) == set()
     [message] = QueuedMessage.objects.all()
-    assert look(cursor) == Seen(message.pk, None, True, False, False, False)
     before = look(cursor)
+    assert before == Seen(message.pk, None, True, False, False, False, before.version)
     cursor.execute("update django_mq_uniquekey set unique_for = interval '1 min'")
     end(cursor, message)
     assert unique.add(cursor, [new(103, before)]) == set()

@@ -13,6 +13,7 @@ from django.db import connection, transaction
 from django_mq import BroadcastBusy, Message, broadcast, broadcast_many
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.outbox import deduplicate as deduping
+from tests.database import second_connection
 from tests.outbox.races.conftest import (
     PATIENCE,
     Holder,
@@ -23,6 +24,17 @@ from tests.outbox.races.conftest import (
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Seconds until a message expires: more than the steps of a test before that take.
+EXPIRES = 2.0
+
+
+def sleep_until_expired() -> None:
+    """Only time makes a message expire that others have locked, or of which one has a snapshot."""
+    with second_connection() as other:
+        other.execute(
+            "select pg_sleep_until(max(expires_at) + interval '10 ms') from django_mq_queuedmessage"
+        )
 
 
 @pytest.mark.parametrize("rollback", [False, True])
@@ -49,6 +61,63 @@ def test_a_producer_waits_for_the_one_that_updates(
     first.end()
     assert second.result(PATIENCE).outcome == "updated"
     assert QueuedMessage.objects.get().payload == 3
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+def test_an_expired_message_keeps_its_id_if_an_open_update_gives_it_more_time(
+    together: Callable[..., Future[Any]], rollback: bool
+) -> None:
+    """It expires while the update is not committed: the other producer sees how that ends."""
+    send(1, expires=EXPIRES)
+    first = Holder(together, uncommitted(2, "update", expires=600))
+    sleep_until_expired()
+    second = together(send, 3)
+    waits_for_a_lock()
+    first.end(rollback=rollback)
+    assert second.result(PATIENCE).outcome == ("added" if rollback else "duplicate")
+    live = QueuedMessage.objects.with_state().exclude(state="expired")
+    assert live.get().payload == (3 if rollback else 2)
+
+
+def test_an_update_gives_no_time_to_a_message_whose_id_a_newer_one_has_taken(
+    together: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked before the message expired, and writes after another producer was first."""
+    send(1, expires=EXPIRES)
+    look, looked, go_on = deduping._look, threading.Event(), threading.Event()
+
+    def look_and_wait(*args: Any) -> Any:
+        seen = look(*args)
+        if not looked.is_set():
+            looked.set()
+            assert go_on.wait(PATIENCE)
+        return seen
+
+    monkeypatch.setattr(deduping, "_look", look_and_wait)
+    update = together(lambda: send(2, "update", expires=600))
+    assert looked.wait(PATIENCE)
+    sleep_until_expired()
+    newer = send(3)
+    assert newer.outcome == "added"
+    go_on.set()
+    assert update.result(PATIENCE).outcome == "updated"
+    live = QueuedMessage.objects.with_state().exclude(state="expired").get()
+    assert (live.pk, live.payload) == (newer.copies[0].id, 2)
+
+
+def test_one_snapshot_does_not_tell_whether_a_message_expired_or_was_claimed(
+    together: Callable[..., Future[Any]],
+) -> None:
+    """A worker has claimed it in time, which this snapshot cannot see."""
+    send(1, expires=EXPIRES)
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("set transaction isolation level repeatable read")
+        assert QueuedMessage.objects.count() == 1  # takes the snapshot
+        together(claimed).result(PATIENCE)
+        sleep_until_expired()
+        assert broadcast("a.b", 2, unique_id="u").outcome == "duplicate"
+    assert QueuedMessage.objects.count() == 1
 
 
 def test_what_only_looks_waits_for_nobody(together: Callable[..., Future[Any]]) -> None:
