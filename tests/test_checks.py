@@ -4,6 +4,7 @@ Except for the marked one, these tests may not touch a database: the checks do n
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -14,7 +15,7 @@ from django.test import override_settings
 
 from django_mq.checks import TAG
 from django_mq.conf import get_settings
-from django_mq.handlers import all_handlers, handler, isolated, periodic
+from django_mq.handlers import add, all_handlers, handler, isolated, periodic
 
 AddAlias = Callable[..., None]
 
@@ -279,6 +280,13 @@ def test_w008_is_silent_about_queues_that_others_may_use(queues: dict[str, Any])
     take("c", "clock")
     periodic("hourly", "a", every=3600, queue="clocks")
     assert "W008" not in ids(QUEUES=queues)
+
+
+def test_w008_is_silent_beside_a_handler_that_takes_any_queue() -> None:
+    """Such a handler runs tasks: their calls choose the queues."""
+    take("a", "ledger")
+    add(replace(all_handlers()[0], name="tasks", any_queue=True))
+    assert "W008" not in ids(QUEUES={"legder": {}})
 
 
 def test_w009_a_schedule_whose_type_is_misspelt() -> None:
