@@ -72,7 +72,7 @@ class FailedAttemptAdmin(ErrorsAdmin, TableAdmin):
     ended = moment_column("ended_at", "ended", when)
     ended_at_full = moment_column("ended_at", "ended")
 
-    @admin.display(description="took")
+    @admin.display(description="duration")
     def took(self, attempt: FailedAttempt) -> Any:
         return took(attempt.started_at, attempt.ended_at) or None
 

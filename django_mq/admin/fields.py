@@ -87,7 +87,7 @@ class MessageFieldsAdmin(HeadsAdmin):
     def in_line(self, message: QueuedMessage) -> Any:
         return "the queue runs one message at a time"
 
-    @admin.display(description="behind it")
+    @admin.display(description="waiting behind")
     def followers(self, message: QueuedMessage) -> Any:
         count = shown_count(message.standing.behind)  # type: ignore[attr-defined]
         words = f"{count} of its {'key' if message.key else 'queue'}"

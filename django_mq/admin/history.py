@@ -111,7 +111,7 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
     def tries(self, message: HandledMessage) -> Any:
         return message.attempts
 
-    @admin.display(description="ran for")
+    @admin.display(description="duration")
     def ran(self, message: HandledMessage) -> Any:
         return took(message.started_at, message.ended_at)
 
@@ -125,7 +125,7 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
             url = self.url(FailedAttempt, "changelist", message_id=message.pk)
         return link(url, message.attempts)
 
-    @admin.display(description="size of the payload")
+    @admin.display(description="payload size")
     def bytes(self, message: HandledMessage) -> Any:
         return filesizeformat(message.size)
 

@@ -122,7 +122,7 @@ class OperationAdmin(ReadOnlyAdmin):
     asked = moment_column("created_at", "requested", when)
     asked_full = moment_column("created_at", "requested")
 
-    @admin.display(description="took")
+    @admin.display(description="duration")
     def lasted(self, row: Operation) -> Any:
         return took(row.started_at, row.ended_at) if row.ended_at else None
 

@@ -59,7 +59,7 @@ class WorkerRow:
         """The readable names of its queues."""
         names = ", ".join(self.queues)
         if "queues" in self.worker.unreadable:
-            return f"{names} {'(the rest is unreadable)'}".strip()
+            return f"{names} {'(others are unreadable)'}".strip()
         return names or "all"
 
     @property
@@ -145,14 +145,14 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
     def serves(self, beat: Any) -> Any:
         return beat.row.serves if beat.row else None
 
-    @admin.display(description="runs now")
+    @admin.display(description="running")
     def runs(self, beat: Any) -> Any:
         if not beat.row:
             return None
         running = ((link(each["url"], f"#{each['id']}"), each["type"]) for each in beat.row.running)
         return format_html_join(", ", "{} {}", running)
 
-    @admin.display(description="did so far")
+    @admin.display(description="handler timings")
     def did(self, beat: Any) -> Any:
         if not beat.timings_seen:
             return None
@@ -162,7 +162,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
     started = moment_column("started_at", "started")
     seen = moment_column("last_seen", "last seen")
 
-    @admin.display(description="told in the last hour")
+    @admin.display(description="orders in the last hour")
     def told(self, beat: Any) -> Any:
         """Show the orders of operators, and whether the worker has read them."""
         rows = (

@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 def workers_table(workers: Iterable[WorkerProcess]) -> str:
     """Return a table of worker processes, each with the beginning of its id."""
-    headers = ("worker", "host", "pid", "state", "queues", "running", "woken by", "last seen")
+    headers = ("worker", "host", "pid", "state", "queues", "running", "wakeup", "last seen")
     return table(headers, map(_worker, workers))
 
 

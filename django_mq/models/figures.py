@@ -71,8 +71,8 @@ class MinuteFigures(HandlerFigures):
     worker = models.CharField("worker", max_length=32, db_collation="C")
 
     class Meta:
-        verbose_name = "figures of a minute"
-        verbose_name_plural = "figures of minutes"
+        verbose_name = "figures per minute"
+        verbose_name_plural = "figures per minute"
         db_table_comment = (
             "The figures of one worker in one minute, by queue and handler (django_mq)"
         )
@@ -101,8 +101,8 @@ class HourFigures(HandlerFigures):
     hour = models.DateTimeField("hour")
 
     class Meta:
-        verbose_name = "figures of an hour"
-        verbose_name_plural = "figures of hours"
+        verbose_name = "figures per hour"
+        verbose_name_plural = "figures per hour"
         db_table_comment = "The figures of the fleet in one hour, by queue and handler (django_mq)"
         default_permissions = ()
         constraints = (

@@ -27,14 +27,14 @@ class QueueState(models.Model):
         "probe by", max_length=64, db_collation="C", null=True, blank=True
     )
     probe_until = models.DateTimeField("probe until", null=True, blank=True)
-    max_in_flight = models.PositiveIntegerField("in flight at most", null=True, blank=True)
+    max_in_flight = models.PositiveIntegerField("max in flight", null=True, blank=True)
     owner = models.CharField(  # noqa: DJ001
         "owner", max_length=64, db_collation="C", null=True, blank=True
     )
     owned_until = models.DateTimeField("owned until", null=True, blank=True)
     warned_at = models.DateTimeField("warned at", null=True, blank=True)
     chores_ran_at = models.DateTimeField("chores ran at", null=True, blank=True)
-    chores_resume = models.JSONField("chores resume at", null=True, blank=True)
+    chores_resume = models.JSONField("chore positions", null=True, blank=True)
 
     class Meta:
         verbose_name = "queue"
@@ -70,27 +70,27 @@ class WorkerHeartbeat(models.Model):
     id = models.CharField("worker", max_length=32, db_collation="C", primary_key=True)
     queues = JSONColumn("queues")
     host = models.CharField("host", max_length=255)
-    pid = models.PositiveIntegerField("process")
+    pid = models.PositiveIntegerField("process id")
     version = models.CharField("version", max_length=32)
     wakeup = models.CharField(
-        "woken by", max_length=16, help_text="notify, poll, or degraded (LISTEN is dead)."
+        "wakeup", max_length=16, help_text="notify, poll, or degraded (LISTEN is dead)."
     )
     draining = models.BooleanField("draining", db_default=False)
     quiet = models.BooleanField(
-        "quiet", db_default=False, help_text="An operator told it to claim nothing more."
+        "quiet", db_default=False, help_text="An operator told it to claim no more messages."
     )
     running = JSONColumn(
-        "running", help_text="Ids of the messages whose handlers ran at the last beat."
+        "running", help_text="Ids of the messages that it was running at its last heartbeat."
     )
     timings = JSONColumn(
         "timings",
         db_default=models.Value({}, models.JSONField()),
-        help_text="By handler: the number of attempts, and how long they waited and ran.",
+        help_text="Per handler: numbers of attempts, and histograms of their waits and run times.",
     )
     ran = JSONColumn(
-        "ran",
+        "run times",
         db_default=models.Value({}, models.JSONField()),
-        help_text="The seconds that each of them had run at the last beat, by id.",
+        help_text="Seconds that each of these messages had run at that heartbeat, by id.",
     )
     sessions = JSONColumn(
         "sessions",
@@ -143,15 +143,15 @@ class WorkerCommand(models.Model):
     message_id = models.BigIntegerField("message", null=True, blank=True)
     attempt = models.PositiveIntegerField("attempt", null=True, blank=True)
     action = models.CharField("action", max_length=16, choices=CommandAction)
-    asked_by = models.TextField("asked by", blank=True, db_default="")
-    asked_at = models.DateTimeField("asked at", db_default=Now())
+    asked_by = models.TextField("requested by", blank=True, db_default="")
+    asked_at = models.DateTimeField("requested at", db_default=Now())
     taken_at = models.DateTimeField("taken at", null=True, blank=True)
     answered_at = models.DateTimeField("answered at", null=True, blank=True)
     answer = models.TextField("answer", blank=True, db_default="")
 
     class Meta:
-        verbose_name = "command to a worker"
-        verbose_name_plural = "commands to workers"
+        verbose_name = "worker command"
+        verbose_name_plural = "worker commands"
         db_table_comment = "One row is one command to a worker (django_mq)"
         default_permissions = ()
         constraints = (

@@ -62,7 +62,7 @@ class QueuedMessage(models.Model):
         "claimed by", max_length=64, db_collation="C", null=True, blank=True
     )
     attempts = models.IntegerField("attempts", db_default=0)
-    max_attempts = models.IntegerField("attempts at most", db_default=20)
+    max_attempts = models.IntegerField("max attempts", db_default=20)
     retry = JSONColumn("retry policy", null=True, blank=True)
     expires_at = models.DateTimeField("expires at", null=True, blank=True)
     blocked_by = models.BigIntegerField("blocked by", null=True, blank=True)
@@ -74,11 +74,11 @@ class QueuedMessage(models.Model):
     unique_for = DurationColumn("unique for", null=True, blank=True)
     wants_result = models.BooleanField("wants a result", db_default=False)
     ordered = models.BooleanField(
-        "in line", db_default=False, help_text="One of the line of an ordered queue."
+        "ordered", db_default=False, help_text="Whether it belongs to an ordered queue."
     )
     last_error = models.TextField("last error", blank=True, db_default="")
     dead_at = models.DateTimeField("dead at", null=True, blank=True)
-    dead_reason = models.TextField("dead because", blank=True, db_default="")
+    dead_reason = models.TextField("dead reason", blank=True, db_default="")
     created_at = models.DateTimeField("created at", db_default=Now())
 
     objects = MessageQuerySet.as_manager()

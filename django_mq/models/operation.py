@@ -35,12 +35,12 @@ class Operation(models.Model):
     action = models.CharField("action", max_length=8, choices=ACTION_LABELS)
     filter = JSONColumn("filter")
     user_id = models.TextField("user", blank=True, db_default="")
-    by = models.TextField("asked by", blank=True, db_default="")
+    by = models.TextField("requested by", blank=True, db_default="")
     matched = models.BigIntegerField(
-        "matched", null=True, blank=True, help_text="At the time of the request; empty: not known."
+        "matched", null=True, blank=True, help_text="At the time of the request; empty if unknown."
     )
     last_id = models.BigIntegerField("last message")
-    after_id = models.BigIntegerField("looked at up to", db_default=0)
+    after_id = models.BigIntegerField("examined up to", db_default=0)
     done = models.BigIntegerField("changed", db_default=0)
     skipped = models.BigIntegerField("skipped", db_default=0)
     state = models.CharField(

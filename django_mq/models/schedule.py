@@ -89,11 +89,13 @@ class Schedule(models.Model):
     )
     enabled = models.BooleanField("enabled", default=True, db_default=True)
     decision = models.BooleanField(
-        "decision", null=True, help_text="The operator's choice; it overrides the code's."
+        "operator's choice",
+        null=True,
+        help_text="Whether an operator enabled it; overrides the code.",
     )
     declared_at = models.DateTimeField("declared at", null=True, blank=True)
-    last_at = models.DateTimeField("last time", null=True, blank=True)
-    next_at = models.DateTimeField("next time", null=True, blank=True)
+    last_at = models.DateTimeField("last due time", null=True, blank=True)
+    next_at = models.DateTimeField("next due time", null=True, blank=True)
     last_message = models.BigIntegerField("last message", null=True, blank=True)
     last_error = models.TextField("last error", blank=True, db_default="")
     created_at = models.DateTimeField("created at", db_default=Now())

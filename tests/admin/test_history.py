@@ -122,7 +122,7 @@ def test_a_page_shows_the_chain(viewer, login):
         ]
         links = [row["url"] for row in rows if row["id"] != id]
         assert all(link in response.content.decode() for link in links)
-        assert "Caused by, and caused" in text(response)
+        assert "Causes and effects" in text(response)
     alone = add(id=100)
     assert "Caused by" not in text(viewer.get(url("queuedmessage", "change", alone.pk)))
     blind = login("view_queuedmessage", name="blind")

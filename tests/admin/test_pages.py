@@ -26,7 +26,7 @@ def test_a_worker_whose_row_is_odd_is_shown_as_such(boss):
         boss.get(url("workerheartbeat", "change", "odd")),
     ):
         assert "unreadable" in text(page)
-        assert "mail (the rest is unreadable)" in text(page)
+        assert "mail (others are unreadable)" in text(page)
 
 
 class TestOnlyText:

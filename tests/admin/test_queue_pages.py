@@ -91,7 +91,7 @@ class TestQueues:
         def watch(delivery): ...
 
         page = text(boss.get(url("queuestate", "change", "a/b:c_2F")))
-        for words in ("a/b:c_2F", "In flight at most 3", "one message at a time", "shop.watch"):
+        for words in ("a/b:c_2F", "Max in flight 3", "one message at a time", "shop.watch"):
             assert words in page
         assert boss.get(url("queuestate", "history", "a/b:c_2F")).status_code == 200
 
@@ -99,12 +99,12 @@ class TestQueues:
         """NSQ-23: a limit of zero is a limit."""
         settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 1200}, "post": {}}}
         address = url("queuestate", "change", "mail")
-        assert "In flight at most 1200 Ordered" in text(boss.get(address))
+        assert "Max in flight 1200 Ordered" in text(boss.get(address))
         decide("mail", max_in_flight=0)
         page = text(boss.get(address))
-        assert "In flight at most 0 set by an operator; in the settings: 1200" in page
+        assert "Max in flight 0 set by an operator; in the settings: 1200" in page
         assert "raise or lift the limit" in page
-        assert "In flight at most no limit" in text(boss.get(url("queuestate", "change", "post")))
+        assert "Max in flight no limit" in text(boss.get(url("queuestate", "change", "post")))
         page = boss.get(url("queuestate"))
         assert self.cell(page, "mail", "in_flight").most == "0"
         assert self.cell(page, "post", "in_flight").most == ""
@@ -168,19 +168,19 @@ class TestLines:
         add(key="k", handler="h", blocked_by=head.pk)
         last = add(key="k", handler="h", blocked_by=head.pk)
         words, html = self.fields(boss, head)
-        assert "Behind it: 2 of its key" in words
+        assert "Waiting behind: 2 of its key" in words
         assert "Waits behind" not in words
         assert f"{LIST}?queue=mail&amp;handler=h&amp;key=k" in html
         words, html = self.fields(boss, last)
         assert f"Waits behind: #{head.pk} the first of 2" in words
         assert f"It waits behind dead #{head.pk}" in words
-        assert "Behind it" not in words
+        assert "Waiting behind" not in words
 
     def test_one_of_an_ordered_queue(self, boss, settings):
         settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
         head, message = add(ordered=True, dead=-5), add(ordered=True)
         words, html = self.fields(boss, head)
-        assert "Behind it: 1 of its queue" in words
+        assert "Waiting behind: 1 of its queue" in words
         assert f'href="{LIST}?queue=mail"' in html
         assert f"Waits behind: #{head.pk}" in self.fields(boss, message)[0]
 
