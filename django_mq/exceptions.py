@@ -38,8 +38,8 @@ class InvalidOption(BroadcastError, ValueError):
 class InvalidPayload(BroadcastError, ValueError):
     """The payload or metadata cannot be stored as JSON and read back unchanged."""
 
-    #: What a log says of it: the text without anything of the payload. Empty: nothing is known.
-    _told = ""
+    #: The text for a log, without any part of the payload; empty if there is none.
+    _redacted_text = ""
 
 
 class UnexpectedPayload(InvalidPayload):

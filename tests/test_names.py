@@ -114,7 +114,7 @@ def test_statements_lock_unique_ids_in_the_order_of_the_columns() -> None:
         put_aside.PUT_ASIDE: {"rows": "[]"},
         free_unique_ids.FREE: done,
         free_unique_ids.LOCK: one,
-        free_unique_ids.COME_FORWARD: {**one, "ring": True},
+        free_unique_ids.BRING_FORWARD: {**one, "ring": True},
         free_unique_ids.TAKE_AGAIN: {"ids": [1]},
     }
     with connection.cursor() as cursor:

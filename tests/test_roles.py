@@ -130,7 +130,7 @@ def bring_forward() -> None:
     with connection.cursor() as cursor:
         id = free_unique_ids.UniqueId("mail", "", "a.b", "u1")
         free_unique_ids.lock(cursor, [id])
-        free_unique_ids.come_forward(cursor, [id])
+        free_unique_ids.bring_forward(cursor, [id])
 
 
 def sql(text: str) -> Call:

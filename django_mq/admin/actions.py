@@ -20,7 +20,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq.admin.base import ids_of, own_page
-from django_mq.admin.bounds import gives_up, impatient
+from django_mq.admin.bounds import gives_up, limited_statements
 from django_mq.admin.everything import EverythingAdmin
 from django_mq.admin.message_actions import (
     CANCEL,
@@ -30,14 +30,14 @@ from django_mq.admin.message_actions import (
     RUN_NOW,
     MessageAction,
 )
-from django_mq.admin.texts import among
+from django_mq.admin.texts import batch_note
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.stalled import standings
 from django_mq.queues.transactions import writing
 from django_mq.states import MessageState
 
 #: The maximum number of messages in one action.
-MOST = 1000
+MAX_MESSAGES = 1000
 #: The stock admin's parameter for the filters of the list that a page was opened from.
 FILTERS = "_changelist_filters"
 
@@ -105,8 +105,8 @@ class MessageActionsAdmin(EverythingAdmin):
         if not self.may(request, action):
             raise PermissionDenied
         ids = ids_of(request.POST.get("ids", "").split(","))
-        if len(ids) > MOST:
-            raise BadRequest(f"Select at most {MOST:,} messages for one action.")
+        if len(ids) > MAX_MESSAGES:
+            raise BadRequest(f"Select at most {MAX_MESSAGES:,} messages for one action.")
         if action.removes and "confirmed" not in request.POST:
             return self._confirm(request, action, ids)
         self._perform(request, action, ids)
@@ -137,11 +137,11 @@ class MessageActionsAdmin(EverythingAdmin):
             raise PermissionDenied
         # Everything that matches: an operation has no cap.
         across = request.POST.get("select_across") == "1"
-        with impatient(self.alias):
-            ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MOST + 1])
-        if len(ids) > MOST:
+        with limited_statements(self.alias):
+            ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MAX_MESSAGES + 1])
+        if len(ids) > MAX_MESSAGES:
             if not across:
-                raise BadRequest(f"Select at most {MOST:,} messages for one action.")
+                raise BadRequest(f"Select at most {MAX_MESSAGES:,} messages for one action.")
             return HttpResponseRedirect(self.everything_url(action, request.GET, heads=heads))
         # Selected, but no longer in the list: gone, or past its filter.
         chosen = () if across else request.POST.getlist(ACTION_CHECKBOX_NAME)
@@ -162,7 +162,7 @@ class MessageActionsAdmin(EverythingAdmin):
         others: Counter[str] = Counter()
         matching: list[int] = []
         columns = ("pk", "queue", "type", "state", "leased_until")
-        with impatient(self.alias):
+        with limited_statements(self.alias):
             rows = list(self.get_queryset(request).filter(pk__in=ids).values_list(*columns))
         for id, queue, type, state, leased_until in rows:
             if leased_until is not None:
@@ -196,9 +196,9 @@ class MessageActionsAdmin(EverythingAdmin):
 
     def _behind(self, ids: Sequence[int]) -> str:
         """Return how many messages wait behind the heads among `ids`; empty for none."""
-        found = standings(ids, most=MOST, using=self.alias).values()
+        found = standings(ids, most=MAX_MESSAGES, using=self.alias).values()
         count = sum(each.behind for each in found if each.head is None)
-        more = any(each.behind == MOST for each in found)
+        more = any(each.behind == MAX_MESSAGES for each in found)
         return f"{count:,}{'+' if more else ''}" if count else ""
 
     def _perform(
@@ -214,7 +214,7 @@ class MessageActionsAdmin(EverythingAdmin):
             rows = visible.only("pk", "queue", "type").in_bulk(ids)
             changed = action.run(list(rows), using=alias)
             skipped = len(ids) - len(changed.ids) + absent
-            note = f"{action.past}{among(len(changed.ids))}; {skipped} skipped."
+            note = f"{action.past}{batch_note(len(changed.ids))}; {skipped} skipped."
             flag = DELETION if action.removes else CHANGE
             self.log(request, [rows[id] for id in changed.ids], flag, note)
         self._report(request, action, len(changed.ids), skipped)

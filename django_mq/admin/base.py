@@ -21,11 +21,17 @@ from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.text import capfirst
 
 from django_mq import queues
-from django_mq.admin.bounds import BoundedChangeList, CappedPaginator, View, impatient, ran_out
+from django_mq.admin.bounds import (
+    BoundedChangeList,
+    CappedPaginator,
+    View,
+    limited_statements,
+    timed_out,
+)
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
 from django_mq.policy.routing import MAX_NAME
-from django_mq.queues.arguments import LARGEST
+from django_mq.queues.arguments import MAX_BIGINT
 
 if TYPE_CHECKING:
     StockAdmin = admin.ModelAdmin[Any]
@@ -55,7 +61,7 @@ def id_of(text: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         return None
     found = int(text)
-    return found if 0 < found <= LARGEST else None
+    return found if 0 < found <= MAX_BIGINT else None
 
 
 def ids_of(texts: Sequence[str]) -> list[int]:
@@ -202,7 +208,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
         """Return the list with its rows, read within the time limits."""
-        with impatient(self.alias):
+        with limited_statements(self.alias):
             found = super().get_changelist_instance(request)
             if request.method == "GET":
                 self.read_rows(request, found)
@@ -221,7 +227,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
             return super().changelist_view(request, context)
         except OperationalError as error:
             is_unfiltered = request.method == "GET" and not request.GET
-            if is_unfiltered or not ran_out(error):
+            if is_unfiltered or not timed_out(error):
                 raise
             return self.give_up(request)
 

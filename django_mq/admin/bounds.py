@@ -27,25 +27,25 @@ else:
 View = TypeVar("View", bound=Callable[..., HttpResponseBase])
 
 #: Counts and pages stop here; filters find the rows beyond.
-MOST = 10_000
+MAX_COUNT = 10_000
 #: Seconds that one statement of a list may take.
-PATIENCE = 5
+STATEMENT_SECONDS = 5
 QUERY_CANCELED = "57014"
 
 
 @contextmanager
-def impatient(alias: str) -> Iterator[None]:
-    """Cancel a statement after `PATIENCE` seconds, or after one second of waiting for a lock.
+def limited_statements(alias: str) -> Iterator[None]:
+    """Cancel a statement after `STATEMENT_SECONDS`, or after one second of waiting for a lock.
 
-    It raises an OperationalError that `ran_out` recognises.
+    It raises an OperationalError that `timed_out` recognises.
     """
     with transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
-            limits.apply(cursor, limits.Limits(PATIENCE, 1.0))
+            limits.apply(cursor, limits.Limits(STATEMENT_SECONDS, 1.0))
         yield
 
 
-def ran_out(error: OperationalError) -> bool:
+def timed_out(error: OperationalError) -> bool:
     """Return whether a statement or a lock wait ran into its time limit."""
     return getattr(error.__cause__, "sqlstate", None) in (QUERY_CANCELED, LOCK_NOT_AVAILABLE)
 
@@ -58,7 +58,7 @@ def gives_up(view: View) -> View:
         try:
             return view(page, request, *args, **kwargs)
         except OperationalError as error:
-            if not ran_out(error):
+            if not timed_out(error):
                 raise
             return page.give_up(request)
 
@@ -81,7 +81,7 @@ class Estimate(int):
 
 
 class CappedPaginator(StockPaginator):
-    """Pages of the first `MOST` rows; one query finds their number and their keys."""
+    """Pages of the first `MAX_COUNT` rows; one query finds their number and their keys."""
 
     @property
     def rows(self) -> QuerySet[Any]:
@@ -89,21 +89,21 @@ class CappedPaginator(StockPaginator):
 
     @cached_property
     def ids(self) -> list[Any]:
-        """The primary keys of the first `MOST` + 1 rows."""
-        return list(self.rows.values_list("pk", flat=True)[: MOST + 1])
+        """The primary keys of the first `MAX_COUNT` + 1 rows."""
+        return list(self.rows.values_list("pk", flat=True)[: MAX_COUNT + 1])
 
     @cached_property
     def count(self) -> int:
-        return AtLeast(MOST + 1) if len(self.ids) > MOST else len(self.ids)
+        return AtLeast(MAX_COUNT + 1) if len(self.ids) > MAX_COUNT else len(self.ids)
 
     @cached_property
     def num_pages(self) -> int:
-        return max(1, -(-min(self.count, MOST) // self.per_page))
+        return max(1, -(-min(self.count, MAX_COUNT) // self.per_page))
 
     def page(self, number: int | str) -> Page[Any]:
         """Return a page by its keys; a row that was removed since is missing."""
         number = self.validate_number(number)
-        ids = self.ids[:MOST][(number - 1) * self.per_page : number * self.per_page]
+        ids = self.ids[:MAX_COUNT][(number - 1) * self.per_page : number * self.per_page]
         return Page(self.rows.filter(pk__in=ids), number, self)
 
 

@@ -11,7 +11,7 @@ from django.template.response import TemplateResponse
 
 from django_mq import outbox, queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import ran_out
+from django_mq.admin.bounds import timed_out
 from django_mq.admin.broadcast_form import BroadcastForm
 from django_mq.admin.misspelt import did_you_mean
 from django_mq.exceptions import MQError, RoutingError
@@ -51,7 +51,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
             except MQError as error:
                 form.refuse(error)
             except OperationalError as error:
-                if not ran_out(error):
+                if not timed_out(error):
                     raise
                 form.add_error(None, "Another session holds a lock. Try again in a moment.")
         context = self.page_context(

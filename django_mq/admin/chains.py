@@ -11,11 +11,11 @@ from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.texts import badge, breakable
 from django_mq.models import HandledMessage
-from django_mq.queues.causes import WINDOW
+from django_mq.queues.causes import MAX_EXAMINED
 from django_mq.states import MessageState
 
 #: The maximum number of levels that are indented; a chain may have a hundred.
-DEEPEST = 12
+MAX_INDENT = 12
 LABELS = {"handled": "handled", "gone": "gone"}
 
 
@@ -55,7 +55,7 @@ class ChainsAdmin(ReadOnlyAdmin):
         return {
             "chain": rows if len(rows) > 1 else (),
             "chain_is_complete": found.complete,
-            "chain_window": f"{WINDOW:,}",
+            "chain_window": f"{MAX_EXAMINED:,}",
         }
 
     def _link_row(
@@ -73,7 +73,7 @@ class ChainsAdmin(ReadOnlyAdmin):
             url = self.message_url(request, link.id)
         return {
             "id": link.id,
-            "indent": range(min(link.depth, DEEPEST)),  # an item per level
+            "indent": range(min(link.depth, MAX_INDENT)),  # an item per level
             "type": breakable(link.type),
             "handler": breakable(link.handler),
             "queue": link.queue,

@@ -12,7 +12,7 @@ from itertools import islice
 
 FROM, TO = "created_at_from", "created_at_to"
 #: The maximum number of periods that are offered.
-MOST = 40
+MAX_PERIODS = 40
 #: The longest spans, in days, that are offered as days and as months; longer ones are years.
 DAYS, MONTHS = 31, 366
 
@@ -108,4 +108,4 @@ def within(first: date, last: date, period: Period | None) -> list[Period]:
             yield found
             day = found.start - timedelta(days=1)
 
-    return list(islice(back(), MOST))
+    return list(islice(back(), MAX_PERIODS))

@@ -18,7 +18,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import queues
-from django_mq.admin.bounds import ran_out
+from django_mq.admin.bounds import timed_out
 from django_mq.admin.queue_rows import QueueRowsAdmin
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
@@ -152,7 +152,7 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
                 if note:
                     self.log(request, [QueueState(queue=queue)], CHANGE, note)
         except OperationalError as error:
-            if not ran_out(error):
+            if not timed_out(error):
                 raise
             text = "Another session is changing queue %s. Try again in a moment."
             self.message_user(request, text % queue, notices.ERROR)

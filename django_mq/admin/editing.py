@@ -17,9 +17,9 @@ from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import ran_out
+from django_mq.admin.bounds import timed_out
 from django_mq.admin.checked_forms import CheckedForm, JSONTextField, checked
-from django_mq.admin.texts import LONGEST
+from django_mq.admin.texts import MAX_TEXT
 from django_mq.conf import get_settings
 from django_mq.conf.local_time import aware
 from django_mq.exceptions import InvalidOption, InvalidPayload, MQError
@@ -124,7 +124,7 @@ class EditingAdmin(ReadOnlyAdmin):
         except MQError as error:
             form.refuse(error)
         except OperationalError as error:
-            if not ran_out(error):
+            if not timed_out(error):
                 raise
             form.add_error(None, "Another session has locked the message. Try again in a moment.")
         return form.is_valid()
@@ -137,7 +137,7 @@ def _waits(message: QueuedMessage) -> bool:
 
 def _editable(text: str) -> tuple[str, str]:
     """Return a stored payload as a form shows it, and a reason if it cannot be edited there."""
-    if len(text) > LONGEST:
+    if len(text) > MAX_TEXT:
         return "{}", "The payload is too large to be edited here."
     try:
         found = json.loads(text)

@@ -12,13 +12,13 @@ from django.utils.http import urlencode
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, id_of, own_page
-from django_mq.admin.bounds import gives_up, impatient
+from django_mq.admin.bounds import gives_up, limited_statements
 from django_mq.admin.message_actions import DISCARD, MESSAGE_ACTIONS, REQUEUE, RUN_NOW
 from django_mq.admin.texts import excerpt, plain, when
 from django_mq.models import FailedAttempt, QueuedMessage
 
 #: The maximum number of groups on a page, and of pages.
-MOST, PAGES = 50, 1000
+GROUPS_PER_PAGE, MAX_PAGES = 50, 1000
 #: The offered periods, in seconds.
 PERIODS = (
     ("", "Any time", None),
@@ -39,20 +39,20 @@ class ErrorsAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         chosen = request.GET.get("since", "")
         seconds = next((each[2] for each in PERIODS if each[0] == chosen), None)
-        number = min(id_of(request.GET.get("page", "")) or 1, PAGES)
-        with impatient(self.alias):
+        number = min(id_of(request.GET.get("page", "")) or 1, MAX_PAGES)
+        with limited_statements(self.alias):
             found = queues.errors(
                 seconds,
                 self.get_queues(request),
-                limit=MOST + 1,
-                offset=(number - 1) * MOST,
+                limit=GROUPS_PER_PAGE + 1,
+                offset=(number - 1) * GROUPS_PER_PAGE,
                 using=self.alias,
             )
             ids = [each.attempt_id for each in found]
             attempts = FailedAttempt.objects.using(self.alias).annotate(now=Now()).in_bulk(ids)
         rows = [
             self._row(request, each, attempts[each.attempt_id])
-            for each in found[:MOST]
+            for each in found[:GROUPS_PER_PAGE]
             if each.attempt_id in attempts
         ]
         periods = [(name, label, name == chosen) for name, label, _seconds in PERIODS]
@@ -63,7 +63,9 @@ class ErrorsAdmin(ReadOnlyAdmin):
             rows=rows,
             periods=periods,
             newer=_link(chosen, number - 1) if number > 1 else "",
-            older=_link(chosen, number + 1) if len(found) > MOST and number < PAGES else "",
+            older=_link(chosen, number + 1)
+            if len(found) > GROUPS_PER_PAGE and number < MAX_PAGES
+            else "",
         )
         return TemplateResponse(request, "admin/django_mq/errors.html", context)
 

@@ -10,10 +10,10 @@ from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import id_of, own_page
-from django_mq.admin.bounds import MOST, AtLeast, impatient, ran_out
+from django_mq.admin.bounds import MAX_COUNT, AtLeast, limited_statements, timed_out
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
-from django_mq.admin.message_filters import HEADS, filter_of
+from django_mq.admin.message_filters import HEADS_PARAMETER, filter_of
 from django_mq.models import Operation, QueuedMessage
 from django_mq.operations.filter_words import in_words
 from django_mq.operations.heads import ACTIONS
@@ -23,7 +23,7 @@ from django_mq.states import MessageState
 from django_mq.store import message_filters as filters
 
 #: The ids of one page, and the number of pages, that are counted if the whole count takes too long.
-COUNTED, PAGES = MOST + 1, 20
+COUNTED, PAGES = MAX_COUNT + 1, 20
 
 
 class EverythingAdmin(HeadsAdmin):
@@ -38,7 +38,7 @@ class EverythingAdmin(HeadsAdmin):
         """
         query = query.copy()
         if heads:
-            query[HEADS] = "1"
+            query[HEADS_PARAMETER] = "1"
         return f"{self.url(QueuedMessage, 'everything', action.name)}?{query.urlencode()}"
 
     def offered_for_all(self, request: HttpRequest) -> list[tuple[str, str]]:
@@ -63,12 +63,12 @@ class EverythingAdmin(HeadsAdmin):
     def everything_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Show how many messages match, and store the operation once that is confirmed."""
         action = MESSAGE_ACTIONS.get(name)
-        if action is None or (HEADS in request.GET and name not in ACTIONS):
+        if action is None or (HEADS_PARAMETER in request.GET and name not in ACTIONS):
             raise Http404
         if not self.may(request, action):
             raise PermissionDenied
         shown = request.GET.copy()
-        shown.pop(HEADS, None)
+        shown.pop(HEADS_PARAMETER, None)
         back = self.url(self.model, "changelist")
         if query := shown.urlencode():
             back = f"{back}?{query}"
@@ -122,15 +122,15 @@ class EverythingAdmin(HeadsAdmin):
         with connections[self.alias].cursor() as cursor:
             last = filters.last_id(cursor)
             try:
-                with impatient(self.alias):
+                with limited_statements(self.alias):
                     return filters.count(cursor, wanted, action=action.name, last=last)
             except OperationalError as error:
-                if not ran_out(error):
+                if not timed_out(error):
                     raise
             found, after = 0, 0
             for _page in range(PAGES):
                 try:
-                    with impatient(self.alias):
+                    with limited_statements(self.alias):
                         page = filters.page(
                             cursor,
                             wanted,
@@ -140,7 +140,7 @@ class EverythingAdmin(HeadsAdmin):
                             limit=COUNTED,
                         )
                 except OperationalError as error:
-                    if not ran_out(error):
+                    if not timed_out(error):
                         raise
                     break
                 found += len(page.ids)

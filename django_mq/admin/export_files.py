@@ -9,7 +9,7 @@ from datetime import datetime
 from io import StringIO
 from typing import Any
 
-from django_mq.admin.texts import LONGEST_JSON
+from django_mq.admin.texts import MAX_JSON
 from django_mq.queues import redacted
 
 #: Columns that contain JSON.
@@ -37,7 +37,7 @@ def harmless(value: object) -> str:
 
 def document(text: str | None) -> Any:
     """Return a stored document with secrets hidden; None if hiding them failed."""
-    if text is None or len(text) > LONGEST_JSON:
+    if text is None or len(text) > MAX_JSON:
         return None
     try:
         return redacted(json.loads(text))

@@ -18,9 +18,9 @@ from django.http.response import HttpResponseBase
 from django.utils.text import slugify
 
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import gives_up, impatient
+from django_mq.admin.bounds import gives_up, limited_statements
 from django_mq.admin.export_files import DOCUMENTS, TYPES, as_csv, as_json, document
-from django_mq.admin.windows import AFTER
+from django_mq.admin.windows import AFTER_PARAMETER
 from django_mq.conf.local_time import local, utc_now
 
 #: The number of keys that one statement compares with the filters, and of rows that one reads in
@@ -46,7 +46,7 @@ class ExportAdmin(ReadOnlyAdmin):
         if not self.may_export(request):
             return []
         query = request.GET.copy()
-        for name in (AFTER, PAGE_VAR):
+        for name in (AFTER_PARAMETER, PAGE_VAR):
             query.pop(name, None)
         urls = ((kind, self.url(self.model, "export", kind)) for kind in TYPES)
         return [(kind, f"{url}?{query.urlencode()}") for kind, url in urls if url]
@@ -114,7 +114,7 @@ def exported(
     last: tuple[Any, ...] | None = None
     while True:
         beyond = Q() if last is None else _compared(key, last, "lt")
-        with impatient(rows.db):
+        with limited_statements(rows.db):
             end = next(iter(every.filter(beyond)[SCANNED - 1 : SCANNED]), None)
             part = beyond if end is None else beyond & _compared(key, end, "gte")
             found = list(rows.filter(part).order_by(*order).values_list(*key))
@@ -135,7 +135,7 @@ def _read(
     part = Q(pk__in=[each[-1] for each in chosen]) & _compared(key, chosen[-1], "gte")
     part &= Q(**{f"{key[0]}__lte": chosen[0][0]})
     order = [f"-{name}" for name in key]
-    with impatient(rows.db):
+    with limited_statements(rows.db):
         read = rows.filter(part).order_by(*order).annotate(**documents)
         found = list(read.values(*dict.fromkeys(names)))
     for row in found:

@@ -15,17 +15,17 @@ from django.http import HttpRequest
 from django_mq import handlers
 from django_mq.admin.filters import ExactFilter
 from django_mq.admin.texts import breakable
-from django_mq.admin.windows import LOOK
+from django_mq.admin.windows import MAX_SCANNED_ROWS
 from django_mq.conf import get_settings
 from django_mq.models import FailedAttempt
 from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.policy.routing import MAX_NAME
 from django_mq.store import find_messages
 
-#: The number of choices that a filter lists as links; the text box suggests up to `SUGGESTED` more.
-FEW, SUGGESTED = 8, 200
+#: The number of choices that a filter lists as links, and of those that its text box suggests.
+MAX_LINKS, MAX_SUGGESTIONS = 8, 200
 #: Newest failed attempts whose error classes are offered.
-RECENT = 1000
+RECENT_ATTEMPTS = 1000
 
 # Every message satisfies one of these, and each is the condition of a partial index that begins
 # with the queue: together they let indexes find all messages of a queue.
@@ -71,10 +71,10 @@ class BoxFilter(ExactFilter):
             "box": name,
             "value": value or "",
             "hint": self.hint,
-            "suggestions": texts[:SUGGESTED] if len(texts) > FEW else (),
+            "suggestions": texts[:MAX_SUGGESTIONS] if len(texts) > MAX_LINKS else (),
             "clear": changelist.get_query_string(remove=[name]) if value else "",
         }
-        for text, label in self.lookup_choices if len(texts) <= FEW else ():
+        for text, label in self.lookup_choices if len(texts) <= MAX_LINKS else ():
             yield {
                 "selected": value == text,
                 "query_string": changelist.get_query_string({name: text}),
@@ -174,7 +174,7 @@ class KeyFilter(BoxFilter):
         if self.is_of_queue or len(key) > MAX_NAME or "\x00" in key:
             return rows.filter(key=key)
         with connections[self.alias].cursor() as cursor:
-            found = find_messages.find(cursor, key=key, unique_id=None, limit=LOOK)
+            found = find_messages.find(cursor, key=key, unique_id=None, limit=MAX_SCANNED_ROWS)
         return rows.filter(pk__in=found)
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
@@ -239,7 +239,7 @@ class LastErrorFilter(BoxFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         newest = FailedAttempt.objects.using(model_admin.alias).order_by("-pk")
-        newest = model_admin.scoped(request, newest)[:RECENT]
+        newest = model_admin.scoped(request, newest)[:RECENT_ATTEMPTS]
         return self.offer(filter(None, set(newest.values_list("error_class", flat=True))))
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:

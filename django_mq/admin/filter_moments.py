@@ -21,10 +21,10 @@ from django_mq.store import table_extent
 _AGO = re.compile(r"(\d{1,6})(m|h|d)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 #: Transactions of up to this length may create rows in another order than that of their ids.
-DISORDER = timedelta(hours=1)
+MAX_ID_SKEW = timedelta(hours=1)
 
 Preset = tuple[Any, dict[str, str]]
-PAST: tuple[Preset, ...] = (
+PAST_PRESETS: tuple[Preset, ...] = (
     ("Any time", {}),
     ("Past hour", {"from": "1h"}),
     ("Past 24 hours", {"from": "24h"}),
@@ -52,7 +52,7 @@ class MomentFilter(admin.ListFilter):
 
     template = "admin/django_mq/filter_moments.html"
     column = ""
-    presets: Sequence[Preset] = PAST
+    presets: Sequence[Preset] = PAST_PRESETS
     #: A condition that is true of every row with this time.
     implied = Q()
     is_indexed = False
@@ -146,9 +146,9 @@ class CreatedFilter(MomentFilter):
         names = {"table": options.db_table, "id": options.pk.column, "time": self.column}
         with connections[alias].cursor() as cursor:
             if self.start is not None:
-                found &= Q(pk__gte=table_extent.id_at(cursor, self.start - DISORDER, **names))
+                found &= Q(pk__gte=table_extent.id_at(cursor, self.start - MAX_ID_SKEW, **names))
             if self.end is not None:
-                found &= Q(pk__lt=table_extent.id_at(cursor, self.end + DISORDER, **names))
+                found &= Q(pk__lt=table_extent.id_at(cursor, self.end + MAX_ID_SKEW, **names))
         return found
 
 

@@ -17,13 +17,13 @@ from django_mq.models import MessageQuerySet, QueueState
 from django_mq.states import MessageState
 
 #: The number of newest attempts among which the most frequent errors are counted.
-RECENT = 1000
+RECENT_ATTEMPTS = 1000
 
 # Conditions implied by a state, which let an index find its few messages in a large table. The
 # exact condition comes from `in_state()`.
 _ALIVE = Q(dead_at__isnull=True)
 _WAITING = _ALIVE & Q(blocked_by__isnull=True, held_since__isnull=True)
-NARROWED: dict[MessageState, Q] = {
+INDEX_CONDITIONS: dict[MessageState, Q] = {
     MessageState.DEAD: Q(dead_at__isnull=False),
     MessageState.RUNNING: Q(leased_until__isnull=False),
     MessageState.LEASED: Q(leased_until__gt=Now()),
@@ -68,7 +68,7 @@ class StateFilter(admin.SimpleListFilter):
         value = self.value()
         if value is None or value == IN_FLIGHT:
             return rows.filter(leased_until__isnull=False)
-        return rows.filter(NARROWED[MessageState(value)])
+        return rows.filter(INDEX_CONDITIONS[MessageState(value)])
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         states: list[tuple[str, Any]] = [(state.value, state.label) for state in MessageState]
@@ -98,7 +98,7 @@ class StateFilter(admin.SimpleListFilter):
             # Exact as it is: no state comes before it. The planner believes that hardly a row has
             # a computed state, so it would read and sort all dead letters instead of the newest.
             return messages.dead()
-        return messages.in_state(value).filter(NARROWED[MessageState(value)])
+        return messages.in_state(value).filter(INDEX_CONDITIONS[MessageState(value)])
 
 
 class ExactFilter(admin.SimpleListFilter):
@@ -125,7 +125,7 @@ class ErrorFilter(ExactFilter):
     parameter_name = "error_class"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        newest = model_admin.get_queryset(request).order_by("-pk")[:RECENT]
+        newest = model_admin.get_queryset(request).order_by("-pk")[:RECENT_ATTEMPTS]
         found = Counter(newest.values_list("error_class", flat=True))
         found.pop("", None)
         chosen = self.value()

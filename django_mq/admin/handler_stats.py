@@ -8,7 +8,7 @@ from typing import Any
 from django_mq import handlers, queues
 from django_mq.admin.texts import excerpt
 from django_mq.conf import get_settings
-from django_mq.policy.durations import measured
+from django_mq.policy.durations import precise_span
 from django_mq.policy.histogram import Durations
 
 COUNTED = ("acked", "failed", "retried", "snoozed", "dead")
@@ -45,8 +45,9 @@ def _shown(found: Durations | None) -> dict[str, str] | None:
     if found is None:
         return None
     summary = (
-        f"last {measured(found.last)}, from {measured(found.min)} to {measured(found.max)},"
-        f" mean {measured(found.mean)}, deviation {measured(found.deviation)},"
-        f" 90th percentile {measured(found.p90)}"
+        f"last {precise_span(found.last)},"
+        f" from {precise_span(found.min)} to {precise_span(found.max)},"
+        f" mean {precise_span(found.mean)}, deviation {precise_span(found.deviation)},"
+        f" 90th percentile {precise_span(found.p90)}"
     )
-    return {"p50": measured(found.p50), "p99": measured(found.p99), "summary": summary}
+    return {"p50": precise_span(found.p50), "p99": precise_span(found.p99), "summary": summary}

@@ -19,9 +19,9 @@ from django_mq.admin.texts import (
     breakable,
     link,
     moment_column,
+    notes_below,
     pretty,
     took,
-    under,
     when,
 )
 from django_mq.models import FailedAttempt, HandledMessage
@@ -93,7 +93,7 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
         if message.key:
             notes.append(format_html("{} {}", "key", breakable(message.key)))
         return format_html(
-            '<span class="mq-type">{}{}</span>', breakable(message.type), under(*notes)
+            '<span class="mq-type">{}{}</span>', breakable(message.type), notes_below(*notes)
         )
 
     @admin.display(description="queue")

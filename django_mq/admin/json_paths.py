@@ -12,10 +12,10 @@ from django.db.models import F, Func, Q, TextField, Value
 from django.db.models.lookups import Exact
 
 from django_mq.policy.routing import MAX_NAME
-from django_mq.queues.redaction import COVER, redacted
+from django_mq.queues.redaction import REDACTED, redacted
 
 #: The maximum number of offered paths, and of keys in one.
-OFFERED, DEEPEST = 50, 5
+MAX_PATHS, MAX_PATH_KEYS = 50, 5
 _KEY = re.compile(r"[^.:\x00-\x1f\x7f-\x9f]{1,64}")
 _FORM = re.compile(r"(payload|metadata)\.([^:]{1,512}):(.{0,512})", re.DOTALL)
 
@@ -31,7 +31,7 @@ class JSONPath:
     @property
     def is_secret(self) -> bool:
         """Whether a key of the path is one whose values are hidden."""
-        return any(redacted({key: ""})[key] == COVER for key in self.path)
+        return any(redacted({key: ""})[key] == REDACTED for key in self.path)
 
     @property
     def condition(self) -> Q:
@@ -74,16 +74,16 @@ def paths_in(document: Any, column: str) -> Iterator[str]:
         return
     covered = redacted(document)
     for key, value in document.items():
-        if covered[key] == COVER or not _KEY.fullmatch(key):
+        if covered[key] == REDACTED or not _KEY.fullmatch(key):
             continue
         path = f"{column}.{key}"
         if isinstance(value, dict):
-            if path.count(".") < DEEPEST:
+            if path.count(".") < MAX_PATH_KEYS:
                 yield from paths_in(value, path)
         elif not isinstance(value, list):
             yield path
 
 
 def most_seen(paths: Iterator[str]) -> list[str]:
-    """Return the `OFFERED` most frequent paths, by name, as the beginning of a search."""
-    return sorted(f"{path}:" for path, _times in Counter(paths).most_common(OFFERED))
+    """Return the `MAX_PATHS` most frequent paths, by name, as the beginning of a search."""
+    return sorted(f"{path}:" for path, _times in Counter(paths).most_common(MAX_PATHS))

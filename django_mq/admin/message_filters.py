@@ -35,9 +35,11 @@ MOMENTS = {
     "dead_at_to": "dead_until",
 }
 #: The parameter of an action on the heads of the listed messages.
-HEADS = "heads"
+HEADS_PARAMETER = "heads"
 #: Parameters that choose a page or an order, not messages.
-NEUTRAL = frozenset(("p", "o", "all", "e", "_popup", "_to_field", "_facets", "after", "before"))
+NON_FILTER_PARAMETERS = frozenset(
+    ("p", "o", "all", "e", "_popup", "_to_field", "_facets", "after", "before")
+)
 
 
 def filter_of(query: QueryDict, allowed: Collection[str] | None, *, private: bool) -> MessageFilter:
@@ -50,7 +52,7 @@ def filter_of(query: QueryDict, allowed: Collection[str] | None, *, private: boo
     now = utc_now()
     for name, texts in query.lists():
         text, column = texts[-1].strip(), name.removesuffix("__exact")
-        if name in NEUTRAL or not text:
+        if name in NON_FILTER_PARAMETERS or not text:
             continue
         if column in TEXTS:
             found[TEXTS[column]] = text
@@ -62,7 +64,7 @@ def filter_of(query: QueryDict, allowed: Collection[str] | None, *, private: boo
             found[column] = read_priority(text)
         elif column == "queue":
             found["queues"] = (text,)
-        elif column == HEADS:
+        elif column == HEADS_PARAMETER:
             found["heads"] = True
         elif column == "q":
             found |= _search(text, private=private)

@@ -21,7 +21,7 @@ from django_mq.queues.reasons import explain
 from django_mq.queues.stalled import standings
 
 #: The number of failed attempts on the page; the list of attempts has all.
-RECENT = 25
+SHOWN_ATTEMPTS = 25
 
 
 class MessagePageAdmin(
@@ -61,10 +61,10 @@ class MessagePageAdmin(
             "private": private,
             "documents": self._documents(message) if private else (),
             **super().page_extras(request, message),
-            "attempts": attempts[:RECENT],
+            "attempts": attempts[:SHOWN_ATTEMPTS],
             "timeline": timeline(message, [each["row"] for each in attempts]),
             "attempts_url": self.url(FailedAttempt, "changelist", message_id=message.pk)
-            if len(attempts) > RECENT and self._has_right(request, "view_failedattempt")
+            if len(attempts) > SHOWN_ATTEMPTS and self._has_right(request, "view_failedattempt")
             else "",
         }
 
@@ -124,5 +124,5 @@ class MessagePageAdmin(
                 "text": plain(attempt.error_text) if private else "",
                 "traceback": plain(attempt.traceback) if private else "",
             }
-            for attempt in found.order_by("-attempt", "-pk")[: RECENT + 1]
+            for attempt in found.order_by("-attempt", "-pk")[: SHOWN_ATTEMPTS + 1]
         ]

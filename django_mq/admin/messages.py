@@ -16,7 +16,7 @@ from django.utils.html import format_html
 
 from django_mq import queues
 from django_mq.admin.base import id_of
-from django_mq.admin.bounds import MOST
+from django_mq.admin.bounds import MAX_COUNT
 from django_mq.admin.broadcasting import BroadcastingAdmin
 from django_mq.admin.days import FROM, TO, Period, above, chosen, within
 from django_mq.admin.exports import ExportAdmin
@@ -38,8 +38,8 @@ from django_mq.admin.message_page import MessagePageAdmin
 from django_mq.admin.state_counts import StateCountsAdmin
 from django_mq.admin.suggesting import SuggestingAdmin
 from django_mq.admin.tables import TableAdmin
-from django_mq.admin.texts import badge, breakable, excerpt, link, under, when
-from django_mq.admin.windows import AFTER
+from django_mq.admin.texts import badge, breakable, excerpt, link, notes_below, when
+from django_mq.admin.windows import AFTER_PARAMETER
 from django_mq.conf.local_time import local
 from django_mq.models import (
     FailedAttempt,
@@ -109,7 +109,7 @@ class QueuedMessageAdmin(
         if len(term) > MAX_NAME or read_path(term) is not None:
             return found
         with connections[self.alias].cursor() as cursor:
-            return found + find_messages.find(cursor, key=term, unique_id=term, limit=MOST + 1)
+            return found + find_messages.find(cursor, key=term, unique_id=term, limit=MAX_COUNT + 1)
 
     def text_condition(self, request: HttpRequest, term: str) -> Q:
         """Return the condition on a type, or on a value in a document."""
@@ -147,7 +147,7 @@ class QueuedMessageAdmin(
         except (ValueError, OverflowError):  # no message, or one of a year that Python lacks
             return {}
         query = request.GET.copy()
-        for name in (AFTER, PAGE_VAR, FROM, TO):
+        for name in (AFTER_PARAMETER, PAGE_VAR, FROM, TO):
             query.pop(name, None)
 
         def linked(periods: Iterable[Period]) -> list[tuple[str, str]]:
@@ -228,7 +228,7 @@ class QueuedMessageAdmin(
         if message.key:
             notes.append(format_html("{} {}", "key", breakable(message.key)))
         return format_html(
-            '<span class="mq-type">{}{}</span>', breakable(message.type), under(*notes)
+            '<span class="mq-type">{}{}</span>', breakable(message.type), notes_below(*notes)
         )
 
     @admin.display(description="queue")
@@ -243,7 +243,7 @@ class QueuedMessageAdmin(
         if standing is not None and standing.head is None and standing.behind:
             count = shown_count(standing.behind, MOST_BEHIND)
             notes.append(f"{count} behind it")
-        return format_html("{}{}", badge(message.state), under(*notes))
+        return format_html("{}{}", badge(message.state), notes_below(*notes))
 
     def _detail(self, message: QueuedMessage) -> Any:
         now = message.now  # type: ignore[attr-defined]  # annotated

@@ -7,7 +7,7 @@ from django.http import HttpRequest
 from django_mq.admin.base import QueueScopeMixin
 from django_mq.conf import get_settings
 from django_mq.handlers import all_handlers, allowed_queues, is_subscribed
-from django_mq.handlers.nearest import meant_types
+from django_mq.handlers.nearest import probable_types
 
 
 def did_you_mean(admin: QueueScopeMixin, request: HttpRequest, type: str) -> str:
@@ -22,6 +22,8 @@ def did_you_mean(admin: QueueScopeMixin, request: HttpRequest, type: str) -> str
         if any(admin.may_see(request, queue) for queue in allowed_queues(handler, settings))
     ]
     found = [
-        each for each in meant_types(type) if any(is_subscribed(handler, each) for handler in seen)
+        each
+        for each in probable_types(type)
+        if any(is_subscribed(handler, each) for handler in seen)
     ]
     return f"Did you mean {' or '.join(found)}?" if found else ""

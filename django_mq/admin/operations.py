@@ -16,9 +16,9 @@ from django.utils.html import format_html
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, id_of, own_page
-from django_mq.admin.bounds import ran_out
+from django_mq.admin.bounds import timed_out
 from django_mq.admin.message_actions import MESSAGE_ACTIONS
-from django_mq.admin.texts import excerpt, moment_column, took, under, when
+from django_mq.admin.texts import excerpt, moment_column, notes_below, took, when
 from django_mq.models import Operation
 from django_mq.operations.filter_words import in_words
 from django_mq.queues.transactions import writing
@@ -83,7 +83,7 @@ class OperationAdmin(ReadOnlyAdmin):
                 if cancelled:
                     self.log(request, [row], CHANGE, "Cancelled.")
         except OperationalError as error:
-            if not ran_out(error):
+            if not timed_out(error):
                 raise
             text = f"A worker is carrying out operation {row.pk}. Try again in a moment."
             self.message_user(request, text, notices.ERROR)
@@ -97,7 +97,9 @@ class OperationAdmin(ReadOnlyAdmin):
         words = in_words(row.filter) if isinstance(row.filter, dict) else []
         label = MESSAGE_ACTIONS[row.action].label
         notes = [excerpt(each) for each in words] or ["every message"]
-        return format_html('<span class="mq-type">#{} {}{}</span>', row.pk, label, under(*notes))
+        return format_html(
+            '<span class="mq-type">#{} {}{}</span>', row.pk, label, notes_below(*notes)
+        )
 
     @admin.display(description="progress")
     def progress(self, row: Operation) -> Any:
@@ -117,7 +119,7 @@ class OperationAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def condition(self, row: Operation) -> Any:
-        return format_html("{}{}", row.get_state_display(), under(*filter(None, [row.error])))
+        return format_html("{}{}", row.get_state_display(), notes_below(*filter(None, [row.error])))
 
     asked = moment_column("created_at", "requested", when)
     asked_full = moment_column("created_at", "requested")

@@ -17,16 +17,16 @@ from django.template.response import TemplateResponse
 
 from django_mq import handlers, queues
 from django_mq.admin.base import ids_of, own_page
-from django_mq.admin.bounds import gives_up, impatient
+from django_mq.admin.bounds import gives_up, limited_statements
 from django_mq.admin.chains import ChainsAdmin
-from django_mq.admin.texts import among
+from django_mq.admin.texts import batch_note
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
 from django_mq.models import HandledMessage
 from django_mq.queues.transactions import writing
 
 #: The maximum number of messages in one action.
-MOST = 1000
+MAX_MESSAGES = 1000
 
 
 class ReplayingAdmin(ChainsAdmin):
@@ -38,11 +38,11 @@ class ReplayingAdmin(ChainsAdmin):
     def replay(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
         if not self.may_replay(request):
             raise PermissionDenied
-        with impatient(self.alias):
-            ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MOST + 1])
-        if len(ids) > MOST:
-            ids = ids[:MOST]
-            text = f"More than {MOST:,} messages were selected: these are the oldest."
+        with limited_statements(self.alias):
+            ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MAX_MESSAGES + 1])
+        if len(ids) > MAX_MESSAGES:
+            ids = ids[:MAX_MESSAGES]
+            text = f"More than {MAX_MESSAGES:,} messages were selected: these are the oldest."
             self.message_user(request, text, notices.WARNING)
         return self._confirm(request, ids)
 
@@ -74,8 +74,8 @@ class ReplayingAdmin(ChainsAdmin):
         if not self.may_replay(request):
             raise PermissionDenied
         ids = ids_of(request.POST.get("ids", "").split(","))
-        if len(ids) > MOST:
-            raise BadRequest(f"Select at most {MOST:,} messages for one action.")
+        if len(ids) > MAX_MESSAGES:
+            raise BadRequest(f"Select at most {MAX_MESSAGES:,} messages for one action.")
         to = request.POST.get("to", "")
         if to and to not in self._recipients(request):
             raise PermissionDenied
@@ -101,7 +101,7 @@ class ReplayingAdmin(ChainsAdmin):
 
     def _confirm(self, request: HttpRequest, ids: Sequence[int]) -> HttpResponse:
         visible = self._visible(request, ids).annotate(bare=Q(payload__isnull=True))
-        with impatient(self.alias):
+        with limited_statements(self.alias):
             rows = list(visible.values_list("queue", "type", "handler", "bare"))
         found = Counter(row[:3] for row in rows if not row[3])
         filters = request.POST.get("filters", request.GET.urlencode())
@@ -127,7 +127,7 @@ class ReplayingAdmin(ChainsAdmin):
             rows = {row.pk: row for row in self._visible(request, ids).only("pk", "type")}
             if rows:
                 done = queues.replay(ids=list(rows), to=to, using=self.alias)
-                note = f"Replayed to {to or 'its own handler'}{among(len(done.ids))}."
+                note = f"Replayed to {to or 'its own handler'}{batch_note(len(done.ids))}."
                 self.log(request, [rows[id] for id in done.ids], CHANGE, note)
         count = len(rows)
         text = f"{count:,} message{'' if count == 1 else 's'} replayed."

@@ -26,7 +26,7 @@ from django_mq.policy.durations import span
 from django_mq.queues.scheduling import state_of, timing_of
 
 #: The badge of each state of a schedule.
-LOOKS = {
+STATE_BADGES = {
     "disabled": "paused",
     "overdue": "expired",
     "failed": "dead",
@@ -65,7 +65,7 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
     @admin.display(description="state")
     def condition(self, row: Schedule) -> Any:
         state = state_of(row)
-        return badge(LOOKS[state], state)
+        return badge(STATE_BADGES[state], state)
 
     @admin.display(description="state")
     def condition_full(self, row: Schedule) -> Any:

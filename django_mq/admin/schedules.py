@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import queues
-from django_mq.admin.bounds import ran_out
+from django_mq.admin.bounds import timed_out
 from django_mq.admin.misspelt import did_you_mean
 from django_mq.admin.schedule_form import CONTENT, EDITABLE, TIMING, ScheduleForm
 from django_mq.admin.schedule_rows import ScheduleRowsAdmin
@@ -26,10 +26,10 @@ from django_mq.queues.scheduling import restart_schedule
 from django_mq.queues.transactions import writing
 
 #: The fields of every schedule's page, and those of a page that the user cannot edit.
-SHOWN = ("condition_full", "timing", "last_full", "next_full", "source")
-FIXED = ("what_full", "queue", "catch_up", "overlap", "lifetime")
+COMMON_FIELDS = ("condition_full", "timing", "last_full", "next_full", "source")
+READ_ONLY_FIELDS = ("what_full", "queue", "catch_up", "overlap", "lifetime")
 
-LOCKED = "Another session is changing this schedule. Try again in a moment."
+LOCKED_TEXT = "Another session is changing this schedule. Try again in a moment."
 
 
 def _run(name: str, alias: str) -> tuple[str, str]:
@@ -95,13 +95,13 @@ class ScheduleAdmin(ScheduleRowsAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:
             return [(None, {"fields": EDITABLE})]
-        fields: tuple[str, ...] = SHOWN
+        fields: tuple[str, ...] = COMMON_FIELDS
         private = self.may_see_payloads(request)
         if private and obj.last_error:
             fields = ("error", *fields)
         if not self.has_change_permission(request, obj):
             content = ("whole_payload", "whole_metadata") if private else ()
-            return [(None, {"fields": ("name", *fields, *FIXED, *content)})]
+            return [(None, {"fields": ("name", *fields, *READ_ONLY_FIELDS, *content)})]
         hidden = CONTENT if not private or _is_unreadable(obj) else ()
         editable = tuple(name for name in EDITABLE if name not in (*hidden, "name"))
         return [(None, {"fields": ("name", *fields)}), (None, {"fields": editable})]
@@ -111,7 +111,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             return ()
         if not self.has_change_permission(request, obj):
             return super().get_readonly_fields(request, obj)
-        return ("name", "error", *SHOWN)
+        return ("name", "error", *COMMON_FIELDS)
 
     def get_form(
         self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
@@ -158,9 +158,9 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         try:
             return view(request, *args, **kwargs)
         except OperationalError as error:
-            if not ran_out(error):
+            if not timed_out(error):
                 raise
-            self.message_user(request, LOCKED, notices.ERROR)
+            self.message_user(request, LOCKED_TEXT, notices.ERROR)
             return HttpResponseRedirect(self.url(Schedule, "changelist"))
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
@@ -199,9 +199,9 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         except MQError as error:
             self.message_user(request, str(error), notices.ERROR)
         except OperationalError as error:
-            if not ran_out(error):
+            if not timed_out(error):
                 raise
-            self.message_user(request, LOCKED, notices.ERROR)
+            self.message_user(request, LOCKED_TEXT, notices.ERROR)
         else:
             self.message_user(request, text % name, notices.SUCCESS if note else notices.WARNING)
         return HttpResponseRedirect(self.url(Schedule, "change", name))

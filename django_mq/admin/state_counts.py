@@ -9,16 +9,16 @@ from django.http import HttpRequest
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.bounds import ran_out
+from django_mq.admin.bounds import timed_out
 from django_mq.admin.filters import IN_FLIGHT
 from django_mq.policy.estimated import counted
 from django_mq.queues.totals import read_many_counts
 from django_mq.states import MessageState
 
 #: The maximum number of queues that a page counts.
-COUNTED = 200
+MAX_QUEUES = 200
 #: The share of the usual time for counts: the page also has its rows to read.
-SHARE = 0.2
+TIME_SHARE = 0.2
 #: Messages in these states are shown as paused while their queue is paused or backs off.
 _PAUSED_INSTEAD = ("processable", "delayed", "retrying")
 _COUNTS = (*(state.value for state in MessageState if state != MessageState.PAUSED), IN_FLIGHT)
@@ -68,9 +68,9 @@ class StateCountsAdmin(ReadOnlyAdmin):
             seen = self.seen_queues(request)
         try:
             with transaction.atomic(using=self.alias), connections[self.alias].cursor() as cursor:
-                found, _most = read_many_counts(cursor, seen[:COUNTED], share=SHARE)
+                found, _most = read_many_counts(cursor, seen[:MAX_QUEUES], share=TIME_SHARE)
         except OperationalError as error:
-            if not ran_out(error):
+            if not timed_out(error):
                 raise
             return {}
-        return by_state(found.values(), more=len(seen) > COUNTED)
+        return by_state(found.values(), more=len(seen) > MAX_QUEUES)

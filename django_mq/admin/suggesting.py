@@ -15,13 +15,13 @@ from django.db.models.lookups import LessThan
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.bounds import limited_statements, timed_out
 from django_mq.admin.json_paths import most_seen, paths_in
 from django_mq.models import QueuedMessage
 
 #: The number of newest messages that are examined, and the characters from which a document is too
 #: large.
-NEWEST, LARGEST = 200, 8192
+NEWEST, MAX_DOCUMENT_CHARS = 200, 8192
 
 
 class SuggestingAdmin(ReadOnlyAdmin):
@@ -41,10 +41,10 @@ class SuggestingAdmin(ReadOnlyAdmin):
         if not self.may_search_documents(request):
             raise PermissionDenied
         try:
-            with impatient(self.alias):
+            with limited_statements(self.alias):
                 found = most_seen(self._paths(request))
         except OperationalError as error:
-            if not ran_out(error):
+            if not timed_out(error):
                 raise
             found = []
         return JsonResponse({"paths": found})
@@ -67,8 +67,11 @@ def _is_small(column: str) -> Q:
     """Return the condition that the text of a document is short; large ones are not unpacked."""
     stored = Func(F(column), function="pg_column_size", output_field=IntegerField())
     length = Length(Cast(column, TextField()))
-    small = Case(When(Q(LessThan(stored, LARGEST)), then=length), default=Value(LARGEST))
-    return Q(LessThan(small, LARGEST))
+    small = Case(
+        When(Q(LessThan(stored, MAX_DOCUMENT_CHARS)), then=length),
+        default=Value(MAX_DOCUMENT_CHARS),
+    )
+    return Q(LessThan(small, MAX_DOCUMENT_CHARS))
 
 
 def _decoded(text: str) -> Any:

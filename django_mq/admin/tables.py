@@ -10,7 +10,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 
 from django_mq.admin.base import ReadOnlyAdmin, id_of
-from django_mq.admin.bounds import MOST
+from django_mq.admin.bounds import MAX_COUNT
 from django_mq.admin.windows import WindowChangeList, window_of
 from django_mq.store import table_extent
 
@@ -55,7 +55,7 @@ class TableAdmin(ReadOnlyAdmin):
         for column in self.searched_ids:
             wanted |= Q(**{column: id})
         keys = self.get_queryset(request).filter(wanted).values_list("pk", flat=True)
-        return list(keys.order_by("-pk")[: MOST + 1])
+        return list(keys.order_by("-pk")[: MAX_COUNT + 1])
 
     def text_condition(self, request: HttpRequest, term: str) -> Q:
         """Return the condition of a search that no index serves."""

@@ -13,13 +13,13 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from django_mq.conf.local_time import aware, local, utc_now
-from django_mq.policy.durations import measured, span
+from django_mq.policy.durations import precise_span, span
 from django_mq.policy.error_text import one_line
 from django_mq.queues import redacted
 from django_mq.states import MessageState
 
 #: The maximum length of a text that a page shows, and of a JSON text that it decodes.
-LONGEST, LONGEST_JSON = 50_000, 4 * 1024 * 1024
+MAX_TEXT, MAX_JSON = 50_000, 4 * 1024 * 1024
 #: The maximum number of bytes of an error in a list.
 EXCERPT = 120
 
@@ -58,7 +58,7 @@ def pretty(text: str, *, times: Collection[str] = ()) -> str:
       }
     }
     """
-    if len(text) > LONGEST_JSON:
+    if len(text) > MAX_JSON:
         return "(too large to show)"
     try:
         found = redacted(json.loads(text))
@@ -84,7 +84,7 @@ def took(start: datetime | None, end: datetime) -> str:
     """Return a duration as text, empty if its start is not known."""
     if start is None:
         return ""
-    return measured((end - start).total_seconds())
+    return precise_span((end - start).total_seconds())
 
 
 def moment(at: datetime) -> str:
@@ -150,7 +150,7 @@ def link(url: str, text: object) -> SafeString | str:
     return format_html('<a href="{}">{}</a>', url, text) if url else str(text)
 
 
-def under(*notes: Any) -> SafeString:
+def notes_below(*notes: Any) -> SafeString:
     """Return small notes to be shown below a text, each on a line."""
     return format_html_join("", '<span class="mq-under">{}</span>', ((each,) for each in notes))
 
@@ -171,15 +171,15 @@ def block(text: str) -> SafeString:
 
 
 def _cut(text: str) -> str:
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_TEXT:
         return text
-    return f"{text[:LONGEST]}… ({len(text) - LONGEST} characters more)"
+    return f"{text[:MAX_TEXT]}… ({len(text) - MAX_TEXT} characters more)"
 
 
-def among(count: int) -> str:
+def batch_note(count: int) -> str:
     """Return the end of a log entry of one of `count` messages; empty for a message alone.
 
-    >>> among(2), among(1)
+    >>> batch_note(2), batch_note(1)
     (', one of 2 messages', '')
     """
     return f", one of {count:,} messages" if count > 1 else ""

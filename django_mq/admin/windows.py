@@ -1,7 +1,7 @@
 """Lists of tables with millions of rows: each page looks at a bounded part, and names that part.
 
-A page shows at most `MOST` rows of a window, and links to the next one. Where no index serves a
-filter or a search, the window ends after `LOOK` rows, whether they match or not.
+A page shows at most `MAX_COUNT` rows of a window, and links to the next one. Where no index serves
+a filter or a search, the window ends after `MAX_SCANNED_ROWS` rows, whether they match or not.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 
 from django_mq.admin.base import id_of
-from django_mq.admin.bounds import MOST, BoundedChangeList, Estimate
+from django_mq.admin.bounds import MAX_COUNT, BoundedChangeList, Estimate
 
 #: The number of rows to which a condition without an index is applied. A hundred thousand messages
 #: take about 0.1 s, with payloads 0.3 s.
-LOOK = 100_000
+MAX_SCANNED_ROWS = 100_000
 #: The parameter of the URL with the id that a window begins after.
-AFTER = "after"
+AFTER_PARAMETER = "after"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ class WindowChangeList(BoundedChangeList):
     def get_filters(self, request: HttpRequest) -> Any:
         """Return the filters; decide which rows to examine, before any condition is applied."""
         # An action asks for the rows a second time.
-        if AFTER in self.params:
-            self.after = id_of(self.params.pop(AFTER))
-            self.filter_params.pop(AFTER)
+        if AFTER_PARAMETER in self.params:
+            self.after = id_of(self.params.pop(AFTER_PARAMETER))
+            self.filter_params.pop(AFTER_PARAMETER)
         found = super().get_filters(request)
         if not self.has_windows:
             request.mq_window = self.window = Window()  # type: ignore[attr-defined]
@@ -104,18 +104,20 @@ class WindowChangeList(BoundedChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         self.is_whole = self.window.after is None and not self.has_active_filters and not self.query
-        if self.result_count > MOST:
-            self.next_after = self.paginator.ids[MOST - 1]
+        if self.result_count > MAX_COUNT:
+            self.next_after = self.paginator.ids[MAX_COUNT - 1]
         else:
             self.next_after = self.window.last
         # Rows that were looked at, as opposed to found: the page must say so.
-        self.searched = LOOK if self.result_count <= MOST and self.window.last else 0
+        self.searched = (
+            MAX_SCANNED_ROWS if self.result_count <= MAX_COUNT and self.window.last else 0
+        )
         self.depth = self._depth(request)
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
         """Keep the window in links to its pages; other links start at the beginning of the list."""
         if self.after is not None and PAGE_VAR in (new_params or {}):
-            new_params = {AFTER: self.after, **new_params}
+            new_params = {AFTER_PARAMETER: self.after, **new_params}
         return str(super().get_query_string(new_params, remove))
 
     @property
@@ -126,7 +128,7 @@ class WindowChangeList(BoundedChangeList):
     @property
     def next_url(self) -> str:
         """The link to the rows after this window, empty if it is the last one."""
-        return self.get_query_string({AFTER: self.next_after}) if self.next_after else ""
+        return self.get_query_string({AFTER_PARAMETER: self.next_after}) if self.next_after else ""
 
     @property
     def first_url(self) -> str:
@@ -136,10 +138,14 @@ class WindowChangeList(BoundedChangeList):
     def _depth(self, request: HttpRequest) -> int:
         """Return the number of rows; for a whole large table, the planner's estimate."""
         count: int = self.result_count
-        if count <= MOST or not self.is_whole or self.model_admin.get_queues(request) is not None:
+        if (
+            count <= MAX_COUNT
+            or not self.is_whole
+            or self.model_admin.get_queues(request) is not None
+        ):
             return count
         estimate = self.model_admin.estimated_rows()
-        return Estimate(estimate) if estimate and estimate > MOST else count
+        return Estimate(estimate) if estimate and estimate > MAX_COUNT else count
 
     def _looks(self, request: HttpRequest, specs: Iterable[Any], others: dict[str, Any]) -> bool:
         """Return whether a condition of this list has no index."""
@@ -163,14 +169,14 @@ class WindowChangeList(BoundedChangeList):
         for name, values in others.items():
             if name.removesuffix("__exact") in self.model_admin.indexed_lookups:
                 rows = _filtered(rows, name, values)
-        last = self.window.step(rows, LOOK)
+        last = self.window.step(rows, MAX_SCANNED_ROWS)
         if last is None:
             return self.window
         bounds = Q()
         for spec in used:
             if hasattr(spec, "part_of_table"):
                 bounds &= spec.part_of_table(self.model_admin.alias)
-        last = self.window.step(rows.filter(bounds), LOOK) if bounds else last
+        last = self.window.step(rows.filter(bounds), MAX_SCANNED_ROWS) if bounds else last
         return replace(self.window, last=last, bounds=bounds)
 
 

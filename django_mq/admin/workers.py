@@ -111,8 +111,17 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
         return TemplateResponse(request, "admin/django_mq/worker_list.html", context)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = ("condition", "host", "pid", "version", "wakeup", "serves", "runs", "did")
-        return [(None, {"fields": [*fields, "started", "seen", "told"]})]
+        fields = (
+            "condition",
+            "host",
+            "pid",
+            "version",
+            "wakeup",
+            "serves",
+            "runs",
+            "handler_timings",
+        )
+        return [(None, {"fields": [*fields, "started", "seen", "recent_orders"]})]
 
     def change_view(
         self,
@@ -153,7 +162,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
         return format_html_join(", ", "{} {}", running)
 
     @admin.display(description="handler timings")
-    def did(self, beat: Any) -> Any:
+    def handler_timings(self, beat: Any) -> Any:
         if not beat.timings_seen:
             return None
         context = {"timings": beat.timings_seen}
@@ -163,7 +172,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
     seen = moment_column("last_seen", "last seen")
 
     @admin.display(description="orders in the last hour")
-    def told(self, beat: Any) -> Any:
+    def recent_orders(self, beat: Any) -> Any:
         """Show the orders of operators, and whether the worker has read them."""
         rows = (
             (

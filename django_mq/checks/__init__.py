@@ -18,7 +18,7 @@ from django.db import connections, router
 from django.utils.version import get_version_tuple
 
 from django_mq.checks import misspelt  # noqa: F401  (importing it registers its checks)
-from django_mq.checks.registering import TAG, Found, check
+from django_mq.checks.registering import TAG, CheckMessages, check
 from django_mq.conf import Settings, alias_of, find_errors
 from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.periodic import problems
@@ -45,7 +45,7 @@ def check_settings(app_configs: object, **kwargs: Any) -> list[checks.CheckMessa
 
 
 @check(TAG)
-def check_aliases(settings: Settings, databases: Collection[str]) -> Found:
+def check_aliases(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """E002: an alias that is missing or not PostgreSQL. Opens no connection."""
     used = {alias_of(): "DATABASE" if settings.database else "The database router"}
     if settings.wakeup not in ("notify", "poll"):
@@ -67,7 +67,7 @@ def check_aliases(settings: Settings, databases: Collection[str]) -> Found:
 
 # Not tagged django_mq: from Django 6.1, running checks by tag connects to every database.
 @check(checks.Tags.database)
-def check_versions(settings: Settings, databases: Collection[str]) -> Found:
+def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """E003: a server or driver that is too old. Runs only with `--database`."""
     alias = alias_of()
     if alias not in databases or not _is_postgresql(alias):
@@ -89,7 +89,7 @@ def check_versions(settings: Settings, databases: Collection[str]) -> Found:
 
 
 @check(TAG)
-def check_encoder(settings: Settings, databases: Collection[str]) -> Found:
+def check_encoder(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """E008: ENCODER cannot be imported or is not an encoder class."""
     try:
         settings.encoder_class  # noqa: B018  (the property imports it)
@@ -99,7 +99,7 @@ def check_encoder(settings: Settings, databases: Collection[str]) -> Found:
 
 
 @check(TAG)
-def check_router(settings: Settings, databases: Collection[str]) -> Found:
+def check_router(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """E009: the router sends some of our tables to another database than the messages."""
     elsewhere: dict[str, list[str]] = defaultdict(list)
     for model in apps.get_app_config("django_mq").get_models():
@@ -117,7 +117,7 @@ def check_router(settings: Settings, databases: Collection[str]) -> Found:
 
 
 @check(TAG)
-def check_schedules(settings: Settings, databases: Collection[str]) -> Found:
+def check_schedules(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """E010: a declared schedule that cannot run."""
     for name, problem in problems(settings):
         yield checks.Error(
@@ -128,7 +128,7 @@ def check_schedules(settings: Settings, databases: Collection[str]) -> Found:
 
 
 @check(TAG)
-def check_outbox_alias(settings: Settings, databases: Collection[str]) -> Found:
+def check_outbox_alias(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W001: messages are in another database than the data they concern."""
     alias = alias_of()
     if alias != "default":
@@ -142,7 +142,7 @@ def check_outbox_alias(settings: Settings, databases: Collection[str]) -> Found:
 
 
 @check(TAG)
-def check_wakeup(settings: Settings, databases: Collection[str]) -> Found:
+def check_wakeup(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W002: LISTEN through a pooler. I001: no NOTIFY.
 
     Django's own pool is no sign of one: workers and waiters LISTEN on plain connections.
@@ -167,7 +167,7 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> Found:
 
 
 @check(checks.Tags.database)
-def check_pooler(settings: Settings, databases: Collection[str]) -> Found:
+def check_pooler(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W007: a pooler without its settings. Runs only with `--database`."""
     alias = alias_of()
     if alias not in databases or not _is_postgresql(alias) or not may_prepare(connections[alias]):
@@ -185,7 +185,7 @@ def check_pooler(settings: Settings, databases: Collection[str]) -> Found:
 
 
 @check(TAG)
-def check_handlers(settings: Settings, databases: Collection[str]) -> Found:
+def check_handlers(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W003: atomic and non-atomic handlers share a queue."""
     names: dict[str, dict[bool, list[str]]] = defaultdict(lambda: {True: [], False: []})
     for handler in all_handlers():
@@ -205,7 +205,7 @@ def check_handlers(settings: Settings, databases: Collection[str]) -> Found:
 
 
 @check(TAG)
-def check_message_classes(settings: Settings, databases: Collection[str]) -> Found:
+def check_message_classes(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """E011: a gap in a chain of upcasts. E012: an annotation that no message can follow."""
     for each in message_classes():
         gap = each.gap(each.oldest)
@@ -228,7 +228,7 @@ def check_message_classes(settings: Settings, databases: Collection[str]) -> Fou
 
 
 @check(TAG, checks.Tags.security, deploy=True)
-def check_deployment(settings: Settings, databases: Collection[str]) -> Found:
+def check_deployment(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W005: rows are kept for ever, or payloads are shown in full."""
     for name in ("result_retention", "attempt_retention"):
         if getattr(settings, name) is None:
@@ -246,7 +246,7 @@ def check_deployment(settings: Settings, databases: Collection[str]) -> Found:
 
 
 @check(TAG)
-def check_slice(settings: Settings, databases: Collection[str]) -> Found:
+def check_slice(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W006: slices are too long for the lease."""
     leases = {"LEASE": settings.lease}
     for name, each in settings.queues.items():

@@ -9,16 +9,16 @@ from collections.abc import Collection
 
 from django.core import checks
 
-from django_mq.checks.registering import TAG, Found, check
+from django_mq.checks.registering import TAG, CheckMessages, check
 from django_mq.conf import Settings
 from django_mq.handlers import all_handlers, all_schedules, allowed_queues
-from django_mq.handlers.nearest import meant_types, near
+from django_mq.handlers.nearest import probable_types, similar
 
-ELSEWHERE = "If another project uses the name as it is, silence this check."
+SILENCE_HINT = "If another project uses the name as it is, silence this check."
 
 
 @check(TAG)
-def check_queue_names(settings: Settings, databases: Collection[str]) -> Found:
+def check_queue_names(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W008: QUEUES has options for a queue whose name is probably misspelt."""
     if any(each.any_queue for each in all_handlers()):
         return  # any name may be that of a queue which only tasks use
@@ -26,22 +26,22 @@ def check_queue_names(settings: Settings, databases: Collection[str]) -> Found:
     scheduled = {each.queue for each in all_schedules()}
     for name in sorted(settings.queues.keys() - used - scheduled - {settings.default_queue}):
         # A queue that has options of its own is not the one that these were meant for.
-        if found := near(name, used - settings.queues.keys()):
+        if found := similar(name, used - settings.queues.keys()):
             yield checks.Warning(
                 f"QUEUES has options for {name!r}, a queue that no handler here uses.",
-                hint=f"Did you mean {' or '.join(map(repr, found))}? {ELSEWHERE}",
+                hint=f"Did you mean {' or '.join(map(repr, found))}? {SILENCE_HINT}",
                 id="django_mq.W008",
             )
 
 
 @check(TAG)
-def check_scheduled_types(settings: Settings, databases: Collection[str]) -> Found:
+def check_scheduled_types(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W009: a declared schedule broadcasts a type that is probably misspelt."""
     for each in all_schedules():
-        if found := meant_types(each.type):
+        if found := probable_types(each.type):
             yield checks.Warning(
                 f"The schedule {each.name!r} broadcasts {each.type}, a type that no handler here"
                 " takes.",
-                hint=f"Did you mean {' or '.join(found)}? {ELSEWHERE}",
+                hint=f"Did you mean {' or '.join(found)}? {SILENCE_HINT}",
                 id="django_mq.W009",
             )

@@ -12,18 +12,18 @@ from django_mq.conf import Settings, get_settings
 
 TAG = "django_mq"
 
-Found = Iterator[checks.CheckMessage]
+CheckMessages = Iterator[checks.CheckMessage]
 
 
 def check(
     *tags: str, deploy: bool = False
-) -> Callable[[Callable[[Settings, Collection[str]], Found]], object]:
+) -> Callable[[Callable[[Settings, Collection[str]], CheckMessages]], object]:
     """Register a check that takes the settings and the databases that it may connect to.
 
     It does not run while the settings are invalid.
     """
 
-    def register(function: Callable[[Settings, Collection[str]], Found]) -> object:
+    def register(function: Callable[[Settings, Collection[str]], CheckMessages]) -> object:
         def run(
             app_configs: object, databases: Collection[str] | None = None, **kwargs: Any
         ) -> list[checks.CheckMessage]:

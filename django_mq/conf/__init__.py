@@ -27,11 +27,11 @@ from django_mq.conf.readers import (
     SettingError,
     duration,
     flag,
+    integer,
     one_of,
     optional,
     read_fields,
-    whole,
-    wrong,
+    setting_error,
 )
 from django_mq.exceptions import short_repr
 from django_mq.policy.backoff import RetryPolicy
@@ -39,7 +39,7 @@ from django_mq.policy.encoding import encode
 
 DAY = 86400.0
 #: Deeper JSON comes close to the recursion limit of Python's own encoder.
-DEEPEST = 500
+MAX_NESTING = 500
 #: Each thread has a connection of its own.
 MOST_THREADS = 1000
 #: A worker sets memory aside for each message that it may hold.
@@ -88,16 +88,16 @@ class QueueOptions:
 
     retry: RetryPolicy = _setting(readers.retry_policy)
     lease: float = _setting(duration())
-    batch_size: int = _setting(whole(1, MOST_IN_BATCH))
-    batch_bytes: int = _setting(whole(1))
+    batch_size: int = _setting(integer(1, MOST_IN_BATCH))
+    batch_bytes: int = _setting(integer(1))
     dead_retention: float | None = _setting(optional(duration()))
     ordered: bool = _setting(flag, False)
     key_order: Literal["commit"] | None = _setting(optional(one_of("commit")), None)
     on_dead_head: Literal["block", "skip"] = _setting(one_of("block", "skip"), "block")
     backoff: QueueBackoff | None = _setting(_queue_backoff, None)
-    max_in_flight: int | None = _setting(optional(whole(0)), None)
-    max_backlog: int | None = _setting(optional(whole(1)), None)
-    warn_depth: int = _setting(whole(0), 1000)
+    max_in_flight: int | None = _setting(optional(integer(0)), None)
+    max_backlog: int | None = _setting(optional(integer(1)), None)
+    warn_depth: int = _setting(integer(0), 1000)
     warn_every: float = _setting(duration(), 6 * 3600.0)
     history: float | None = _setting(optional(duration()), None)
     history_payload: bool = _setting(flag, False)
@@ -113,23 +113,23 @@ class Settings:
     wakeup: str = _setting(readers.text, "notify")
     poll_interval: float = _setting(duration(), 1.0)
     lease: float = _setting(duration(), 30.0)
-    batch_size: int = _setting(whole(1, MOST_IN_BATCH), 100)
-    batch_bytes: int = _setting(whole(1), 4 * 1024 * 1024)
+    batch_size: int = _setting(integer(1, MOST_IN_BATCH), 100)
+    batch_bytes: int = _setting(integer(1), 4 * 1024 * 1024)
     slice_seconds: float = _setting(duration(), 0.1)
-    processes: int = _setting(whole(1), 1)
-    threads: int = _setting(whole(1, MOST_THREADS), 1)
-    async_slots: int = _setting(whole(1, MOST_ASYNC_SLOTS), 100)
+    processes: int = _setting(integer(1), 1)
+    threads: int = _setting(integer(1, MOST_THREADS), 1)
+    async_slots: int = _setting(integer(1, MOST_ASYNC_SLOTS), 100)
     timeout: float = _setting(duration(), 300.0)
     retry: RetryPolicy = _setting(readers.retry_policy, make=RetryPolicy)
     retry_floor: float = _setting(duration(zero=True), 0.1)
     drain_seconds: float = _setting(duration(zero=True), 30.0)
-    max_rss: int | None = _setting(optional(whole(1)), None)
-    health_port: int | None = _setting(optional(whole(1, 65535)), None)
-    max_payload_bytes: int = _setting(whole(2), 1024 * 1024)
-    max_metadata_bytes: int = _setting(whole(2), 16 * 1024)
-    max_depth: int = _setting(whole(1, DEEPEST), 64)
+    max_rss: int | None = _setting(optional(integer(1)), None)
+    health_port: int | None = _setting(optional(integer(1, 65535)), None)
+    max_payload_bytes: int = _setting(integer(2), 1024 * 1024)
+    max_metadata_bytes: int = _setting(integer(2), 16 * 1024)
+    max_depth: int = _setting(integer(1, MAX_NESTING), 64)
     max_delay: float = _setting(duration(), 366 * DAY)
-    max_hops: int = _setting(whole(1), 100)
+    max_hops: int = _setting(integer(1), 100)
     hold_for: float = _setting(duration(zero=True), DAY)
     result_retention: float | None = _setting(optional(duration()), DAY)
     attempt_retention: float | None = _setting(optional(duration()), 30 * DAY)
@@ -225,7 +225,7 @@ def _read_settings(raw: object) -> tuple[Settings | None, list[SettingError]]:
         try:
             given = readers.mapping(options)
         except ValueError as error:
-            errors.append(wrong(where, options, error))
+            errors.append(setting_error(where, options, error))
             continue
         listed = read_fields(QueueOptions, given, str.lower, where, errors, inherited)
         queues[name] = QueueOptions(**listed)

@@ -20,15 +20,15 @@ from django_mq.policy.routing import RULE, check_name
 Reader = Callable[[Any], Any]
 
 #: The longest duration, in seconds: now plus this is a date in both Python and PostgreSQL.
-LONGEST = 36525 * 86400.0
+MAX_DURATION = 36525 * 86400.0
 #: The largest value of a PostgreSQL integer.
-LARGEST = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 
 
-def whole(low: int, high: int = LARGEST) -> Reader:
+def integer(low: int, high: int = MAX_INTEGER) -> Reader:
     """Return a reader of whole numbers from `low` to `high`.
 
-    >>> whole(1)(100)
+    >>> integer(1)(100)
     100
     """
 
@@ -50,7 +50,7 @@ def duration(*, zero: bool = False) -> Reader:
 
     def read(value: object) -> float:
         seconds = as_seconds(value)
-        if seconds is None or seconds > LONGEST or (seconds == 0 and not zero):
+        if seconds is None or seconds > MAX_DURATION or (seconds == 0 and not zero):
             least = "from zero" if zero else "more than zero"
             raise ValueError(f"must be seconds or a timedelta, {least} and at most 100 years")
         return seconds
@@ -146,7 +146,7 @@ class SettingError:
         return f"{self.where} {self.problem.rstrip('.')}" + (f" ({self.hint})" if self.hint else "")
 
 
-def wrong(where: str, value: object, error: ValueError) -> SettingError:
+def setting_error(where: str, value: object, error: ValueError) -> SettingError:
     """Return an error that names the setting and its value, and says what the value must be."""
     return SettingError(where, f"is {short_repr(value)}: {error}.")
 
@@ -177,7 +177,7 @@ def read_fields(
             try:
                 values[known[key].name] = known[key].metadata["read"](value)
             except ValueError as error:
-                errors.append(wrong(f"{where}[{key!r}]", value, error))
+                errors.append(setting_error(f"{where}[{key!r}]", value, error))
         else:
             near = get_close_matches(spell(str(key)), known, 1)
             hint = f"Did you mean {near[0]!r}?" if near else None

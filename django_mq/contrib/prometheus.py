@@ -28,7 +28,7 @@ from django_mq.store.limits import Limits
 __all__ = ["QueueCollector", "metrics"]
 
 #: Seconds that one statement of a scrape may take, and that it waits for a lock.
-PATIENCE = Limits(5.0, 1.0)
+SCRAPE_LIMITS = Limits(5.0, 1.0)
 #: The states that are counted: a pause belongs to the queue.
 STATES = tuple(state.value for state in MessageState if state is not MessageState.PAUSED)
 
@@ -52,7 +52,7 @@ class QueueCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all gauges as of now."""
         alias = alias_of(self._using)
-        with reading(alias, limits=PATIENCE) as cursor:
+        with reading(alias, limits=SCRAPE_LIMITS) as cursor:
             counted = queues.counts(using=alias)
             workers = queues.workers(using=alias)
             due_in = schedules.next_due(cursor)

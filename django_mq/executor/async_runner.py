@@ -31,7 +31,7 @@ from django_mq.signals import log_failure, message_started, wanted
 #: Seconds over which freed slots are collected before they are announced: one claim fills them all.
 ROOM_EVERY = 0.002
 #: Seconds that the end waits for the thread of blocking calls, to close its connections.
-LAST = 1.0
+CLOSE_SECONDS = 1.0
 
 
 class AsyncRunner(threading.Thread):
@@ -57,7 +57,7 @@ class AsyncRunner(threading.Thread):
         self._slots = Slots(slots)
         self._first_entry = first_entry
         self._free = list(range(first_entry, first_entry + slots))
-        self._told_room = False
+        self._room_notice_due = False
         self._batch = batch
         self._lingering = Lingering(batch=batch, longest=context.shortest_lease / LINGER_SHARE)
         self._timer: asyncio.TimerHandle | None = None
@@ -117,7 +117,7 @@ class AsyncRunner(threading.Thread):
         finally:
             self._settler.end()
             self._settler.join()
-            self._loop.run_until_complete(self._thread.close(LAST))
+            self._loop.run_until_complete(self._thread.close(CLOSE_SECONDS))
             self._loop.close()
 
     def _run_loop(self) -> None:
@@ -176,7 +176,7 @@ class AsyncRunner(threading.Thread):
             self._slots.end(_ids(tasks), failed=failed)
             self._free += indexes
             self._settler.settle(ended, tasks)
-            self._tell_room()
+            self._notify_room()
 
     async def _ready(self, tasks: list[Task]) -> list[Task]:
         """Return the tasks that may start; settle those that must not."""
@@ -209,14 +209,14 @@ class AsyncRunner(threading.Thread):
                 self._local_queue.break_line(task.line)
         self._local_queue.settled([each.delivery.id for each in ended])
 
-    def _tell_room(self) -> None:
+    def _notify_room(self) -> None:
         """Announce free slots after a moment, in which more may come free."""
-        if not self._told_room:
-            self._told_room = True
-            self._loop.call_later(ROOM_EVERY, self._tell_room_now)
+        if not self._room_notice_due:
+            self._room_notice_due = True
+            self._loop.call_later(ROOM_EVERY, self._notify_room_now)
 
-    def _tell_room_now(self) -> None:
-        self._told_room = False
+    def _notify_room_now(self) -> None:
+        self._room_notice_due = False
         self._on_room()
 
     async def _call(self, tasks: list[Task], entries: CallEntries) -> list[Ended]:
@@ -241,7 +241,7 @@ class AsyncRunner(threading.Thread):
             late = isinstance(raised, TimeoutError) and limit.expired()
             error = self._ended(tasks, raised) if late else raised
             if late:  # its call cannot be cancelled: the supervisor ends the process if it goes on
-                await self._thread.left_by(call.deliveries[0])
+                await self._thread.wait_for_calls(call.deliveries[0])
         seconds = perf_counter() - began
         if self._stopped:
             for task in tasks:

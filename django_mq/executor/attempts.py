@@ -15,7 +15,13 @@ from django_mq.executor.ended import ACKED, Ended, failure_end
 from django_mq.executor.savepoint import LazySavepoint, TransactionEnded
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
-from django_mq.executor.slice_state import Conflicts, NotLocked, Ran, SliceAborted, SliceState
+from django_mq.executor.slice_state import (
+    Conflicts,
+    NotLocked,
+    RanDeliveries,
+    SliceAborted,
+    SliceState,
+)
 from django_mq.executor.tasks import Task
 from django_mq.messages import ClaimedRow, fence_of
 from django_mq.policy.backoff import RetryPolicy
@@ -67,13 +73,13 @@ class Attempts:
                 savepoint.undo()
                 del wrapper.run_on_commit[hooks:]
         except (TransactionEnded, *DATABASE_ERRORS) as raised:
-            self._blame(tasks, error or _told(raised), seconds, state)
+            self._blame(tasks, error or _reported_error(raised), seconds, state)
             raise SliceAborted from raised
         finally:
             self.session.link.lent = False
             self.entries.end(len(tasks))
             del wrapper.execute_wrappers[wrappers:]
-        part = state.users if locked or savepoint.opened else state.others
+        part = state.bound if locked or savepoint.opened else state.unbound
         if savepoint.refused is not None:
             self._refused(tasks, savepoint.refused, seconds, state)
         elif error is not None:
@@ -111,7 +117,7 @@ class Attempts:
         return savepoint.opened
 
     def _succeeded(
-        self, tasks: list[Task], result: Any, seconds: float, part: Ran, has_hooks: bool
+        self, tasks: list[Task], result: Any, seconds: float, part: RanDeliveries, has_hooks: bool
     ) -> None:
         if has_hooks and not self.nested:
             part.hooks[tasks[0].delivery.id] = self.session.take_hooks()
@@ -125,7 +131,7 @@ class Attempts:
         error: BaseException,
         seconds: float,
         state: SliceState,
-        part: Ran,
+        part: RanDeliveries,
     ) -> None:
         state.broken_lines.update(task.line for task in tasks)
         if self.conflicts.may_repeat(tasks, error):
@@ -152,7 +158,7 @@ class Attempts:
         if self.conflicts.count(tasks):
             state.again.extend(tasks)
         else:
-            self._failed(tasks, error, seconds, state, state.others)
+            self._failed(tasks, error, seconds, state, state.unbound)
 
     def _blame(
         self, tasks: list[Task], error: BaseException, seconds: float, state: SliceState
@@ -164,7 +170,7 @@ class Attempts:
             state.culprit = self.failure_end(tasks[0], error, seconds)
 
 
-def _told(raised: Exception) -> Exception:
+def _reported_error(raised: Exception) -> Exception:
     """Return `raised` as the row of its message reports it."""
     if isinstance(raised, TransactionEnded):
         return HandlerBrokeTransaction(f"the handler ended its transaction: {raised}")

@@ -42,7 +42,7 @@ ACKED = Settled.ACKED
 #: The handler did its work.
 DONE = (Settled.ACKED, Settled.FINISHED)
 #: The message is no longer in its queue, or its lease is no longer ours.
-NOT_BACK = (*DONE, Settled.LOST)
+REMOVED_OR_LOST = (*DONE, Settled.LOST)
 
 
 class Ended(NamedTuple):
@@ -112,10 +112,10 @@ def ends_or_lost(ended: Sequence[Ended], lost: Collection[int]) -> list[Ended]:
     ]
 
 
-def any_back(ended: Sequence[Ended]) -> bool:
+def any_row_kept(ended: Sequence[Ended]) -> bool:
     """Return whether any of these kept its row: neither done nor lost. Dead letters count, too."""
     others = [each.settled for each in ended if each.settled is not ACKED]
-    return any(settled not in NOT_BACK for settled in others)
+    return any(settled not in REMOVED_OR_LOST for settled in others)
 
 
 def hold_delay(held_for: float | None) -> float:

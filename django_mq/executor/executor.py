@@ -17,7 +17,7 @@ from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
-from django_mq.executor.slices import Slices
+from django_mq.executor.slices import SliceRunner
 from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.watchdog import Link
 from django_mq.signals import log_failure
@@ -53,7 +53,7 @@ class Executor(threading.Thread):
         wrapper = connections[alias] = plain_connection(alias, self._link)
         self._session = session = Session(wrapper, link=self._link)
         settlement = Settlement(session, context)
-        self._slices = Slices(
+        self._slice_runner = SliceRunner(
             session,
             context,
             entries=self._entries,
@@ -90,7 +90,7 @@ class Executor(threading.Thread):
                 self._local_queue.put_back(tasks)
             return
         began = monotonic()
-        remainder = self._slices.run(tasks)
+        remainder = self._slice_runner.run(tasks)
         unstarted = len(remainder.left) + len(remainder.locked)
         self._set_pace(tasks, unstarted, remainder.again, monotonic() - began)
         left, locked = remainder.left, remainder.locked
@@ -101,7 +101,7 @@ class Executor(threading.Thread):
             if task.line in broken_lines or self._local_queue.is_unwanted(task):
                 left.insert(0, task)  # a message before it failed, or has not ended
                 continue
-            remainder = self._slices.run([task])
+            remainder = self._slice_runner.run([task])
             left = remainder.left + left
             locked = locked + remainder.locked
             if task.line is None:
@@ -115,7 +115,7 @@ class Executor(threading.Thread):
             self._local_queue.put_back(_in_order(back, tasks))
         if others := [task for task in locked if task.line is None]:
             self._local_queue.put(others)
-        self._slices.get_ready()
+        self._slice_runner.get_ready()
 
     def _set_pace(self, tasks: list[Task], left: int, again: list[Task], seconds: float) -> None:
         for task in again:

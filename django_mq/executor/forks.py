@@ -21,7 +21,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Contained:
+class ForkBarrier:
     """A block that no fork of this process leaves: it ends there instead."""
 
     __slots__ = ("_process",)

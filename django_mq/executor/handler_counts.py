@@ -13,8 +13,8 @@ from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.handler_stats import Tally
 from django_mq.policy.outcomes import DeadLettered, Retried
 
-#: The number of handlers in a heartbeat: those that ended the most messages.
-MOST = 100
+#: The maximum number of handlers in a heartbeat: those that ended the most messages.
+MAX_HANDLERS = 100
 #: Pairs of queue and handler that are counted separately. Beyond these, the queues of a handler are
 #: counted together.
 MOST_SOURCES = 500
@@ -62,7 +62,7 @@ class HandlerTallies:
         found: dict[str, Tally] = {}
         for source, tally in self.by_source().items():
             found.setdefault(source.handler, Tally()).merge(tally)
-        return dict(sorted(found.items(), key=lambda item: -item[1].total)[:MOST])
+        return dict(sorted(found.items(), key=lambda item: -item[1].total)[:MAX_HANDLERS])
 
     def by_source(self) -> dict[FigureSource, Tally]:
         """Return a copy of the tally of each pair of queue and handler, since the worker started.

@@ -9,14 +9,14 @@ from django_mq import handlers
 from django_mq.conf import Settings, get_settings
 from django_mq.executor.ended import Ended
 from django_mq.messages import ClaimedRow, fence_of
-from django_mq.store.history import Handled
+from django_mq.store.history import HandledDelivery
 
 
-class Keep(NamedTuple):
+class HistoryOptions(NamedTuple):
     """Seconds for which a message is kept (0: not at all), and whether with its content."""
 
     seconds: float
-    whole: bool
+    with_content: bool
 
 
 class _Known(NamedTuple):
@@ -25,7 +25,7 @@ class _Known(NamedTuple):
     settings: Settings
     table: object
     used: bool
-    of: dict[tuple[str, str], Keep]
+    of: dict[tuple[str, str], HistoryOptions]
 
 
 _known: _Known | None = None
@@ -36,7 +36,7 @@ def is_used() -> bool:
     return _now().used
 
 
-def handled(ended: Sequence[Ended]) -> list[Handled]:
+def handled(ended: Sequence[Ended]) -> list[HandledDelivery]:
     """Return those of `ended`, which all succeeded, that are kept."""
     known = _now()
     if not known.used:
@@ -45,13 +45,13 @@ def handled(ended: Sequence[Ended]) -> list[Handled]:
     return [each for each in found if each is not None]
 
 
-def handled_one(row: ClaimedRow, seconds: float) -> Handled | None:
+def handled_one(row: ClaimedRow, seconds: float) -> HandledDelivery | None:
     """Return the message whose handler succeeded after `seconds`, if it is kept."""
     known = _now()
     return _handled(known, row, seconds) if known.used else None
 
 
-def _handled(known: _Known, row: ClaimedRow, seconds: float) -> Handled | None:
+def _handled(known: _Known, row: ClaimedRow, seconds: float) -> HandledDelivery | None:
     kind = row.queue, row.handler
     keep = known.of.get(kind)
     if keep is None:
@@ -60,7 +60,7 @@ def _handled(known: _Known, row: ClaimedRow, seconds: float) -> Handled | None:
         return None
     payload = row.payload
     size = len(payload) if payload.isascii() else len(payload.encode())
-    return Handled(fence_of(row), seconds, keep.seconds, size, keep.whole)
+    return HandledDelivery(fence_of(row), seconds, keep.seconds, size, keep.with_content)
 
 
 def _now() -> _Known:
@@ -76,10 +76,10 @@ def _now() -> _Known:
     return found
 
 
-def _keep(settings: Settings, queue: str, name: str) -> Keep:
+def _keep(settings: Settings, queue: str, name: str) -> HistoryOptions:
     options, handler = settings.queue(queue), handlers.get(name)
-    seconds, whole = options.history, options.history_payload
+    seconds, with_content = options.history, options.history_payload
     if handler is not None:
         seconds = seconds if handler.history is None else handler.history
-        whole = whole if handler.history_payload is None else handler.history_payload
-    return Keep(seconds or 0.0, whole)
+        with_content = with_content if handler.history_payload is None else handler.history_payload
+    return HistoryOptions(seconds or 0.0, with_content)

@@ -45,7 +45,7 @@ async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
     """Return the result of a coroutine function, encoded if it was requested."""
     if not call.argument:
         return None  # nothing of the list can be read
-    with forks.Contained(), surrounded(call.argument) if surroundings else nullcontext():
+    with forks.ForkBarrier(), surrounded(call.argument) if surroundings else nullcontext():
         result = await function(call.argument)
     if any(each._row.wants_result for each in call.deliveries):
         result = replies.encoded(result, call.argument)

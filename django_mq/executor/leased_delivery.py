@@ -75,7 +75,7 @@ class LeasedDelivery(Delivery):
                 if not self._ack(cursor):
                     raise self._lost()
                 xid = open_transaction.current_transaction(cursor)
-            with forks.Contained():  # the transaction is that of the parent
+            with forks.ForkBarrier():  # the transaction is that of the parent
                 yield
             self._must_be_in(xid)
             with connections[self._alias].cursor() as cursor:

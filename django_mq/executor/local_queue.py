@@ -19,7 +19,7 @@ from django_mq.handlers import Handler
 from django_mq.messages import Delivery
 
 #: Seconds that a suspect waits for a moment when nothing else runs; after that nothing else starts.
-SUSPECT_PATIENCE = 10.0
+SUSPECT_WAIT_SECONDS = 10.0
 #: Seconds without a new slice after which the waiting tasks are given back.
 STUCK_AFTER = 1.0
 
@@ -43,13 +43,13 @@ class LocalQueue:
         self._batch = batch
         self._slice_size = slice_size
         self._on_room = on_room
-        self._tell_below = -1
+        self._notify_below = -1
         self._lock = threading.Condition()
         self._waiting = WaitingTasks(on_room, Lingering(batch=batch, longest=longest_linger))
         self._running = 0
         self._free = 0
         self._taken_at = monotonic()
-        self._tell_when_free = False
+        self._notify_when_free = False
         self._alone = False
         self._closed = False
         #: Whether nothing may start until `resume()`.
@@ -78,8 +78,8 @@ class LocalQueue:
                 if (slice_ := self._next_slice()) is not None:
                     return slice_
                 self._free += 1
-                if self._tell_when_free:
-                    self._tell_when_free = False
+                if self._notify_when_free:
+                    self._notify_when_free = False
                     self._on_room()
                 self._lock.wait(self._waiting.patience())
                 self._free -= 1
@@ -98,7 +98,7 @@ class LocalQueue:
             suspect = waiting.suspects.popleft()[1]
             lines = {suspect.line} if suspect.line is not None else set()
             return Slice([suspect], alone=True, lines=lines)
-        if not waiting.ready or monotonic() - waiting.suspect_waits_since() > SUSPECT_PATIENCE:
+        if not waiting.ready or monotonic() - waiting.suspect_waits_since() > SUSPECT_WAIT_SECONDS:
             return None
         self._running += 1
         self._taken_at = monotonic()
@@ -109,8 +109,8 @@ class LocalQueue:
             batch=self._batch,
             slice_size=self._slice_size,
         )
-        if len(waiting.ready) < self._tell_below:
-            self._tell_below = -1
+        if len(waiting.ready) < self._notify_below:
+            self._notify_below = -1
             self._on_room()
         return slice_
 
@@ -121,8 +121,8 @@ class LocalQueue:
         """
         with self._lock:
             stuck = not self._free and monotonic() - self._taken_at > STUCK_AFTER
-            self._tell_when_free = stuck and bool(self._running)
-            return self._tell_when_free
+            self._notify_when_free = stuck and bool(self._running)
+            return self._notify_when_free
 
     def give_back(self) -> list[Task]:
         """Remove and return everything that waits: the worker releases it to other workers."""
@@ -193,7 +193,7 @@ class LocalQueue:
                 self._lock.notify_all()
         if slice_.alone:
             self._on_room()  # async handlers may start again
-        self._tell_if_idle()
+        self._notify_if_idle()
 
     def enter(self, count: int = 1) -> None:
         """Count async handlers, which run without `take()`."""
@@ -208,7 +208,7 @@ class LocalQueue:
                 self._waiting.free_line(line)
             if self._waiting.suspects or any(lines):
                 self._lock.notify_all()
-        self._tell_if_idle()
+        self._notify_if_idle()
 
     def keep(self, deliveries: Iterable[Delivery]) -> None:
         """Keep the leases of `deliveries` renewed until they are settled."""
@@ -240,9 +240,9 @@ class LocalQueue:
             self._lock.notify_all()
         return self.give_back()
 
-    def tell_below(self, count: int) -> None:
+    def notify_below(self, count: int) -> None:
         """Call `on_room` as soon as fewer than `count` tasks wait."""
-        self._tell_below = count
+        self._notify_below = count
 
     def waiting(self) -> int:
         """The number of tasks that wait to be taken."""
@@ -280,6 +280,6 @@ class LocalQueue:
             pace = self._paces.setdefault(handler.name, Pace())
         return pace
 
-    def _tell_if_idle(self) -> None:
+    def _notify_if_idle(self) -> None:
         if not (self._running or self._unsettled):
             self._on_room()

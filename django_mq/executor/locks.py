@@ -47,7 +47,7 @@ def wait_for(
 ) -> bool:
     """Lock one row in the transaction of `begin()`; return whether it is locked.
 
-    Waits up to `row_locks.PATIENCE` seconds for another session's lock on the row. If the row is
+    Waits up to `row_locks.LOCK_WAIT_SECONDS` for another session's lock on the row. If the row is
     not locked then, the transaction is rolled back.
     """
     name = LazySavepoint.NAME
@@ -55,7 +55,7 @@ def wait_for(
         rows = _query(
             driver,
             f"release savepoint {name}; {slice_limits.worker_limits(settings)};"
-            f" {row_locks.lock_patiently(fence)}"
+            f" {row_locks.lock_waiting(fence)}"
             f" {slice_limits.worker_limits(settings)}; savepoint {name};"
             f" {slice_limits.handler_limits(settings)}",
             False,

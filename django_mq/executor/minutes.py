@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.policy.handler_stats import Tally
-from django_mq.store.figures import Arrived, MinuteRow
+from django_mq.store.figures import ArrivalCount, MinuteRow
 
 MINUTE = 60
 #: How long messages are counted in the minute of their creation. The roll-up of an hour waits
@@ -92,7 +92,7 @@ class Minutes:
         self._arrived[key] = self._arrived.get(key, 0) + count
         self._changed.add(key)
 
-    def take_unwritten(self) -> tuple[list[MinuteRow], list[Arrived]]:
+    def take_unwritten(self) -> tuple[list[MinuteRow], list[ArrivalCount]]:
         """Return the rows that changed since they were last taken; none before `set_clock()`.
 
         Then call `written()` or `not_written()`.
@@ -105,7 +105,7 @@ class Minutes:
             return (
                 [_row(key, self._open[key]) for key in keys if key in self._open],
                 [
-                    Arrived(key.minute, *key.source, self._arrived[key])
+                    ArrivalCount(key.minute, *key.source, self._arrived[key])
                     for key in keys
                     if key in self._arrived
                 ],

@@ -12,12 +12,12 @@ from django_mq.store import Cursor, notify, results
 from django_mq.store.results import Reply
 
 
-class Encoded(dict[int, str]):
+class EncodedResults(dict[int, str]):
     """The results of a handler as JSON text, by message id."""
 
 
 def encoded(result: Any, argument: Delivery | list[Delivery]) -> Any:
-    """Return `result` as `Encoded` if it was requested, else unchanged.
+    """Return `result` as `EncodedResults` if it was requested, else unchanged.
 
     `argument` is the handler's argument. A list or tuple returned for a batch has one value per
     message; any other value is the result of all of them. Raises InvalidPayload for a result that
@@ -36,7 +36,7 @@ def encoded(result: Any, argument: Delivery | list[Delivery]) -> Any:
                 " messages: return a list with one per message, or one value that is no list"
             )
         values = result
-    return Encoded(
+    return EncodedResults(
         (delivery.id, text(value))
         for delivery, value in zip(deliveries, values, strict=False)
         if delivery._row.wants_result

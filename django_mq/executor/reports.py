@@ -15,7 +15,7 @@ from django_mq.executor.handler_counts import queued_for
 from django_mq.messages import Delivery
 from django_mq.policy.error_text import Failure, one_line
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried, Snoozed
-from django_mq.policy.redacted_error import told
+from django_mq.policy.redacted_error import loggable_text
 
 logger = logging.getLogger("django_mq")
 
@@ -55,7 +55,7 @@ def _say(ended: Ended) -> None:
         _announce(signals.message_acked, ended, f"acked after {ended.seconds:.3f} s")
     elif isinstance(outcome, DeadLettered):
         reason = _reason(outcome, ended.error)
-        text = f"is dead: {reason} ({_told(outcome.failure)})"
+        text = f"is dead: {reason} ({_loggable_failure(outcome.failure)})"
         _announce(signals.message_dead, ended, text, reason=outcome.reason)
     elif ended.settled is Settled.BURIED:
         _announce(signals.message_dead, ended, f"is dead: {ended.reason}", reason=ended.reason)
@@ -63,7 +63,7 @@ def _say(ended: Ended) -> None:
         _warn_of_wait(delivery, outcome)
     elif isinstance(outcome, Retried):
         _warn_of_wait(delivery, outcome)
-        text = f"failed ({_told(outcome.failure)}); again {_when(outcome.after)}"
+        text = f"failed ({_loggable_failure(outcome.failure)}); again {_when(outcome.after)}"
         _announce(signals.message_retried, ended, text, after=outcome.after)
     elif ended.settled is Settled.HELD:
         logger.warning(
@@ -87,7 +87,7 @@ def _reason(outcome: DeadLettered, error: BaseException | None) -> str:
     """Return the reason as the log gives it: that of Reject is the handler's own text."""
     if outcome.reason == EXHAUSTED or _texts():
         return outcome.reason
-    plain = told(error)
+    plain = loggable_text(error)
     return one_line(f"InvalidPayload: {plain}") if plain else "rejected"
 
 
@@ -95,7 +95,7 @@ def _texts() -> bool:
     return get_settings().log_error_texts
 
 
-def _told(failure: Failure) -> str:
+def _loggable_failure(failure: Failure) -> str:
     """Return a failure as the log names it; its row has its text."""
     return failure.summary if _texts() else failure.error_class
 

@@ -54,7 +54,7 @@ class LazySavepoint:
         self._begin: Callable[[], object] | None = None
         self._cursor: Any = None  # a psycopg.ClientCursor once it has started
         self._initially_immediate: list[Any] | None = None
-        self._open = self._undo = self._to_us = self._release = b""
+        self._open = self._undo = self._worker_limits = self._release = b""
         self._release_for: tuple[dict[str, str], bool, str | None] | None = None
         self._depth = 0, 0
 
@@ -162,7 +162,7 @@ class LazySavepoint:
             try:
                 release = self._release or self._compose_release()
                 # The reset leaves the limits of handlers in force.
-                last = b"; savepoint " + self.NAME.encode() if more else self._to_us
+                last = b"; savepoint " + self.NAME.encode() if more else self._worker_limits
                 self._run(release + last)
                 self._unused = more
             except ProgrammingError as error:
@@ -180,7 +180,7 @@ class LazySavepoint:
         """
         if self._unused:
             self._unused = False
-            self._run(b"release savepoint " + self.NAME.encode() + self._to_us)
+            self._run(b"release savepoint " + self.NAME.encode() + self._worker_limits)
 
     def undo(self) -> None:
         """Undo the handler's writes. Raises TransactionEnded if it ended the transaction."""
@@ -242,11 +242,13 @@ class LazySavepoint:
         Outside the savepoints of handlers the limits are the worker's, inside they are the role's.
         """
         own = settings is not None
-        self._to_us = f"; {slice_limits.worker_limits(settings or {})}".encode() if own else b""
+        self._worker_limits = (
+            f"; {slice_limits.worker_limits(settings or {})}".encode() if own else b""
+        )
         opened = f"; {slice_limits.handler_limits(settings or {})}" if own else ""
         self._open = f"savepoint {self.NAME}{opened}".encode()
         undo = f"rollback to savepoint {self.NAME}; release savepoint {self.NAME}"
-        self._undo = undo.encode() + self._to_us
+        self._undo = undo.encode() + self._worker_limits
         self._release = b""
 
     def _compose_release(self) -> bytes:

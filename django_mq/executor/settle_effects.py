@@ -14,7 +14,7 @@ import psycopg
 from django_mq.executor import replies
 from django_mq.executor.connections import LOST
 from django_mq.executor.ended import DONE, Ended, Settled
-from django_mq.executor.replies import Encoded
+from django_mq.executor.replies import EncodedResults
 from django_mq.messages import ClaimedRow
 from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import log_failure
@@ -32,27 +32,27 @@ _more = attrgetter("key", "unique_id", "wants_result", "ordered")
 _NOTHING = (None, None, False, False)
 
 
-def having_any(ended: Sequence[Ended]) -> list[Ended]:
+def needing_transaction(ended: Sequence[Ended]) -> list[Ended]:
     """Return the deliveries whose end needs a transaction; most change only their own row."""
     return [each for each in ended if _more(each.delivery._row) != _NOTHING]
 
 
 def write(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Write the effects of deliveries whose rows were just settled, in the same transaction."""
-    if more := having_any(ended):
+    if more := needing_transaction(ended):
         _answer(cursor, more)
         _free_lines(cursor, more)
         _free_unique_ids(cursor, more)
 
 
-def write_where_possible(cursor: Cursor, ended: Sequence[Ended]) -> None:
+def write_skipping_refused(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Write the effects of settled messages, and skip those that the database refuses.
 
     A trigger or a changed table may refuse an effect of one message, and would do so every time: it
     is logged and skipped. The chores find messages that wait behind it or were put aside. Raises
     the errors of a lost database.
     """
-    more = having_any(ended)
+    more = needing_transaction(ended)
     if not more:
         return
     try:
@@ -139,7 +139,7 @@ def _answer_of(ended: Ended) -> Reply | None:
         return Reply(delivery.id, delivery.handler, None, failure.error_class, failure.text)
     if ended.settled is Settled.BURIED:
         return Reply(delivery.id, delivery.handler, None, results.UNANSWERED, ended.reason)
-    if isinstance(ended.result, Encoded):
+    if isinstance(ended.result, EncodedResults):
         return Reply(delivery.id, delivery.handler, ended.result[delivery.id])
     return None
 
@@ -157,7 +157,7 @@ def _free_unique_ids(cursor: Cursor, ended: Sequence[Ended]) -> None:
         free_unique_ids.end(cursor, done)
 
 
-#: What `write()` does, in this order, by how a log line says it.
+#: The steps of `write()`, in order, by their names in log lines.
 EFFECTS: dict[str, Callable[[Cursor, Sequence[Ended]], None]] = {
     "store its reply": _answer,
     "free the next message of its key": _free_lines,

@@ -35,7 +35,7 @@ from django_mq.messages import fence_of
 from django_mq.policy.outcomes import Snoozed
 from django_mq.store import Cursor, open_transaction, settle
 from django_mq.store import history as kept_history
-from django_mq.store.history import Handled
+from django_mq.store.history import HandledDelivery
 
 #: Conflicts of one delivery with other transactions before they count as a refusal.
 MOST_CONFLICTS = 20
@@ -45,7 +45,7 @@ Connection = Session | Statements
 
 
 @dataclass(slots=True)
-class Try:
+class SettleAttempt:
     """One try to settle: its transaction, and the ids of the leases that it found lost."""
 
     xid: str | None = None
@@ -77,7 +77,7 @@ class Settlement:
         """
         conflicts = answers = 0
         while True:
-            attempt = Try()
+            attempt = SettleAttempt()
             try:
                 self._write(ended, attempt, doubtful=doubtful, careful=careful)
                 break
@@ -100,7 +100,7 @@ class Settlement:
                     return [done for settled in alone for done in settled]
                 conflicts += 1
                 if not is_conflict(error) or conflicts > MOST_CONFLICTS:
-                    if not careful and settle_effects.having_any(ended):
+                    if not careful and settle_effects.needing_transaction(ended):
                         return self.settle(ended, careful=True, doubtful=doubtful)
                     return self._refused(ended[0], error)
         self.outage.over()
@@ -132,25 +132,25 @@ class Settlement:
         return False
 
     def _write(
-        self, ended: Sequence[Ended], attempt: Try, *, doubtful: bool, careful: bool
+        self, ended: Sequence[Ended], attempt: SettleAttempt, *, doubtful: bool, careful: bool
     ) -> None:
         cursor = self._connection.cursor()
         acked = list(map(attrgetter("settled"), ended)).count(ACKED)
-        if acked == len(ended) and not settle_effects.having_any(ended):
+        if acked == len(ended) and not settle_effects.needing_transaction(ended):
             kept = history.handled(ended)
             if not kept or len(kept) == len(ended):
                 self._ack_alone(cursor, ended, kept, attempt, doubtful=doubtful)
                 return
         with self._connection.transaction():
-            attempt.xid = open_transaction.begin_patiently(cursor)
+            attempt.xid = open_transaction.begin_with_lock_wait(cursor)
             attempt.lost = settle_all(cursor, ended, careful=careful)
 
     def _ack_alone(
         self,
         cursor: Cursor,
         ended: Sequence[Ended],
-        kept: Sequence[Handled],
-        attempt: Try,
+        kept: Sequence[HandledDelivery],
+        attempt: SettleAttempt,
         *,
         doubtful: bool,
     ) -> None:
@@ -187,12 +187,12 @@ def settle_all(cursor: Cursor, ended: Sequence[Ended], *, careful: bool = False)
     Also writes the effects of settling (`settle_effects`), in the same transaction; opens one if
     none is open. `careful`: those that the database refuses are skipped.
     """
-    more = settle_effects.having_any(ended)
+    more = settle_effects.needing_transaction(ended)
     if not more:
         return _settle_rows(cursor, ended)
     with within_transaction(cursor):
         lost = _settle_rows(cursor, ended)
-        write = settle_effects.write_where_possible if careful else settle_effects.write
+        write = settle_effects.write_skipping_refused if careful else settle_effects.write
         write(cursor, [each for each in more if each.delivery.id not in lost])
     return lost
 

@@ -64,7 +64,7 @@ class SharedThread(ThreadPoolExecutor):
             self._used = bool(self._users)
             super().submit(_tidy_up, shared=bool(self._users))
 
-    async def left_by(self, delivery: Delivery) -> None:
+    async def wait_for_calls(self, delivery: Delivery) -> None:
         """Wait until the thread does not run a call of `delivery`."""
         running = self._running
         if running is not None and running[0] is delivery:
@@ -102,7 +102,7 @@ class SharedThread(ThreadPoolExecutor):
 
 def _within_process(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return the result of `fn(...)`; a process that it forks ends here, and not in our thread."""
-    with forks.Contained():
+    with forks.ForkBarrier():
         return fn(*args, **kwargs)
 
 

@@ -107,7 +107,7 @@ class SliceBody:
         if delivery.id in state.missing:
             state.skipped.append(task)
         elif delivery.id in state.expired or has_expired(delivery):
-            part = state.users if delivery.id in state.expired else state.others
+            part = state.bound if delivery.id in state.expired else state.unbound
             part.tasks.append(task)
             part.ended.append(Ended(delivery, Settled.BURIED, reason="expired"))
         else:

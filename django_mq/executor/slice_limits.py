@@ -11,7 +11,7 @@ IDLE_MARGIN = 30.0
 #: Seconds between the server's checks that the client is still connected.
 CHECK_INTERVAL = 0.5
 #: The largest value of a server setting, in milliseconds.
-LONGEST = 2**31 - 1
+MAX_SETTING_MS = 2**31 - 1
 
 
 def limits(timeouts: Sequence[float], *, slice_seconds: float) -> dict[str, str]:
@@ -34,7 +34,10 @@ def limits(timeouts: Sequence[float], *, slice_seconds: float) -> dict[str, str]
     }
     if len(timeouts) > 1:
         seconds["lock_timeout"] = slice_seconds / 2
-    return {name: str(min(max(1, round(value * 1000)), LONGEST)) for name, value in seconds.items()}
+    return {
+        name: str(min(max(1, round(value * 1000)), MAX_SETTING_MS))
+        for name, value in seconds.items()
+    }
 
 
 def of_server(version: int) -> dict[str, str]:

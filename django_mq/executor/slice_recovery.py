@@ -15,7 +15,7 @@ from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
-from django_mq.executor.slice_state import Conflicts, Ran, SettleIncomplete, SliceState
+from django_mq.executor.slice_state import Conflicts, RanDeliveries, SettleIncomplete, SliceState
 from django_mq.executor.tasks import Task
 
 
@@ -30,10 +30,10 @@ class SliceRecovery:
     conflicts: Conflicts
     settlement: Settlement
     failure_end: Callable[[Task, BaseException, float], Ended]
-    finish: Callable[[Ran], None]
+    finish: Callable[[RanDeliveries], None]
 
     def recover(self, state: SliceState, error: Exception) -> None:
-        """Decide what becomes of the users of a slice whose transaction ended with `error`."""
+        """Decide what becomes of the deliveries of a slice whose transaction ended with `error`."""
         state.left = state.unstarted()
         if state.aborted:
             self._transaction_ended(state)
@@ -43,15 +43,15 @@ class SliceRecovery:
             self._statement_failed(state, error)
 
     def _settle_incomplete(self, state: SliceState) -> None:
-        """Run each user again alone: a lease was lost before its row was settled."""
-        users = state.users
-        if len(users.tasks) == 1 and not state.again:
-            reports.lease_lost(users.tasks[0].delivery)
-            users.ended = [Ended(users.tasks[0].delivery, Settled.LOST)]
-            self.finish(users)
+        """Run each bound delivery again, alone: a lease was lost before its row was settled."""
+        bound = state.bound
+        if len(bound.tasks) == 1 and not state.again:
+            reports.lease_lost(bound.tasks[0].delivery)
+            bound.ended = [Ended(bound.tasks[0].delivery, Settled.LOST)]
+            self.finish(bound)
         else:
-            state.again.extend(users.tasks)
-            users.clear()
+            state.again.extend(bound.tasks)
+            bound.clear()
 
     def _transaction_ended(self, state: SliceState) -> None:
         """A handler ended the transaction, or its connection was lost.
@@ -61,68 +61,68 @@ class SliceRecovery:
         """
         ended_by_hand = state.driver is not None and not state.driver.closed
         self.session.close()
-        if ended_by_hand and state.users.ended and self.settlement.was_committed(state.xid):
-            self._settle(state.users)
+        if ended_by_hand and state.bound.ended and self.settlement.was_committed(state.xid):
+            self._settle(state.bound)
         else:
-            state.left[:0] = state.users.tasks
-            state.users.clear()
+            state.left[:0] = state.bound.tasks
+            state.bound.clear()
         if state.culprit is not None:
-            self._settle(Ran(ended=[state.culprit]))
+            self._settle(RanDeliveries(ended=[state.culprit]))
 
     def _statement_failed(self, state: SliceState, error: Exception) -> None:
         """The server refused our own statement or the COMMIT, or did not answer."""
         answered = state.driver is not None and not state.driver.closed
         if state.committing and not answered:
             self.session.close()
-            if self.settlement.was_committed(state.xid, state.users.ended):
-                self.finish(state.users)
+            if self.settlement.was_committed(state.xid, state.bound.ended):
+                self.finish(state.bound)
             else:
                 self._run_again_or_fail(state, None)
         elif not answered or (isinstance(error, LOST) and not is_conflict(error)):
             self.session.close()
             self.settlement.outage.wait(error)
             self._connection_lost(state, error)
-        elif state.users.tasks or state.again or is_conflict(error):
+        elif state.bound.tasks or state.again or is_conflict(error):
             self._run_again_or_fail(state, error)
         else:  # nothing can begin: our permissions or the tables are wrong
             self.session.close()
             self.settlement.outage.wait(error)
 
     def _connection_lost(self, state: SliceState, error: Exception) -> None:
-        """Run each user again alone; one that lost its connection too often has failed."""
-        failed = Ran()
-        for task, each in zip(state.users.tasks, state.users.ended, strict=True):
+        """Run each bound delivery again, alone; one that lost its connection too often failed."""
+        failed = RanDeliveries()
+        for task, each in zip(state.bound.tasks, state.bound.ended, strict=True):
             if self.conflicts.count_loss(task):
                 failed.ended.append(self.failure_end(task, error, each.seconds))
             else:
                 state.again.append(task)
-        state.users.clear()
+        state.bound.clear()
         if failed.ended:
             self._settle(failed)
 
     def _run_again_or_fail(self, state: SliceState, error: Exception | None) -> None:
-        users = state.users
-        alone = len(users.tasks) == 1 and not state.again
-        if error is not None and alone and not self.conflicts.may_repeat(users.tasks, error):
-            if not state.committing and self._may_be_careful(users.ended[0]):
-                state.again.extend(users.tasks)
-                users.clear()
+        bound = state.bound
+        alone = len(bound.tasks) == 1 and not state.again
+        if error is not None and alone and not self.conflicts.may_repeat(bound.tasks, error):
+            if not state.committing and self._may_be_careful(bound.ended[0]):
+                state.again.extend(bound.tasks)
+                bound.clear()
                 return
-            seconds = users.ended[0].seconds
-            self._settle(Ran(ended=[self.failure_end(users.tasks[0], error, seconds)]))
+            seconds = bound.ended[0].seconds
+            self._settle(RanDeliveries(ended=[self.failure_end(bound.tasks[0], error, seconds)]))
         else:
-            state.again.extend(users.tasks)
-            users.clear()
+            state.again.extend(bound.tasks)
+            bound.clear()
 
     def _may_be_careful(self, ended: Ended) -> bool:
         """Return whether to run it once more, in case only its follow-up writes are refused."""
         id, careful = ended.delivery.id, self.conflicts.careful
-        if id in careful or not settle_effects.having_any([ended]):
+        if id in careful or not settle_effects.needing_transaction([ended]):
             return False
         careful.add(id)
         return True
 
-    def _settle(self, ran: Ran) -> None:
+    def _settle(self, ran: RanDeliveries) -> None:
         """Settle by fence, in a new transaction, deliveries whose transaction has ended."""
         ran.ended = self.settlement.settle(ran.ended)
         self.finish(ran)

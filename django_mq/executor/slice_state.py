@@ -31,7 +31,7 @@ class SettleIncomplete(Exception):
 
 
 @dataclass(slots=True)
-class Ran:
+class RanDeliveries:
     """Deliveries that ran: `ended[i]` is how the delivery of `tasks[i]` ended.
 
     `hooks[id]` are the on_commit hooks that the message with that id registered.
@@ -50,8 +50,9 @@ class Ran:
 class SliceState:
     """How far one slice came.
 
-    `users` used the connection, or were locked before they started: they commit or roll back with
-    the transaction. `others` used nothing: they are settled after it, whatever its outcome.
+    `bound` deliveries used the connection, or were locked before they started: they commit or roll
+    back with the transaction. `unbound` ones used nothing: they are settled after it, whatever its
+    outcome.
 
     `current` is the index in `tasks` of the delivery that runs, or runs next; it has time until
     `deadline`, and no delivery starts after `until` (both on the monotonic clock). `begun` says
@@ -69,8 +70,8 @@ class SliceState:
     until: float
     stopped_queues: StoppedQueues | None = None
     announcing: bool = False
-    users: Ran = field(default_factory=Ran)
-    others: Ran = field(default_factory=Ran)
+    bound: RanDeliveries = field(default_factory=RanDeliveries)
+    unbound: RanDeliveries = field(default_factory=RanDeliveries)
     left: list[Task] = field(default_factory=list)
     again: list[Task] = field(default_factory=list)
     skipped: list[Task] = field(default_factory=list)
@@ -98,8 +99,8 @@ class SliceState:
         return [task for task in self.tasks if task.delivery.id not in ids]
 
     def _known(self) -> Iterable[Task]:
-        yield from self.users.tasks
-        yield from self.others.tasks
+        yield from self.bound.tasks
+        yield from self.unbound.tasks
         yield from self.again
         yield from self.skipped
 

@@ -24,7 +24,7 @@ from django_mq.executor.slice_body import SliceBody
 from django_mq.executor.slice_recovery import SliceRecovery
 from django_mq.executor.slice_state import (
     Conflicts,
-    Ran,
+    RanDeliveries,
     Remainder,
     SettleIncomplete,
     SliceAborted,
@@ -37,7 +37,7 @@ from django_mq.signals import message_started, wanted
 from django_mq.store import settle
 
 
-class Slices:
+class SliceRunner:
     """Runs slices on one connection, in the thread that owns it.
 
     After a failure in one of `backoff_queues`, the rest of that queue in the slice does not start;
@@ -110,7 +110,7 @@ class Slices:
             state.settings.update(slice_limits.of_server(driver.info.server_version))
             with self._session.block():
                 self._body.run(state)
-                self._settle_users(state)
+                self._settle_bound(state)
         except (SliceAborted, SettleIncomplete, *DATABASE_ERRORS) as error:
             if self._nested:  # a test's transaction cannot be recovered
                 if state.culprit is not None:
@@ -120,10 +120,10 @@ class Slices:
         else:
             if state.begun:
                 self._outage.over()
-            self._finish(state.users)
-        if state.others.ended:
-            state.others.ended = self._settlement.settle(state.others.ended)
-            self._finish(state.others)
+            self._finish(state.bound)
+        if state.unbound.ended:
+            state.unbound.ended = self._settlement.settle(state.unbound.ended)
+            self._finish(state.unbound)
         if state.savepoints and not self._nested:
             self._session.discard()
         self._session.note_activity()
@@ -155,21 +155,21 @@ class Slices:
                 self._on_settled([Ended(task.delivery, Settled.LOST)])
         return [task for task in skipped if task.delivery.id in ours]
 
-    def _settle_users(self, state: SliceState) -> None:
-        if state.users.ended:
-            if any(each.delivery._row.key is not None for each in state.users.ended):
+    def _settle_bound(self, state: SliceState) -> None:
+        if state.bound.ended:
+            if any(each.delivery._row.key is not None for each in state.bound.ended):
                 # A claim that parks messages behind these holds a lock that their ack needs. It
                 # does not wait, so this cannot deadlock; a failed ack would run all of them
                 # again, one by one.
                 simple_query(self._session.connect(), slice_limits.worker_limits({}))
             careful = bool(self._conflicts.careful) and any(
-                each.delivery.id in self._conflicts.careful for each in state.users.ended
+                each.delivery.id in self._conflicts.careful for each in state.bound.ended
             )
-            if settle_all(self._session.cursor(), state.users.ended, careful=careful):
+            if settle_all(self._session.cursor(), state.bound.ended, careful=careful):
                 raise SettleIncomplete
         state.committing = state.begun
 
-    def _finish(self, ran: Ran) -> None:
+    def _finish(self, ran: RanDeliveries) -> None:
         """Run the hooks of settled deliveries, then report the deliveries."""
         if ran.ended:
             with self._session.reset_if_used():

@@ -19,7 +19,7 @@ from django_mq.executor.connections import (
     simple_query,
     statement_cursor,
 )
-from django_mq.executor.watchdog import MARGIN, Link
+from django_mq.executor.watchdog import STALL_MARGIN, Link
 from django_mq.store import Cursor
 from django_mq.store import limits as server_limits
 from django_mq.store.limits import Limits
@@ -66,7 +66,7 @@ class Statements:
         return self._cursor  # type: ignore[return-value]
 
     def _connect(self, wrapper: BaseDatabaseWrapper) -> None:
-        self.link.seconds = self.limits.statement + MARGIN
+        self.link.seconds = self.limits.statement + STALL_MARGIN
         try:
             wrapper.close()
             wrapper.connect()
@@ -86,7 +86,7 @@ class Statements:
 
         Behind a transaction pooler, statements outside a transaction have the role's limits.
         """
-        self.link.seconds = seconds + MARGIN
+        self.link.seconds = seconds + STALL_MARGIN
         if self._direct:
             self.cursor().connection.execute(server_limits.allow_session(seconds))
 
@@ -198,7 +198,7 @@ def within_transaction(cursor: Cursor) -> AbstractContextManager[Any]:
     return driver.transaction()
 
 
-def where_possible(
+def skip_refused_rows(
     change: Callable[[Sequence[Row]], Collection[int]],
     rows: Sequence[Row],
     refused: Callable[[psycopg.Error], None] = lambda error: None,
@@ -219,5 +219,5 @@ def where_possible(
             refused(error)
             return set()
     half = len(rows) // 2
-    parts = (where_possible(change, part, refused) for part in (rows[:half], rows[half:]))
+    parts = (skip_refused_rows(change, part, refused) for part in (rows[:half], rows[half:]))
     return set().union(*parts)

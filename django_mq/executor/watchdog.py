@@ -21,7 +21,7 @@ from django_mq.store.limits import STATEMENT_SECONDS
 #: Seconds between two looks at the links.
 TICK = 0.5
 #: Seconds beyond the server's own limit of a statement until its link counts as stalled.
-MARGIN = 2.0
+STALL_MARGIN = 2.0
 
 
 class Link:
@@ -32,7 +32,7 @@ class Link:
     to a handler, only the handler's timeout bounds its waits.
     """
 
-    def __init__(self, seconds: float = STATEMENT_SECONDS + MARGIN) -> None:
+    def __init__(self, seconds: float = STATEMENT_SECONDS + STALL_MARGIN) -> None:
         self.seconds = seconds
         self.longest_wait = float("inf")
         self.lent = False
@@ -107,7 +107,7 @@ class Watchdog(threading.Thread):
         self._ending = threading.Event()
 
     def add(self, link: Link, *, drains: bool = True) -> Link:
-        """Watch `link` from now on, and return it; `hurry()` affects links with `drains`."""
+        """Watch `link` from now on, and return it; `limit_waits()` affects links with `drains`."""
         self._links.append(link)
         if drains:
             self._draining.append(link)
@@ -117,7 +117,7 @@ class Watchdog(threading.Thread):
         """Call `on_progress()` at each tick at which `count()` has changed, unless it is None."""
         self._moving.append((count, on_progress))
 
-    def hurry(self, seconds: float) -> None:
+    def limit_waits(self, seconds: float) -> None:
         """From now on no wait on a link that drains lasts longer than `seconds`."""
         for link in self._draining:
             link.longest_wait = min(link.longest_wait, seconds)

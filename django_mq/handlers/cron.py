@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from zoneinfo import ZoneInfo
 
 from django_mq.exceptions import InvalidOption
-from django_mq.policy.due_times import Every, Times
+from django_mq.policy.due_times import IntervalTimes, Times
 from django_mq.policy.durations import span
 
 #: Characters of a cron expression and of the name of a time zone.
@@ -42,7 +42,7 @@ def times_of(cron: str, every: timedelta | None, tz: str, *, start: datetime) ->
         return Cron(cron, zone)
     if every is None or every < timedelta(seconds=1):
         raise InvalidOption(f"every must be at least 1 s, not {every}")
-    return Every(every, start)
+    return IntervalTimes(every, start)
 
 
 def in_words(cron: str, every: timedelta | None, tz: str) -> str:

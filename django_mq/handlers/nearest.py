@@ -10,34 +10,36 @@ from django_mq.handlers.registry import all_handlers, is_subscribed
 from django_mq.policy.routing import TASKS, plain_types
 
 #: How similar a suggested name must be, from 0 to 1, and how many are suggested.
-CUTOFF, MOST = 0.7, 3
+CUTOFF, MAX_SUGGESTIONS = 0.7, 3
 PLACE = "handlers are looked for in handlers.py of each installed app"
 TASKS_PLACE = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules']"
 
 
-def near(name: str, known: Iterable[str]) -> list[str]:
+def similar(name: str, known: Iterable[str]) -> list[str]:
     """Return those of `known` that are like `name`, the most similar first.
 
-    >>> near("legder", ["ledger", "mail"])
+    >>> similar("legder", ["ledger", "mail"])
     ['ledger']
     """
-    return get_close_matches(name, sorted(known), MOST, CUTOFF)
+    return get_close_matches(name, sorted(known), MAX_SUGGESTIONS, CUTOFF)
 
 
-def is_heard(type: str) -> bool:
+def has_subscriber(type: str) -> bool:
     """Return whether a handler here takes `type`, if the metadata meet its `where`."""
     return any(is_subscribed(each, type) for each in all_handlers())
 
 
-def meant_types(type: str) -> list[str]:
-    """Return the types that were probably meant, the most similar first: none if it is heard."""
-    return [] if is_heard(type) else near(type, _known_types(type))
+def probable_types(type: str) -> list[str]:
+    """Return the types that were probably meant, the most similar first.
+
+    Returns none if `type` has a subscriber."""
+    return [] if has_subscriber(type) else similar(type, _known_types(type))
 
 
 def nearest_types(type: str) -> str:
     """Return a remark: the similar types that handlers here take, and where it was looked."""
     place = TASKS_PLACE if type.startswith(TASKS) else PLACE
-    return _told(type, _known_types(type), place)
+    return _remark(type, _known_types(type), place)
 
 
 def _known_types(type: str) -> tuple[str, ...]:
@@ -55,9 +57,9 @@ def nearest_handlers(name: str, type: str | None = None) -> str:
     are meant.
     """
     if type is None:
-        return _told(name, (*_names(tasks=False), *_names(tasks=True)))
+        return _remark(name, (*_names(tasks=False), *_names(tasks=True)))
     is_django_task = type.startswith(TASKS)
-    return _told(
+    return _remark(
         name, tuple(_names(tasks=is_django_task)), TASKS_PLACE if is_django_task else PLACE
     )
 
@@ -68,15 +70,15 @@ def _names(*, tasks: bool) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def _told(name: str, known: tuple[str, ...], place: str = PLACE) -> str:
+def _remark(name: str, known: tuple[str, ...], place: str = PLACE) -> str:
     """Return a remark that follows the name.
 
-    >>> _told("shop.order.placed", ("shop.orders.placed", "mail.sent")) == (
+    >>> _remark("shop.order.placed", ("shop.orders.placed", "mail.sent")) == (
     ...     f" (did you mean shop.orders.placed? {PLACE})"
     ... )
     True
-    >>> _told("x", ()) == f" ({PLACE})"
+    >>> _remark("x", ()) == f" ({PLACE})"
     True
     """
-    found = near(name, known)
+    found = similar(name, known)
     return f" (did you mean {' or '.join(found)}? {place})" if found else f" ({place})"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Seconds = float | timedelta
 
-#: What to write instead of a schedule that cannot be.
+#: The example in the errors of schedules that are refused.
 CLOCK = '@handler("shop.reports.due", cron="0 6 * * *")'
 
 

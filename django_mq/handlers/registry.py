@@ -25,7 +25,7 @@ Match = Literal["all", "any"]
 #: In the metadata of a replay: the id of the message that it repeats. It may go to any handler.
 REPLAY = "mq.replay_of"
 #: How many patterns an error text names.
-NAMED = 5
+PATTERNS_IN_ERROR = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +168,9 @@ def unsubscribed(handler: Handler, type: str) -> str:
     """Say why `handler` does not run a message of this type that names it."""
     if not handler.patterns:
         return f"its type {type} is not that of task {handler.name}"
-    patterns = ", ".join(handler.patterns[:NAMED]) + (", ..." if handler.patterns[NAMED:] else "")
+    patterns = ", ".join(handler.patterns[:PATTERNS_IN_ERROR]) + (
+        ", ..." if handler.patterns[PATTERNS_IN_ERROR:] else ""
+    )
     return f"its type {type} matches no pattern of handler {handler.name} ({patterns})"
 
 

@@ -28,7 +28,7 @@ class Unresolved(Exception):
     """The annotation of a handler's argument names something that no handler can get."""
 
 
-class Takes(NamedTuple):
+class ArgumentSpec(NamedTuple):
     """How the argument of a handler is built.
 
     `classes`: its message classes by type; without any, it takes deliveries as they are.
@@ -51,7 +51,7 @@ class TypedCall:
         self._singly = singly
 
     @functools.cached_property
-    def takes(self) -> Takes:
+    def takes(self) -> ArgumentSpec:
         """Resolved at first use, when the module of the handler is imported; raises Unresolved."""
         return _takes(self._function, batch=self._batch)
 
@@ -161,12 +161,12 @@ def _instance(delivery: Delivery[Any], classes: dict[str, MessageClass]) -> Any:
     try:
         return found.load(delivery.raw, delivery.schema_version)
     except InvalidPayload as error:
-        raise _unexpected(str(error), told=error._told) from error
+        raise _unexpected(str(error), redacted_text=error._redacted_text) from error
 
 
-def _unexpected(text: str, *, told: str = "") -> UnexpectedPayload:
+def _unexpected(text: str, *, redacted_text: str = "") -> UnexpectedPayload:
     error = UnexpectedPayload(text)
-    error._told = told or text
+    error._redacted_text = redacted_text or text
     return error
 
 
@@ -204,7 +204,7 @@ def _annotation(function: Callable[..., Any]) -> Any:
         return inspect.Parameter.empty
 
 
-def _takes(function: Callable[..., Any], *, batch: bool) -> Takes:
+def _takes(function: Callable[..., Any], *, batch: bool) -> ArgumentSpec:
     hint = _resolved(function)
     listed = typing.get_origin(hint) is list
     if listed:
@@ -217,7 +217,7 @@ def _takes(function: Callable[..., Any], *, batch: bool) -> Takes:
     found = [message_class(each) for each in members]
     classes = {each.type: each for each in found if each is not None}
     if not classes and not any(isinstance(each, type) and is_supported(each) for each in members):
-        return Takes({}, False)
+        return ArgumentSpec({}, False)
     for member, known in zip(members, found, strict=True):
         if known is None:
             raise Unresolved(
@@ -227,7 +227,7 @@ def _takes(function: Callable[..., Any], *, batch: bool) -> Takes:
     if listed != batch:
         one = " | ".join(each.cls.__qualname__ for each in classes.values())
         raise Unresolved(_contradiction(function, f"Delivery[{one}]" if wrapped else one, batch))
-    return Takes(classes, wrapped)
+    return ArgumentSpec(classes, wrapped)
 
 
 def _contradiction(function: Callable[..., Any], one: str, batch: bool) -> str:

@@ -14,7 +14,7 @@ from django.utils.dateparse import parse_datetime
 from django_mq.conf.local_time import utc_now
 from django_mq.exceptions import as_seconds
 from django_mq.policy.error_text import one_line
-from django_mq.queues.arguments import LARGEST
+from django_mq.queues.arguments import MAX_BIGINT
 
 
 def wrong_arguments(text: str) -> CommandError:
@@ -36,7 +36,7 @@ def positive(text: str) -> int:
 
 def message_id(text: str) -> int:
     """Read the id of a message."""
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= LARGEST):
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= MAX_BIGINT):
         raise ArgumentTypeError(f"{one_line(text)!r} is not the id of a message")
     return int(text)
 

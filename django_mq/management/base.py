@@ -16,10 +16,10 @@ from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTabl
 from django_mq import handlers, queues
 from django_mq.conf import alias_of
 from django_mq.exceptions import MQError
-from django_mq.handlers.nearest import is_heard, nearest_handlers, nearest_types
+from django_mq.handlers.nearest import has_subscriber, nearest_handlers, nearest_types
 from django_mq.management.arguments import message_id, wrong_arguments
 from django_mq.management.output import as_json
-from django_mq.management.serving import mistaken
+from django_mq.management.serving import unknown_queue_warning
 from django_mq.policy.error_text import one_line
 from django_mq.policy.routing import check_name
 from django_mq.queues import Changed
@@ -113,10 +113,10 @@ class OperatorCommand(BaseCommand):
         """Print a warning if `queue`, `handler` or `type` is unknown: it may be misspelled."""
         warnings = []
         if queue is not None:
-            warnings.append(mistaken(queue, queues.names(using=database)))
+            warnings.append(unknown_queue_warning(queue, queues.names(using=database)))
         if handler is not None and handler not in {each.name for each in handlers.all_handlers()}:
             warnings.append(f"no handler here is {handler!r}{nearest_handlers(handler)}")
-        if type is not None and not is_heard(type):
+        if type is not None and not has_subscriber(type):
             warnings.append(f"no handler here takes {type!r}{nearest_types(type)}")
         for warning in filter(None, warnings):
             self.stderr.write(self.style.WARNING(f"Note: {warning}"))

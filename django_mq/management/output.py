@@ -14,7 +14,7 @@ from django_mq.queues import Head, WorkerProcess
 from django_mq.queues.obstacles import shown
 
 #: Table cells are cut here; names have at most 128 characters.
-WIDEST = 200
+MAX_CELL_WIDTH = 200
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -25,7 +25,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     mail      12
     a\ufffd[2Jb     3
     """
-    cells = [[one_line(str(cell), WIDEST) for cell in row] for row in rows]
+    cells = [[one_line(str(cell), MAX_CELL_WIDTH) for cell in row] for row in rows]
     right = [all(_is_number(row[n]) for row in cells) for n in range(len(headers))]
     lines = [[header.upper() for header in headers], *cells]
     widths = [max(len(line[n]) for line in lines) for n in range(len(headers))]

@@ -20,7 +20,7 @@ from django.utils.autoreload import (
 )
 
 #: Exit code of Django's reloader when code changed.
-CHANGED = 3
+RELOAD_EXIT_CODE = 3
 #: Seconds between two looks at the files.
 INTERVAL = 0.5
 
@@ -55,7 +55,7 @@ def _supervise() -> int:
         code = subprocess.run(
             get_child_arguments(), env=environment, close_fds=False, check=False
         ).returncode
-        if code == CHANGED:
+        if code == RELOAD_EXIT_CODE:
             continue
         if code <= 0:
             return code

@@ -73,7 +73,7 @@ class Section:
         yield from map(Line, self.below)
 
 
-def whole(sections: Iterable[Section]) -> str:
+def all_lines(sections: Iterable[Section]) -> str:
     """Return all lines of the sections, with an empty line between two sections."""
     texts = ("\n".join([*each.above, *each.rows, *each.below]) for each in sections)
     return "\n\n".join(texts)

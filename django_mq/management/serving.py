@@ -40,12 +40,12 @@ def _subscriptions(settings: Settings) -> Iterator[tuple[str, str, str]]:
         yield queue, "-", "-"
 
 
-def mistaken(name: str, known: Collection[str]) -> str:
+def unknown_queue_warning(name: str, known: Collection[str]) -> str:
     """Return a warning if `name` is not a known queue, or an empty text.
 
-    >>> mistaken("mial", ["mail", "default"])
+    >>> unknown_queue_warning("mial", ["mail", "default"])
     "no handler here names the queue 'mial', and it has no messages: did you mean 'mail'?"
-    >>> mistaken("mail", ["mail"])
+    >>> unknown_queue_warning("mail", ["mail"])
     ''
     """
     if name in known:
@@ -65,7 +65,7 @@ def unmatched(pattern: str, known: Collection[str]) -> str:
     """
     asked = Pattern(pattern)
     if asked.is_plain:
-        return mistaken(pattern, known)
+        return unknown_queue_warning(pattern, known)
     if any(map(asked.matches, known)):
         return ""
     near = _hint(pattern, {each for name in known for each in _patterns_of(name)})

@@ -91,18 +91,20 @@ class _Model:
             if not hasattr(error, "errors"):
                 raise
             first = error.errors(include_url=False, include_input=False)[0]
-            told = self._told_path(first["loc"]), f"is refused: {first['type']}"
-            raise Mismatch(f"is refused: {first['msg']}", _path(first["loc"]), told=told) from None
+            redacted = self._redacted_path(first["loc"]), f"is refused: {first['type']}"
+            raise Mismatch(
+                f"is refused: {first['msg']}", _path(first["loc"]), redacted=redacted
+            ) from None
 
-    def _told_path(self, steps: tuple[str | int, ...]) -> str:
+    def _redacted_path(self, steps: tuple[str | int, ...]) -> str:
         """Return the path up to the first step that may be the key of a dict."""
         fields = self._cls.model_fields
         known = {*fields, *(each.alias for each in fields.values())}
         if not steps or steps[0] not in known:
             return "..." if steps else ""
-        told = list(itertools.takewhile(lambda each: isinstance(each, int), steps[1:]))
-        rest = "..." if len(told) + 1 < len(steps) else ""
-        return _path((steps[0], *told)) + rest
+        kept = list(itertools.takewhile(lambda each: isinstance(each, int), steps[1:]))
+        rest = "..." if len(kept) + 1 < len(steps) else ""
+        return _path((steps[0], *kept)) + rest
 
     def schema(self) -> dict[str, Any]:
         schema: dict[str, Any] = self._cls.model_json_schema(by_alias=True)
@@ -138,8 +140,8 @@ class _Struct:
             path = path.rstrip("`").removeprefix(".")
             # Other texts quote the value, or are those of the class's own __post_init__.
             is_plain = error.__cause__ is None and problem.startswith(_PLAIN)
-            told = path, f"is refused: {problem}" if is_plain else "is refused"
-            raise Mismatch(f"is refused: {problem}", path, told=told) from None
+            redacted = path, f"is refused: {problem}" if is_plain else "is refused"
+            raise Mismatch(f"is refused: {problem}", path, redacted=redacted) from None
 
     def schema(self) -> dict[str, Any]:
         return self._msgspec.json.schema(self._cls)

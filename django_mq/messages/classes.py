@@ -64,7 +64,9 @@ class MessageClass:
             return self.codec.load(payload)
         except Mismatch as error:
             name = self.cls.__qualname__
-            raise _invalid(f"{name}: {error}", told=f"{name}: {error.told}") from error
+            raise _invalid(
+                f"{name}: {error}", redacted_text=f"{name}: {error.redacted_text}"
+            ) from error
 
     def gap(self, version: int) -> int | None:
         """Return the first version from `version` on that has no upcast; None if all have one."""
@@ -177,10 +179,10 @@ def isolated() -> Iterator[None]:
 _Type = type
 
 
-def _invalid(text: str, *, told: str = "") -> InvalidPayload:
-    """Return the error; `told` is its text for a log, by default the same."""
+def _invalid(text: str, *, redacted_text: str = "") -> InvalidPayload:
+    """Return the error; `redacted_text` is its text for a log, by default the same."""
     error = InvalidPayload(text)
-    error._told = told or text
+    error._redacted_text = redacted_text or text
     return error
 
 

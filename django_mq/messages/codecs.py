@@ -142,7 +142,9 @@ class _Object:
     def _each(self, value: Any, convert: Callable[[Any], Any]) -> Any:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise Mismatch(f"must be a dict with text keys; got {kind_of(value)}")
-        return {key: _at(f"[{key!r}]", convert, each, told="[...]") for key, each in value.items()}
+        return {
+            key: _at(f"[{key!r}]", convert, each, redacted="[...]") for key, each in value.items()
+        }
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": self._value.schema()}
@@ -195,8 +197,8 @@ class DataclassCodec:
             return self.cls(**given)
         except (TypeError, ValueError) as error:  # from its __post_init__
             refused = f"is refused by {self.cls.__qualname__}"
-            told = "", f"{refused}: {type(error).__qualname__}"
-            raise Mismatch(f"{refused}: {error}", told=told) from error
+            redacted = "", f"{refused}: {type(error).__qualname__}"
+            raise Mismatch(f"{refused}: {error}", redacted=redacted) from error
 
     def schema(self) -> dict[str, Any]:
         return {"$ref": f"#/$defs/{self.cls.__qualname__}"}
@@ -264,11 +266,13 @@ class Codecs:
         return codec
 
 
-def _at(step: str, convert: Callable[[Any], Any], value: Any, *, told: str | None = None) -> Any:
+def _at(
+    step: str, convert: Callable[[Any], Any], value: Any, *, redacted: str | None = None
+) -> Any:
     try:
         return convert(value)
     except Mismatch as error:
-        raise error.under(step, told) from None
+        raise error.under(step, redacted) from None
 
 
 def _json_members(cls: type[enum.Enum]) -> list[enum.Enum]:

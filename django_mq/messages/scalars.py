@@ -15,28 +15,28 @@ from django.utils.duration import duration_iso_string
 class Mismatch(ValueError):
     """A value does not have its type: `path` leads to it, `problem` says what it must be.
 
-    `told` is path and problem without anything of the value, such as the keys of a dict or the text
-    of an application's own check. By default they are the same.
+    `redacted` is path and problem without any part of the value, such as the keys of a dict or the
+    text of an application's own check. By default it is the same.
     """
 
     def __init__(
-        self, problem: str, path: str = "", *, told: tuple[str, str] | None = None
+        self, problem: str, path: str = "", *, redacted: tuple[str, str] | None = None
     ) -> None:
         super().__init__(_sentence(path, problem))
         self.problem = problem
         self.path = path
-        self._told = (path, problem) if told is None else told
+        self._redacted = (path, problem) if redacted is None else redacted
 
     @property
-    def told(self) -> str:
-        """The text for a log: `told`, in a sentence."""
-        return _sentence(*self._told)
+    def redacted_text(self) -> str:
+        """The text for a log: `redacted`, in a sentence."""
+        return _sentence(*self._redacted)
 
-    def under(self, step: str, told: str | None = None) -> Mismatch:
+    def under(self, step: str, redacted: str | None = None) -> Mismatch:
         """Return this mismatch, seen from the value that holds the one at `step`."""
-        path, problem = self._told
-        told_path = _below(step if told is None else told, path)
-        return Mismatch(self.problem, _below(step, self.path), told=(told_path, problem))
+        path, problem = self._redacted
+        redacted_path = _below(step if redacted is None else redacted, path)
+        return Mismatch(self.problem, _below(step, self.path), redacted=(redacted_path, problem))
 
 
 def _sentence(path: str, problem: str) -> str:

@@ -17,7 +17,9 @@ else:
     StockDuration = models.DurationField
 
 #: The shortest and the longest timedelta, in microseconds.
-_LEAST, _MOST = (Decimal(each // timedelta.resolution) for each in (timedelta.min, timedelta.max))
+_MIN_MICROSECONDS, _MAX_MICROSECONDS = (
+    Decimal(each // timedelta.resolution) for each in (timedelta.min, timedelta.max)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class DurationColumn(StockDuration):
         """Return seconds as a timedelta, exact to the microsecond."""
         if not isinstance(value, Decimal):
             return value
-        microseconds = min(max(value * 1_000_000, _LEAST), _MOST)
+        microseconds = min(max(value * 1_000_000, _MIN_MICROSECONDS), _MAX_MICROSECONDS)
         return timedelta(microseconds=int(microseconds))
 
     def deconstruct(self) -> Any:

@@ -9,7 +9,7 @@ from django.db import connections, router, transaction
 from django_mq.operations.filter_words import public_words
 from django_mq.signals import log_failure
 
-REMOVES = ("cancel", "discard")
+REMOVING_ACTIONS = ("cancel", "discard")
 
 
 def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:
@@ -41,7 +41,7 @@ def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:
                 content_type=ContentType.objects.db_manager(log_alias).get_for_model(Operation),
                 object_id=str(id),
                 object_repr=f"operation {id}",
-                action_flag=DELETION if action in REMOVES else CHANGE,
+                action_flag=DELETION if action in REMOVING_ACTIONS else CHANGE,
                 change_message=f"{text} ({words})",
             )
     except Exception as error:

@@ -13,7 +13,7 @@ from django_mq.conf import get_settings
 from django_mq.exceptions import When
 from django_mq.messages import BulkReceipt, Cancelled, Message, MessageInstance, Receipt
 from django_mq.outbox.notify import ring_for_next
-from django_mq.outbox.options import check_whole, options_of
+from django_mq.outbox.options import check_integer, options_of
 from django_mq.outbox.send import queue_connection, send, send_durably, send_many, send_stream
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.routing import check_key, check_name
@@ -144,7 +144,7 @@ def cancel(
     """
     if id is None and type is None and unique_id is None:
         raise TypeError("cancel() needs at least one of id=, type=, unique_id=")
-    id = None if id is None else check_whole(id, "id", 1, 2**63 - 1)
+    id = None if id is None else check_integer(id, "id", 1, 2**63 - 1)
     type = None if type is None else check_name(type, "type")
     unique_id = None if unique_id is None else check_key(unique_id, "unique id")
     settings = get_settings()

@@ -15,10 +15,10 @@ from django_mq.store.backlog import count_waiting
 from django_mq.store.rows import NewRow
 
 #: Seconds for which a count admits messages.
-FRESH = 1.0
-#: A count refuses messages for as many times the time that it took, but at most so many seconds:
-#: the counts of a full queue keep no process busy for more than a tenth of its time.
-TIMES, LONGEST = 10, 0.05
+ADMIT_SECONDS = 1.0
+#: A count refuses messages for REFUSE_FACTOR times its own duration, at most MAX_REFUSE_SECONDS: so
+#: counting a full queue takes at most a tenth of a process's time.
+REFUSE_FACTOR, MAX_REFUSE_SECONDS = 10, 0.05
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class _Count:
     writer: object = None
 
     def is_fresh(self, now: float) -> bool:
-        return now - self.at < FRESH
+        return now - self.at < ADMIT_SECONDS
 
     def may_refuse(self, now: float) -> bool:
         return not self.added and now < self.refuses_until
@@ -84,7 +84,9 @@ def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count
     test, writer = _test_of(connection), _transaction_of(connection)
     if test is not None or (writer is not None and last is not None and last.writer is writer):
         return _Count(began, began, waiting, test, writer=writer)
-    return _Count(began, ended + min(LONGEST, TIMES * (ended - began)), waiting, test)
+    return _Count(
+        began, ended + min(MAX_REFUSE_SECONDS, REFUSE_FACTOR * (ended - began)), waiting, test
+    )
 
 
 def forget() -> None:

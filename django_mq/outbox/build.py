@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django_mq import handlers
 from django_mq.exceptions import InvalidName, InvalidOption, RoutingError, short_repr
 from django_mq.messages import Message
-from django_mq.outbox.options import check_retry, check_unique, check_whole, moments
-from django_mq.outbox.origin import joined, origin_metadata
+from django_mq.outbox.options import check_integer, check_retry, check_unique, moments
+from django_mq.outbox.origin import merged_json, origin_metadata
 from django_mq.outbox.write import CallQueues
 from django_mq.policy.routing import MAX_NAME, TASKS, check_key, check_name
 from django_mq.store.rows import NewRow, Rows
@@ -73,7 +73,7 @@ class RowBuilder:
         self._table = handlers.table()
         cache = _cache_for(settings, self._table)
         self._encoder = cache.encoder
-        self._origin = joined(reserved, origin_metadata(settings.max_hops))
+        self._origin = merged_json(reserved, origin_metadata(settings.max_hops))
         self._wants_result = wants_result
         self._handler = handler
         # Rows that depend on this call stay out of the cache that all calls share.
@@ -115,8 +115,8 @@ class RowBuilder:
         queue = None if message.queue is None else check_name(message.queue, "queue")
         key = None if message.key is None else check_key(message.key, "key")
         check_unique(message, max_delay)
-        priority = check_whole(message.priority, "priority", LOWEST, HIGHEST)
-        version = check_whole(message.schema_version, "schema_version", 1, _LARGEST)
+        priority = check_integer(message.priority, "priority", LOWEST, HIGHEST)
+        version = check_integer(message.schema_version, "schema_version", 1, _LARGEST)
         due, delay, expires, lifetime = moments(message, max_delay)
         policy = check_retry(message.retry)
         found = self._match(type, metadata) if self._handler is None else (self._handler,)
@@ -124,7 +124,7 @@ class RowBuilder:
             "type": type,
             "payload": "",
             "schema_version": version,
-            "metadata": joined(metadata, self._origin),
+            "metadata": merged_json(metadata, self._origin),
             "priority": priority,
             "key": key,
             "retry": policy,

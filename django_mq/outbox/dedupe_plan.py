@@ -12,7 +12,7 @@ from django_mq.outbox.options import unique_seconds
 from django_mq.policy.routing import check_key
 from django_mq.policy.uniqueness import Action, OnDuplicate, Plan, UniqueState, plan, state_of
 from django_mq.store.rows import NewRow
-from django_mq.store.unique_ids import Seen, Unique, UniqueId
+from django_mq.store.unique_ids import StoredUniqueId, UniqueId, UniqueRow
 
 
 class Candidate(NamedTuple):
@@ -34,7 +34,7 @@ def candidate_maker(message: Message) -> Callable[[NewRow], Candidate]:
     return lambda row: Candidate(row, unique_id, unique_for, on_duplicate)
 
 
-class Writes(NamedTuple):
+class PlannedWrites(NamedTuple):
     """The writes of a call.
 
     `adding`: rows to insert, each with the index of its candidate, in that order. `replacing`: new
@@ -42,12 +42,12 @@ class Writes(NamedTuple):
     which only the due time changes. `aside`: rows to put aside.
     """
 
-    adding: list[tuple[int, Unique]]
-    replacing: list[tuple[Unique, bool]]
-    moving: list[Unique]
-    aside: list[Unique]
+    adding: list[tuple[int, UniqueRow]]
+    replacing: list[tuple[UniqueRow, bool]]
+    moving: list[UniqueRow]
+    aside: list[UniqueRow]
     plans: Mapping[UniqueId, Plan]
-    seen: Mapping[UniqueId, Seen]
+    seen: Mapping[UniqueId, StoredUniqueId]
 
     def __bool__(self) -> bool:
         return bool(self.adding or self.replacing or self.moving or self.aside)
@@ -67,12 +67,12 @@ class DedupeCall:
         #: Sorted, so that all calls lock their ids in the same order.
         self.ids = sorted(self._indexes)
 
-    def writes(self, seen: Mapping[UniqueId, Seen]) -> Writes:
+    def writes(self, seen: Mapping[UniqueId, StoredUniqueId]) -> PlannedWrites:
         """Return what to write, given the state of each id; raises DuplicateMessage."""
         plans = {id: self._plan(id, seen[id]) for id in self.ids}
         rows = {id: self._row(id, seen[id], found) for id, found in plans.items()}
         adding = [
-            (index, Unique(0, each.row))
+            (index, UniqueRow(0, each.row))
             for index, each in enumerate(self._candidates)
             if each.unique_id is None
         ]
@@ -86,9 +86,11 @@ class DedupeCall:
                 replacing.append((rows[id], found.due is not None))
             elif found.action is Action.PUT_ASIDE:
                 aside.append(rows[id])
-        return Writes(sorted(adding, key=itemgetter(0)), replacing, moving, aside, plans, seen)
+        return PlannedWrites(
+            sorted(adding, key=itemgetter(0)), replacing, moving, aside, plans, seen
+        )
 
-    def copies(self, writes: Writes, ids: Mapping[int, int]) -> list[CopyReceipt]:
+    def copies(self, writes: PlannedWrites, ids: Mapping[int, int]) -> list[CopyReceipt]:
         """Return the outcome of each candidate; `ids` has the id of each inserted row by index."""
         receipts: dict[int, CopyReceipt] = {}
         for id, found in writes.plans.items():
@@ -108,7 +110,7 @@ class DedupeCall:
             for index, each in enumerate(self._candidates)
         ]
 
-    def _plan(self, id: UniqueId, seen: Seen) -> Plan:
+    def _plan(self, id: UniqueId, seen: StoredUniqueId) -> Plan:
         state = state_of(alive=seen.alive, leased=seen.leased, aside=seen.aside, quiet=seen.quiet)
         found = plan(state, [self._candidates[index].on_duplicate for index in self._indexes[id]])
         for verdict in found.verdicts:
@@ -116,7 +118,7 @@ class DedupeCall:
                 raise DuplicateMessage(_refusal(id, seen, UniqueState(verdict.reason)))
         return found
 
-    def _row(self, id: UniqueId, seen: Seen, found: Plan) -> Unique:
+    def _row(self, id: UniqueId, seen: StoredUniqueId, found: Plan) -> UniqueRow:
         """Return the row that the candidates of one id merge into."""
         indexes = self._indexes[id]
         chosen = found.due if found.content is None else found.content
@@ -125,7 +127,7 @@ class DedupeCall:
         if found.due is not None and found.due != chosen:
             due = self._candidates[indexes[found.due]].row
             row = row._replace(due=due.due, delay=due.delay)
-        return Unique(seen.message_id or 0, row, id.unique_id, content.unique_for, seen)
+        return UniqueRow(seen.message_id or 0, row, id.unique_id, content.unique_for, seen)
 
 
 def named(ids: Sequence[UniqueId]) -> str:
@@ -135,7 +137,7 @@ def named(ids: Sequence[UniqueId]) -> str:
     return f"unique id {first.unique_id}{others} of {first.type} in queue {first.queue}"
 
 
-def _refusal(id: UniqueId, seen: Seen, state: UniqueState) -> str:
+def _refusal(id: UniqueId, seen: StoredUniqueId, state: UniqueState) -> str:
     holder = f"message {seen.message_id}" if seen.alive else "another message of this call"
     why = {
         UniqueState.WAITING: f"{holder} waits with it",

@@ -14,29 +14,29 @@ from django.db.backends.utils import CursorWrapper
 
 from django_mq.exceptions import BroadcastBusy
 from django_mq.messages import CopyReceipt
-from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, Writes, named
+from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, PlannedWrites, named
 from django_mq.store import free_unique_ids, operators, put_aside, unique_ids
 from django_mq.store.insert import draw
 from django_mq.store.rows import NewRow
-from django_mq.store.unique_ids import Seen, Unique, UniqueId
+from django_mq.store.unique_ids import StoredUniqueId, UniqueId, UniqueRow
 
 logger = logging.getLogger("django_mq")
 
 #: Seconds, in total, that a broadcast waits for transactions that hold its unique ids.
-PATIENCE = 3.0
+MAX_WAIT_SECONDS = 3.0
 #: Milliseconds that one statement waits, less than the server's deadlock_timeout. Then all locks
 #: are released and the attempt is repeated, so broadcasts that wait for each other do not deadlock.
-ONE_WAIT = 200
+STATEMENT_WAIT_MS = 200
 #: Seconds between two attempts.
-PAUSE = 0.01
+RETRY_PAUSE = 0.01
 #: Milliseconds that `bring_forward()` waits for a session that is ending the message.
-LAST_WAIT = 1000
+BRING_FORWARD_WAIT_MS = 1000
 #: Characters of JSON per statement.
 MAX_SIZE = 4 * 1024 * 1024
 LOCK_NOT_AVAILABLE, DEADLOCK = "55P03", "40P01"
 
 
-class Stored(NamedTuple):
+class StoreResult(NamedTuple):
     """The outcome of each candidate, the rows that are due soon, and the rows that left a key."""
 
     copies: list[CopyReceipt]
@@ -52,7 +52,7 @@ def store(
     connection: BaseDatabaseWrapper,
     candidates: Sequence[Candidate],
     admit: Callable[[list[NewRow]], None],
-) -> Stored:
+) -> StoreResult:
     """Store new messages, and treat duplicates as their `on_duplicate` says: all or none.
 
     `admit` may refuse the rows that would be added. Raises DuplicateMessage, and BroadcastBusy
@@ -60,7 +60,7 @@ def store(
     usable.
     """
     call = DedupeCall(candidates)
-    deadline = monotonic() + PATIENCE
+    deadline = monotonic() + MAX_WAIT_SECONDS
     while True:
         try:
             return _attempt(connection, call, admit)
@@ -72,14 +72,15 @@ def store(
         if monotonic() >= deadline:
             raise BroadcastBusy(
                 f"{named(call.ids)} is locked by another transaction, which is still open after"
-                f" {PATIENCE:g} s. Try again later, and broadcast near the end of a transaction"
+                f" {MAX_WAIT_SECONDS:g} s. Try again later, and broadcast near the end of a"
+                " transaction"
             )
-        sleep(PAUSE)
+        sleep(RETRY_PAUSE)
 
 
 def _attempt(
     connection: BaseDatabaseWrapper, call: DedupeCall, admit: Callable[[list[NewRow]], None]
-) -> Stored:
+) -> StoreResult:
     """Look, decide and write. Raises _Changed if another session was first.
 
     Then it rolls back to the savepoint: no id stays locked while the next attempt waits for one.
@@ -90,27 +91,27 @@ def _attempt(
     if not left:
         return _write(connection, call, seen, admit)
     with _writing(connection) as cursor:
-        free_unique_ids.come_forward(cursor, left)
+        free_unique_ids.bring_forward(cursor, left)
         seen = _look(cursor, call)
         if _left_aside(seen):
             raise _Changed
         return _write(connection, call, seen, admit)
 
 
-def _look(cursor: CursorWrapper, call: DedupeCall) -> dict[UniqueId, Seen]:
+def _look(cursor: CursorWrapper, call: DedupeCall) -> dict[UniqueId, StoredUniqueId]:
     return dict(zip(call.ids, unique_ids.look(cursor, call.ids), strict=True))
 
 
-def _left_aside(seen: Mapping[UniqueId, Seen]) -> list[UniqueId]:
+def _left_aside(seen: Mapping[UniqueId, StoredUniqueId]) -> list[UniqueId]:
     """Return the ids without a living message for which a row is put aside."""
     return [id for id, each in seen.items() if each.aside and not each.alive]
 
 
 @contextmanager
 def _writing(connection: BaseDatabaseWrapper) -> Iterator[CursorWrapper]:
-    """Yield a cursor in a savepoint, where no statement waits longer than ONE_WAIT for a lock."""
+    """Yield a cursor in a savepoint where statements wait STATEMENT_WAIT_MS at most for a lock."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        before = operators.limit_waits(cursor, most_ms=ONE_WAIT)
+        before = operators.limit_waits(cursor, most_ms=STATEMENT_WAIT_MS)
         yield cursor
         operators.restore_waits(cursor, before)
 
@@ -118,9 +119,9 @@ def _writing(connection: BaseDatabaseWrapper) -> Iterator[CursorWrapper]:
 def _write(
     connection: BaseDatabaseWrapper,
     call: DedupeCall,
-    seen: Mapping[UniqueId, Seen],
+    seen: Mapping[UniqueId, StoredUniqueId],
     admit: Callable[[list[NewRow]], None],
-) -> Stored:
+) -> StoreResult:
     writes = call.writes(seen)
     ids: dict[int, int] = {}
     left: list[operators.Removed] = []
@@ -133,11 +134,11 @@ def _write(
     soon = [each.row for _, each in writes.adding]
     soon += [each.row for each, sets_due in writes.replacing if sets_due]
     soon += [each.row for each in writes.moving]
-    return Stored(call.copies(writes, ids), soon, left)
+    return StoreResult(call.copies(writes, ids), soon, left)
 
 
 def _add(
-    cursor: CursorWrapper, writes: Writes, admit: Callable[[list[NewRow]], None]
+    cursor: CursorWrapper, writes: PlannedWrites, admit: Callable[[list[NewRow]], None]
 ) -> dict[int, int]:
     """Insert the rows; return their ids by index. Ids rise with the index."""
     if not writes.adding:
@@ -151,7 +152,7 @@ def _add(
     return {index: id for (index, _), id in zip(writes.adding, drawn, strict=True)}
 
 
-def _replace(cursor: CursorWrapper, writes: Writes) -> list[operators.Removed]:
+def _replace(cursor: CursorWrapper, writes: PlannedWrites) -> list[operators.Removed]:
     """Write new contents; return the rows that left a key, as if removed from its line."""
     if not writes.replacing:
         return []
@@ -167,13 +168,15 @@ def _replace(cursor: CursorWrapper, writes: Writes) -> list[operators.Removed]:
     return left
 
 
-def _move(cursor: CursorWrapper, writes: Writes) -> None:
+def _move(cursor: CursorWrapper, writes: PlannedWrites) -> None:
     """Write new due times of waiting rows."""
     if writes.moving and unique_ids.move(cursor, writes.moving) < len(writes.moving):
         raise _Changed
 
 
-def _put_aside(connection: BaseDatabaseWrapper, cursor: CursorWrapper, writes: Writes) -> None:
+def _put_aside(
+    connection: BaseDatabaseWrapper, cursor: CursorWrapper, writes: PlannedWrites
+) -> None:
     if writes.aside:
         put_aside.put_aside(cursor, writes.aside)
         _bring_forward_after_commit(
@@ -190,9 +193,9 @@ def _bring_forward_after_commit(alias: str, ids: list[UniqueId]) -> None:
     def bring_forward() -> None:
         try:
             with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-                operators.limit_waits(cursor, most_ms=LAST_WAIT)
+                operators.limit_waits(cursor, most_ms=BRING_FORWARD_WAIT_MS)
                 free_unique_ids.lock(cursor, ids)
-                free_unique_ids.come_forward(cursor, ids)
+                free_unique_ids.bring_forward(cursor, ids)
         except Exception:
             logger.debug(
                 "could not bring forward messages that were put aside; the chores will do so",
@@ -202,12 +205,12 @@ def _bring_forward_after_commit(alias: str, ids: list[UniqueId]) -> None:
     transaction.on_commit(bring_forward, using=alias, robust=True)
 
 
-def _in_order(each: Unique) -> tuple[str, str, str, str]:
+def _in_order(each: UniqueRow) -> tuple[str, str, str, str]:
     return each.row.queue, each.row.handler, each.row.type, each.unique_id or ""
 
 
-def _chunks(rows: list[Unique]) -> Iterator[list[Unique]]:
-    chunk: list[Unique] = []
+def _chunks(rows: list[UniqueRow]) -> Iterator[list[UniqueRow]]:
+    chunk: list[UniqueRow] = []
     size = 0
     for each in rows:
         chunk.append(each)

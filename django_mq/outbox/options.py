@@ -77,7 +77,7 @@ def _in_utc(found: float | datetime, now: datetime) -> datetime:
         return (datetime.min if is_early else datetime.max).replace(tzinfo=UTC)
 
 
-def check_whole(value: object, what: str, low: int, high: int) -> int:
+def check_integer(value: object, what: str, low: int, high: int) -> int:
     """Return `value` as an int from `low` to `high`; raise InvalidOption for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidOption(

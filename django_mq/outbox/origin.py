@@ -55,7 +55,7 @@ def _chain(delivery: Delivery, max_hops: int) -> dict[str, Any]:
     return {"mq.correlation_id": chain, "mq.causation_id": str(delivery.id), "mq.hops": hops}
 
 
-def joined(metadata: str, origin: str) -> str:
+def merged_json(metadata: str, origin: str) -> str:
     """Return one JSON object with the keys of both; jsonb keeps those of `origin`."""
     if origin == "{}":
         return metadata

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from django_mq.conf import Settings
     from django_mq.handlers import Handler
-    from django_mq.store.replay import Past
+    from django_mq.store.replay import PastMessage
 
 
 class Replays:
@@ -30,17 +30,17 @@ class Replays:
         self._queues = CallQueues(settings)
         self._to = None if to is None else _chosen(to)
 
-    def write(self, connection: BaseDatabaseWrapper, past: Sequence[Past]) -> None:
+    def write(self, connection: BaseDatabaseWrapper, past: Sequence[PastMessage]) -> None:
         """Store a copy of each message, all or none."""
         rows = Rows(self._row(each) for each in past)
         RowWriter(connection, self._queues).insert(rows)
 
-    def check(self, past: Sequence[Past]) -> None:
+    def check(self, past: Sequence[PastMessage]) -> None:
         """Raise RoutingError unless each message has a handler here; reads no payload."""
         for each in past:
             self._handler(each)
 
-    def _row(self, past: Past) -> NewRow:
+    def _row(self, past: PastMessage) -> NewRow:
         if past.payload is None:
             raise NothingKept(
                 f"message {past.id} was handled without keeping its payload, so it cannot be"
@@ -65,7 +65,7 @@ class Replays:
             ordered=options.ordered,
         )
 
-    def _handler(self, past: Past) -> Handler:
+    def _handler(self, past: PastMessage) -> Handler:
         handler = self._to or handlers.get(past.handler)
         if handler is None:
             raise RoutingError(

@@ -16,7 +16,7 @@ from django_mq.outbox import deduplicate, notify
 from django_mq.outbox.backlog import admit
 from django_mq.outbox.dedupe_plan import Candidate
 from django_mq.store.backlog import join_lines
-from django_mq.store.insert import FEW, ignore_ids, insert
+from django_mq.store.insert import MAX_INSERT_ROWS, ignore_ids, insert
 from django_mq.store.rows import NewRow, Rows
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class RowWriter:
             return
         # A single statement is atomic and needs no savepoint: the rows were checked, so the server
         # does not refuse them.
-        if self._has_savepoint or (len(rows) <= FEW and not self._needs_block()):
+        if self._has_savepoint or (len(rows) <= MAX_INSERT_ROWS and not self._needs_block()):
             self._insert(rows, on_ids)
         else:
             with transaction.atomic(using=self.connection.alias):

@@ -31,11 +31,11 @@ class Times(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class IntervalTimes:
     """A time per `every`, counted from `start` in both directions.
 
     >>> from datetime import UTC
-    >>> hourly = Every(timedelta(hours=1), start=datetime(2026, 1, 1, 0, 30, tzinfo=UTC))
+    >>> hourly = IntervalTimes(timedelta(hours=1), start=datetime(2026, 1, 1, 0, 30, tzinfo=UTC))
     >>> next(hourly.after(datetime(2026, 1, 1, 7, 30, tzinfo=UTC))).isoformat()
     '2026-01-01T08:30:00+00:00'
     """
@@ -50,7 +50,7 @@ class Every:
                 yield self.start + self.every * number
 
 
-class Due(NamedTuple):
+class DueTimes(NamedTuple):
     """The times to broadcast now, in order, and the next time after now, if there is one."""
 
     times: tuple[datetime, ...]
@@ -59,7 +59,7 @@ class Due(NamedTuple):
 
 def due(
     times: Times, *, next_at: datetime, now: datetime, catch_up: CatchUp, late: timedelta
-) -> Due:
+) -> DueTimes:
     """Decide what to broadcast at `now` for a schedule that was due at `next_at`.
 
     `once` broadcasts the latest time that is due, `all` the newest MOST_MISSED. `none` broadcasts
@@ -68,7 +68,7 @@ def due(
     """
     following = next(times.after(now), None)
     if next_at > now:
-        return Due((), next_at)
+        return DueTimes((), next_at)
     most = MOST_MISSED if catch_up == "all" else 1
     found = last_times(times, first=next_at, until=now, most=most)
     if catch_up == "none" and now - next_at > late:
@@ -76,8 +76,8 @@ def due(
         # its own delay alone does not tell; but it is no loss, since the next one is near.
         follows_soon = following is not None and following - now <= late
         if follows_soon or now - found[-1] > late:
-            return Due((), following)
-    return Due(tuple(found), following)
+            return DueTimes((), following)
+    return DueTimes(tuple(found), following)
 
 
 def last_times(times: Times, *, first: datetime, until: datetime, most: int) -> list[datetime]:

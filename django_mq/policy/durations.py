@@ -29,12 +29,14 @@ def span(duration: timedelta) -> str:
     return "0 s"
 
 
-def measured(seconds: float) -> str:
+def precise_span(seconds: float) -> str:
     """Return a measured duration: to three digits below a minute, else as `span()`.
 
-    >>> measured(0.0000071), measured(0.0042), measured(0.42), measured(4.2), measured(93.7)
-    ('7.1 µs', '4.2 ms', '420 ms', '4.2 s', '1 min 33 s')
-    >>> measured(0.0), measured(0.9999), measured(59.99)
+    >>> precise_span(0.0000071), precise_span(0.0042), precise_span(0.42)
+    ('7.1 µs', '4.2 ms', '420 ms')
+    >>> precise_span(4.2), precise_span(93.7)
+    ('4.2 s', '1 min 33 s')
+    >>> precise_span(0.0), precise_span(0.9999), precise_span(59.99)
     ('0 ms', '1 s', '1 min')
     """
     if seconds <= 0:

@@ -57,7 +57,7 @@ def encode(
         raise InvalidPayload(f"{what}{_short(refused.path)} {refused}") from None
     except Exception as error:  # an encoder's default() is user code, and may raise anything
         where = _short(_culprit(value, _dumps(encoder)))  # type: ignore[arg-type]
-        raise InvalidPayload(f"{what}{where}: {_said(error)}") from error
+        raise InvalidPayload(f"{what}{where}: {_encoder_error(error)}") from error
     if size > max_bytes:
         raise PayloadTooLarge(
             f"{what} is {size:,} bytes of JSON, and at most {max_bytes:,} are allowed:"
@@ -225,7 +225,7 @@ def _short(path: str) -> str:
     return path if len(path) <= 200 else f"{path[:100]}...{path[-100:]}"
 
 
-def _said(error: Exception) -> str:
+def _encoder_error(error: Exception) -> str:
     """Return the text of the encoder's own errors, and only the class of others."""
     if isinstance(error, TypeError | ValueError | OverflowError):
         return str(error)[:500]

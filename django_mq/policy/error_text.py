@@ -29,7 +29,7 @@ MAX_PLACE = 256
 MAX_EXCEPTIONS = 10
 MAX_FRAMES = 40
 #: Seconds, in total, that the `__str__()` methods of one failure may take.
-PATIENCE = 1.0
+STR_SECONDS = 1.0
 
 # PostgreSQL refuses NUL, and UTF-8 refuses surrogates. Other control characters, and those that
 # change the direction of text, could forge the output of a terminal or a log.
@@ -128,7 +128,7 @@ class _Texts:
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
-        self._patience = PATIENCE
+        self._patience = STR_SECONDS
 
     def of(self, error: BaseException) -> str:
         """Return the cleaned text of `error`, or the reason in brackets why there is none."""

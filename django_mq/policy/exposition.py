@@ -13,7 +13,7 @@ from django_mq.policy.histogram import BOUNDS, Histogram
 #: The media type of this format.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: The bounds that are shown, among those that are counted: two per power of ten, 1 ms to 10,000 s.
-SHOWN = tuple(n for n in range(len(BOUNDS)) if 0.0009 < BOUNDS[n] < 11_000 and n % 5 == 0)
+SHOWN_BOUNDS = tuple(n for n in range(len(BOUNDS)) if 0.0009 < BOUNDS[n] < 11_000 and n % 5 == 0)
 
 Labels = Mapping[str, str]
 
@@ -45,7 +45,7 @@ def histogram(name: str, help: str, samples: Iterable[tuple[Labels, Histogram]])
 
 def _histogram(name: str, labels: Labels, counted: Histogram) -> Iterator[str]:
     up_to = list(accumulate(counted.buckets))
-    for n in SHOWN:
+    for n in SHOWN_BOUNDS:
         yield _line(f"{name}_bucket", {**labels, "le": repr(round(BOUNDS[n], 6))}, up_to[n])
     yield _line(f"{name}_bucket", {**labels, "le": "+Inf"}, counted.count)
     yield _line(f"{name}_sum", labels, counted.mean * counted.count)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django_mq.policy.histogram import Durations, Histogram, whole
+from django_mq.policy.histogram import Durations, Histogram, checked_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Tally:
         """
         if not isinstance(value, Mapping):
             raise ValueError("is not an object")
-        counts = {name: whole(value.get(name)) for name in _COUNTS}
+        counts = {name: checked_count(value.get(name)) for name in _COUNTS}
         at = value.get("last_at")
         if not isinstance(at, str | None):
             raise ValueError("has no moment of its last message")

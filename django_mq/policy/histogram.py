@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 #: The largest count, and the largest number of seconds, accepted from a row.
-MOST, LONGEST = 2**53, 1e100
+MAX_COUNT, MAX_SECONDS = 2**53, 1e100
 #: Ten buckets per power of ten, from a microsecond to a million seconds: the middle of a bucket is
 #: within 13 % of each duration in it. The first and last buckets take everything beyond.
 BOUNDS = tuple(10.0 ** (step / 10 - 6) for step in range(121))
@@ -169,13 +169,13 @@ class Histogram:
         if not isinstance(value, Mapping):
             raise ValueError("is not an object")
         counts = value.get("buckets")
-        first = whole(value.get("first"))
+        first = checked_count(value.get("first"))
         if not isinstance(counts, list) or first + len(counts) > len(BOUNDS) + 1:
             raise ValueError("has other buckets")
-        histogram = cls(whole(value.get("count")))
+        histogram = cls(checked_count(value.get("count")))
         for each in _MOMENTS:
             setattr(histogram, each, _seconds(value.get(each)))
-        histogram.buckets[first : first + len(counts)] = map(whole, counts)
+        histogram.buckets[first : first + len(counts)] = map(checked_count, counts)
         if sum(histogram.buckets) != histogram.count:
             raise ValueError("does not add up")
         return histogram
@@ -184,14 +184,14 @@ class Histogram:
 _MOMENTS = ("last", "least", "most", "mean", "squares")
 
 
-def whole(value: object) -> int:
+def checked_count(value: object) -> int:
     """Return `value` if it is a count; raise ValueError otherwise."""
-    if type(value) is not int or not 0 <= value <= MOST:
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
         raise ValueError("is not a count")
     return value
 
 
 def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+    if not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
         raise ValueError("is not a duration")
     return float(value)

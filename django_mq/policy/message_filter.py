@@ -20,7 +20,7 @@ _TEXTS = (
     *("search", "at_path"),
 )
 _IDS = ("id", "blocked_by")
-_OTHERS = ("priority", "queues", "path", "metadata", "heads")
+_OTHER_FIELDS = ("priority", "queues", "path", "metadata", "heads")
 _TIMES = ("since", "until", "due_since", "due_until", "dead_since", "dead_until")
 
 
@@ -64,7 +64,7 @@ class MessageFilter:
     heads: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in (*_TEXTS, *_IDS, *_TIMES, *_OTHERS):
+        for name in (*_TEXTS, *_IDS, *_TIMES, *_OTHER_FIELDS):
             value = getattr(self, name)
             if value is not None and not _fits(name, value):
                 raise ValueError(f"{value!r} is not a {name} that a filter of messages can have")

@@ -30,13 +30,13 @@ def redacted(error: BaseException) -> Exception:
     ('ValueError', True, True)
     """
     module, _, name = describe(error).error_class.rpartition(".")
-    found = _bare_class(module, name)(told(error) or HIDDEN)
+    found = _bare_class(module, name)(loggable_text(error) or HIDDEN)
     return found.with_traceback(_get_traceback(error))
 
 
-def told(error: BaseException | None) -> str:
+def loggable_text(error: BaseException | None) -> str:
     """Return the text of content that does not fit, without any value; empty for other errors."""
-    return error._told if isinstance(error, UnexpectedPayload) else ""
+    return error._redacted_text if isinstance(error, UnexpectedPayload) else ""
 
 
 @lru_cache(maxsize=256)

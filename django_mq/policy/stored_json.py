@@ -22,7 +22,7 @@ _ZEROS = "0" * 20
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 #: Both kinds of brackets become one; all other bytes are left out.
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
-_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+_NON_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def excess(text: str, *, what: str, max_bytes: int, max_depth: int) -> str:
@@ -78,7 +78,7 @@ def _is_deeper(text: bytes, most: int) -> bool:
 
 
 def _has_more_rounds(text: bytes, most: int) -> bool:
-    left = text.translate(_ONE_KIND, _OTHERS)
+    left = text.translate(_ONE_KIND, _NON_BRACKETS)
     for _ in range(most):
         if not left:
             return False

@@ -19,7 +19,14 @@ from django_mq.conf import alias_of
 from django_mq.operations import changes
 from django_mq.operations.changes import CHANGES, Change
 from django_mq.policy.routing import check_key
-from django_mq.queues.arguments import LARGEST, check_fingerprint, check_names, flag, seconds, whole
+from django_mq.queues.arguments import (
+    MAX_BIGINT,
+    check_fingerprint,
+    check_names,
+    flag,
+    seconds,
+    whole_number,
+)
 from django_mq.queues.transactions import reading, writing
 from django_mq.store import select_messages as selection
 from django_mq.store.select_messages import Selection
@@ -29,7 +36,7 @@ logger = logging.getLogger("django_mq")
 #: Rows per transaction, which keeps their locks short.
 CHUNK = 1000
 #: Ids in the text of a log line, and in its record.
-NAMED, RECORDED = 10, 1000
+IDS_IN_TEXT, IDS_IN_RECORD = 10, 1000
 MOST_ATTEMPTS = 1_000_000
 LOCK_NOT_AVAILABLE = "55P03"
 
@@ -107,7 +114,7 @@ def requeue(
     its unique id has since been taken, or is quiet after a success; of several with the same unique
     id, the last is requeued. `dry_run` changes nothing and returns the messages that it would try.
     """
-    whole(attempts, "attempts", most=MOST_ATTEMPTS)
+    whole_number(attempts, "attempts", most=MOST_ATTEMPTS)
     alias = alias_of(using)
     wanted = _selected(
         alias,
@@ -194,8 +201,12 @@ def log_changed(event: str, changed: Changed, where: str = "") -> None:
         where,
         len(changed.ids),
         changed.skipped,
-        ", ".join(map(str, changed.ids[:NAMED])) or "none",
-        extra={"event": event, "message_ids": changed.ids[:RECORDED], "skipped": changed.skipped},
+        ", ".join(map(str, changed.ids[:IDS_IN_TEXT])) or "none",
+        extra={
+            "event": event,
+            "message_ids": changed.ids[:IDS_IN_RECORD],
+            "skipped": changed.skipped,
+        },
     )
 
 
@@ -214,7 +225,7 @@ def _selected(
     if wanted.fingerprint is not None:
         check_fingerprint(wanted.fingerprint)
     if wanted.limit is not None:
-        whole(wanted.limit, "limit")
+        whole_number(wanted.limit, "limit")
     with reading(alias) as cursor:
         return selection.find(cursor, wanted, waiting=waiting)
 
@@ -230,13 +241,13 @@ def _named(
 
 def _among(alias: str, ids: Sequence[int], *, waiting: bool = False) -> list[int]:
     with reading(alias) as cursor:
-        return selection.among(cursor, ids=ids, waiting=waiting)
+        return selection.keep_selectable(cursor, ids=ids, waiting=waiting)
 
 
 def checked_ids(ids: Ids) -> list[int]:
     """Return `ids` sorted and without repeats; raises ValueError for an impossible id."""
     every = list(ids) if isinstance(ids, Iterable) else [ids]
     for each in every:
-        if type(each) is not int or not 0 < each <= LARGEST:
+        if type(each) is not int or not 0 < each <= MAX_BIGINT:
             raise ValueError(f"{each!r} is not the id of a message")
     return sorted(set(every))

@@ -9,9 +9,9 @@ from django_mq.exceptions import as_seconds
 from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.policy.routing import check_name
 
-LARGEST = 2**63 - 1
+MAX_BIGINT = 2**63 - 1
 #: Seconds in 5,000 years; `datetime` cannot represent moments much further away.
-LONGEST = 5000 * 365.25 * 86400
+MAX_SECONDS = 5000 * 365.25 * 86400
 
 
 def check_names(**names: str | None) -> None:
@@ -29,10 +29,10 @@ def queue_names(queue: str | Collection[str] | None) -> list[str] | None:
     return [check_name(each, "queue") for each in given]
 
 
-def whole(value: object, what: str, *, most: int = LARGEST) -> int:
+def whole_number(value: object, what: str, *, most: int = MAX_BIGINT) -> int:
     """Return `value` if it is a whole number from 1 to `most`; raise ValueError otherwise.
 
-    >>> whole(7, "limit")
+    >>> whole_number(7, "limit")
     7
     """
     if type(value) is not int or not 1 <= value <= most:
@@ -41,13 +41,13 @@ def whole(value: object, what: str, *, most: int = LARGEST) -> int:
 
 
 def seconds(value: float | timedelta, what: str) -> float:
-    """Return a duration in seconds; raise ValueError unless it is from 0 to `LONGEST`.
+    """Return a duration in seconds; raise ValueError unless it is from 0 to `MAX_SECONDS`.
 
     >>> seconds(timedelta(minutes=1), "older_than")
     60.0
     """
     found = as_seconds(value)
-    if found is None or found > LONGEST:
+    if found is None or found > MAX_SECONDS:
         raise ValueError(
             f"{what} must be seconds or a timedelta, from 0 to 5,000 years, not {value!r}"
         )

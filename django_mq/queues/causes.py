@@ -8,12 +8,12 @@ from datetime import datetime
 from django_mq.conf import alias_of
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.policy.causes import tree
-from django_mq.queues.arguments import LARGEST, whole
+from django_mq.queues.arguments import MAX_BIGINT, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import causes as store
 
 #: The maximum of stored messages that a search examines, and of messages that it returns.
-WINDOW, MOST = 10_000, 200
+MAX_EXAMINED, MAX_MESSAGES = 10_000, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class ChainLink:
 class Chain:
     """The messages of a chain as a tree, each after its cause.
 
-    `complete` is False if some stored messages were not examined, or if there are more than `MOST`
-    messages.
+    `complete` is False if some stored messages were not examined, or if the chain has more
+    than `MAX_MESSAGES` messages.
     """
 
     correlation_id: str
@@ -53,20 +53,20 @@ def chain(id: int, *, using: str | None = None) -> Chain:
     Stored and handled messages are found; a handled one only if its queue keeps a history. Of the
     stored messages, the 10,000 that follow the first of the chain are examined.
     """
-    whole(id, "id")
+    whole_number(id, "id")
     alias = alias_of(using)
     with reading(alias) as cursor:
         name = store.chain_of(cursor, id) or str(id)
         first = _first_of(name, id)
         stored, complete = store.stored(
-            cursor, chain=name, id=id, first=first, window=WINDOW, limit=MOST
+            cursor, chain=name, id=id, first=first, window=MAX_EXAMINED, limit=MAX_MESSAGES
         )
         ids = sorted({id, first})
-        handled = store.handled(cursor, chain=name, ids=ids, limit=MOST)
+        handled = store.handled(cursor, chain=name, ids=ids, limit=MAX_MESSAGES)
     found = {each.id: each for each in (*handled, *stored)}
-    if len(found) > MOST or len(stored) == MOST or len(handled) == MOST:
+    if len(found) > MAX_MESSAGES or len(stored) == MAX_MESSAGES or len(handled) == MAX_MESSAGES:
         complete = False
-        found = dict(sorted(found.items())[:MOST])
+        found = dict(sorted(found.items())[:MAX_MESSAGES])
     nodes = list(tree(_causes(found, first)))
     states = _states(alias, [each.id for each in stored])
     lost = _lost(alias, [node.id for node in nodes if node.id not in found])
@@ -97,7 +97,7 @@ def _causes(found: dict[int, store.ChainRow], first: int) -> dict[int, int | Non
 def _first_of(name: str, id: int) -> int:
     """Return the id of the message that gave the chain its name, else `id`."""
     is_id = name.isascii() and name.isdecimal() and len(name) < 19
-    return min(int(name), id, LARGEST) if is_id else id
+    return min(int(name), id, MAX_BIGINT) if is_id else id
 
 
 def _states(alias: str, ids: list[int]) -> dict[int, str]:

@@ -16,7 +16,7 @@ from django_mq import signals
 from django_mq.conf import alias_of, get_settings
 from django_mq.exceptions import When, moment
 from django_mq.policy.routing import check_name
-from django_mq.queues.arguments import LONGEST
+from django_mq.queues.arguments import MAX_SECONDS
 from django_mq.queues.transactions import wake, writing
 from django_mq.store import queue_backoff
 from django_mq.store import queues as store
@@ -46,7 +46,7 @@ def pause(
             " end"
         )
     ahead = delay if at is None else (at - datetime.now(UTC)).total_seconds()
-    if ahead is not None and ahead > LONGEST:
+    if ahead is not None and ahead > MAX_SECONDS:
         raise ValueError(
             f"queue {queue} cannot be paused {words}: that is too far ahead; pause it without"
             " an end"

@@ -12,8 +12,8 @@ from django_mq.exceptions import InvalidOption, NotWaiting
 from django_mq.messages import Message
 from django_mq.messages.classes import class_of_type
 from django_mq.outbox.build import HIGHEST, LOWEST
-from django_mq.outbox.options import check_whole, moments
-from django_mq.queues.arguments import whole
+from django_mq.outbox.options import check_integer, moments
+from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import wake, writing
 from django_mq.store import editing as store
 
@@ -41,11 +41,11 @@ def edit(
     Raises NotWaiting, InvalidPayload or InvalidOption; OperationalError if another session has
     locked the message for more than a second.
     """
-    whole(id, "id")
+    whole_number(id, "id")
     settings = get_settings()
     text = None if payload is UNCHANGED else settings.encode(payload, "payload")
     if priority is not None:
-        check_whole(priority, "priority", LOWEST, HIGHEST)
+        check_integer(priority, "priority", LOWEST, HIGHEST)
     if due is not None:
         due = moments(Message("due", after=due), settings.max_delay)[0]
     alias = alias_of(using)

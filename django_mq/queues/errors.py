@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from django_mq.conf import alias_of
 from django_mq.policy.column_bounds import FIRST_TIME
-from django_mq.queues.arguments import check_fingerprint, queue_names, seconds, whole
+from django_mq.queues.arguments import check_fingerprint, queue_names, seconds, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import error_groups as store
 from django_mq.store.error_groups import MOST_COUNTED, PairRow
@@ -75,12 +75,12 @@ def errors(
             since=start,
             queues=names,
             fingerprint=fingerprint,
-            limit=whole(limit, "limit", most=10_000),
+            limit=whole_number(limit, "limit", most=10_000),
             offset=offset,
         )
-        left = store.left(cursor, pairs, since=start) if pairs else {}
+        left = store.remaining_messages(cursor, pairs, since=start) if pairs else {}
     pairs.sort(key=attrgetter("fingerprint"))
-    most = store.looked_up(pairs)
+    most = store.attempts_per_pair(pairs)
     found = [
         _group(list(rows), most, *left.get(fingerprint, (0, 0)))
         for fingerprint, rows in groupby(pairs, key=attrgetter("fingerprint"))

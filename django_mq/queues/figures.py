@@ -88,7 +88,9 @@ def figures(
         return figures_of(cursor, SPANS[span], new, names)
 
 
-def figures_of(cursor: Cursor, span: Span, new: store.New, queues: Sequence[str] | None) -> Figures:
+def figures_of(
+    cursor: Cursor, span: Span, new: store.NewcomerCounts, queues: Sequence[str] | None
+) -> Figures:
     """Return the figures of `queues`, with messages that are `new` among the steps' broadcast."""
     step, starts = span.step, span.starts(new.now)
     steps = {at: Counted() for at in starts}
@@ -124,23 +126,25 @@ def rates(
         return rates_of(cursor, store.newcomers(cursor, queues=names), names)
 
 
-def rates_of(cursor: Cursor, new: store.New, queues: Sequence[str] | None) -> dict[str, Rate]:
+def rates_of(
+    cursor: Cursor, new: store.NewcomerCounts, queues: Sequence[str] | None
+) -> dict[str, Rate]:
     """Return the rates of `queues`; `new` are the messages that no figures count yet."""
     since = new.now - new.now % 60 + 60 - WINDOW
     flows = {each.queue: each for each in store.flows(cursor, since=since, queues=queues)}
-    come: dict[str, int] = {}
+    uncounted: dict[str, int] = {}
     for each in new.found:
         if each.minute >= since:
-            come[each.queue] = come.get(each.queue, 0) + each.messages
+            uncounted[each.queue] = uncounted.get(each.queue, 0) + each.messages
     at_least = new.complete_since is not None and new.complete_since > since
     found = {}
-    for name in sorted(flows.keys() | come.keys()):
+    for name in sorted(flows.keys() | uncounted.keys()):
         flow = flows.get(name, store.Flow(name, 0, 0))
         seconds = new.now - since
         if at_least:  # only the newest are known, and they may all be of a few seconds
             newest = max(1.0, new.now - (new.complete_since or 0.0))
-            incoming = max(flow.come / seconds, come.get(name, 0) / newest)
+            incoming = max(flow.incoming / seconds, uncounted.get(name, 0) / newest)
         else:
-            incoming = (flow.come + come.get(name, 0)) / seconds
-        found[name] = Rate(incoming=incoming, outgoing=flow.gone / seconds, at_least=at_least)
+            incoming = (flow.incoming + uncounted.get(name, 0)) / seconds
+        found[name] = Rate(incoming=incoming, outgoing=flow.outgoing / seconds, at_least=at_least)
     return found

@@ -15,7 +15,7 @@ from django_mq.exceptions import InvalidName
 from django_mq.models import WorkerHeartbeat
 from django_mq.policy.handler_stats import HandlerTimings, Tally
 from django_mq.policy.routing import Pattern
-from django_mq.queues.arguments import LARGEST, seconds, whole
+from django_mq.queues.arguments import MAX_BIGINT, seconds, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.states import GONE_AFTER
 from django_mq.store import oldest_snapshot
@@ -75,7 +75,7 @@ def workers(*, using: str | None = None) -> list[WorkerProcess]:
 
 def _worker(beat: WorkerHeartbeat, silent: timedelta) -> WorkerProcess:
     names = _readable(beat.queues, lambda value: isinstance(value, str))
-    running = _readable(beat.running, lambda value: type(value) is int and abs(value) <= LARGEST)
+    running = _readable(beat.running, lambda value: type(value) is int and abs(value) <= MAX_BIGINT)
     read = {"queues": (names, beat.queues), "running": (running, beat.running)}
     return WorkerProcess(
         id=beat.pk,
@@ -148,7 +148,7 @@ def horizon(
     Without the role pg_read_all_stats, a login sees its own sessions only.
     """
     age = seconds(older_than, "older_than")
-    whole(limit, "limit")
+    whole_number(limit, "limit")
     with reading(alias_of(using)) as cursor:
         return oldest_snapshot.horizon(cursor, older_than=age, limit=limit)
 

@@ -14,7 +14,7 @@ from django_mq.outbox.replay import Replays
 from django_mq.policy.column_bounds import FIRST_TIME
 from django_mq.policy.routing import check_key
 from django_mq.queues.actions import Changed, Ids, checked_ids, log_changed
-from django_mq.queues.arguments import LARGEST, check_names, seconds, whole
+from django_mq.queues.arguments import MAX_BIGINT, check_names, seconds, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import replay as store
 from django_mq.store import schedules
@@ -51,7 +51,7 @@ def history(
     newest on: give `since` if few match.
     """
     check_names(queue=queue, type=type, handler=handler)
-    whole(limit, "limit")
+    whole_number(limit, "limit")
     alias = alias_of(using)
     found = HandledMessage.objects.using(alias).defer(*CONTENT)
     equal = {"queue": queue, "type": type, "handler": handler}
@@ -95,7 +95,7 @@ def replay(
     """
     check_names(queue=queue, type=type, handler=handler, to=to)
     if limit is not None:
-        whole(limit, "limit")
+        whole_number(limit, "limit")
     wanted = None if ids is None else checked_ids(ids)
     if all(each is None for each in (wanted, queue, type, handler, since, until)):
         raise ValueError("say which messages to replay: by ids, queue, type, handler, since, until")
@@ -104,7 +104,7 @@ def replay(
     replays = Replays(get_settings(), to=to)
     done: list[int] = []
     with transaction.atomic(using=alias):
-        for chunk in _chunks(alias, chosen, limit, whole=not dry_run):
+        for chunk in _chunks(alias, chosen, limit, with_content=not dry_run):
             if dry_run:
                 replays.check(chunk)
             else:
@@ -117,13 +117,13 @@ def replay(
 
 
 def _chunks(
-    alias: str, chosen: store.Filter, limit: int | None, *, whole: bool
-) -> Iterator[list[store.Past]]:
+    alias: str, chosen: store.Filter, limit: int | None, *, with_content: bool
+) -> Iterator[list[store.PastMessage]]:
     after, left = 0, limit
     while left is None or left > 0:
         size = CHUNK if left is None else min(CHUNK, left)
         with reading(alias) as cursor:
-            found = store.find(cursor, chosen, after=after, limit=size, whole=whole)
+            found = store.find(cursor, chosen, after=after, limit=size, with_content=with_content)
         if found:
             yield found
         if len(found) < size:
@@ -138,7 +138,7 @@ def _in_chain(correlation_id: str) -> Q:
         raise ValueError(f"correlation_id must be text, not {correlation_id!r}")
     found = Q(correlation_id=correlation_id.replace("\0", ""))
     if correlation_id.isascii() and correlation_id.isdecimal() and len(correlation_id) < 20:
-        found |= Q(id=min(int(correlation_id), LARGEST))
+        found |= Q(id=min(int(correlation_id), MAX_BIGINT))
     return found
 
 

@@ -14,7 +14,7 @@ from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, QueueState, Result
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess
-from django_mq.queues.stalled import MOST, shown_count
+from django_mq.queues.stalled import MAX_COUNT, shown_count
 from django_mq.queues.transactions import reading
 from django_mq.store.ahead import ahead
 from django_mq.store.results import UNANSWERED
@@ -132,7 +132,7 @@ def _count_ahead(message: QueuedMessage, alias: str) -> int:
     if message.leased_until is not None:  # lapsed leases are claimed before waiting messages
         return 0
     with reading(alias) as cursor:
-        return ahead(cursor, id=message.pk, queue=message.queue, most=MOST)
+        return ahead(cursor, id=message.pk, queue=message.queue, most=MAX_COUNT)
 
 
 def _metadata(message: QueuedMessage) -> dict[str, object]:

@@ -14,7 +14,7 @@ from django_mq.models import Operation
 from django_mq.operations.changes import CHANGES
 from django_mq.operations.heads import ACTIONS
 from django_mq.policy.message_filter import MessageFilter
-from django_mq.queues.arguments import whole
+from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import writing
 from django_mq.store import message_filters as filters
 from django_mq.store import operations as store
@@ -99,7 +99,7 @@ def operate(
 def operations(*, limit: int = 100, using: str | None = None) -> list[Operation]:
     """Return the newest operations, at most `limit`."""
     found = Operation.objects.using(alias_of(using)).order_by("-pk")
-    return list(found[: whole(limit, "limit", most=10_000)])
+    return list(found[: whole_number(limit, "limit", most=10_000)])
 
 
 def cancel_operation(id: int, *, using: str | None = None) -> bool:
@@ -108,7 +108,7 @@ def cancel_operation(id: int, *, using: str | None = None) -> bool:
     Its changes stay. Raises OperationalError if a step takes longer than a second.
     """
     with writing(alias_of(using)) as cursor:
-        progress = store.cancel(cursor, whole(id, "id"))
+        progress = store.cancel(cursor, whole_number(id, "id"))
     if progress is None:
         return False
     logger.info(

@@ -80,7 +80,7 @@ def explain(
     case = _Case(message, using, late)
     case.standing, case.first = standing, first
     text, error = _REASONS[message.state](case)
-    if message.state in _LATER and (line := _behind(case)):
+    if message.state in _OWN_CONDITION and (line := _behind(case)):
         text += f". Then it {line}"
     text = f"Message {message.pk} ({message.type}, queue {message.queue}) {text}."
     behind = standing.waits_for if standing else None
@@ -267,7 +267,12 @@ def _processable(case: _Case) -> Reason:
 
 
 #: In these states a message waits for a condition of its own first, then in its line.
-_LATER = (MessageState.HELD, MessageState.PAUSED, MessageState.RETRYING, MessageState.DELAYED)
+_OWN_CONDITION = (
+    MessageState.HELD,
+    MessageState.PAUSED,
+    MessageState.RETRYING,
+    MessageState.DELAYED,
+)
 _REASONS: dict[MessageState, Callable[[_Case], Reason]] = {
     MessageState.DEAD: _dead,
     MessageState.RUNNING: _running,

@@ -7,7 +7,7 @@ from typing import Any
 from django_mq.conf import get_settings
 
 #: Replaces a hidden value, as on Django's own debug pages.
-COVER = "********************"
+REDACTED = "********************"
 
 
 def redacted(value: Any) -> Any:
@@ -23,7 +23,7 @@ def redacted(value: Any) -> Any:
 
     def cover(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: COVER if hides(key) else cover(inner) for key, inner in value.items()}
+            return {key: REDACTED if hides(key) else cover(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [cover(inner) for inner in value]
         return value

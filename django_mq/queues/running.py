@@ -13,7 +13,7 @@ from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage, WorkerCommand, WorkerHeartbeat
 from django_mq.policy.error_text import one_line
 from django_mq.queues.actions import Changed, Ids, checked_ids
-from django_mq.queues.arguments import LARGEST
+from django_mq.queues.arguments import MAX_BIGINT
 from django_mq.queues.fleet import SILENT
 from django_mq.queues.transactions import writing
 from django_mq.states import GONE_AFTER
@@ -22,7 +22,7 @@ from django_mq.store import commands as store
 logger = logging.getLogger("django_mq")
 
 #: The largest number of seconds that a worker may have written: 100 years.
-LONGEST = 3_155_760_000.0
+MAX_SECONDS = 3_155_760_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def running(
     at: dict[int, tuple[str, str, int, timedelta | None]] = {}
     for worker, host, pid, listed, ran, silent in columns:
         for id in listed if isinstance(listed, list) else ():
-            if type(id) is int and 0 < id <= LARGEST and (ids is None or id in ids):
+            if type(id) is int and 0 < id <= MAX_BIGINT and (ids is None or id in ids):
                 at[id] = (worker, host, pid, _ran_for(ran, id, silent))
     found = QueuedMessage.objects.using(alias).filter(pk__in=at, leased_until__isnull=False)
     rows = found.values_list("pk", "queue", "type", "handler", "attempts", "claimed_by")
@@ -70,7 +70,7 @@ def running(
 def _ran_for(ran: object, id: int, silent: float) -> timedelta | None:
     """Return for how long a message runs; None for a value that no worker writes."""
     seconds = ran.get(str(id)) if isinstance(ran, Mapping) else None
-    if not isinstance(seconds, int | float) or not 0 < seconds < LONGEST:
+    if not isinstance(seconds, int | float) or not 0 < seconds < MAX_SECONDS:
         return None
     return timedelta(seconds=seconds + silent)
 

@@ -21,7 +21,7 @@ from django_mq.messages import Receipt
 from django_mq.models import Schedule
 from django_mq.policy.due_times import PUNCTUAL
 from django_mq.policy.routing import check_name
-from django_mq.queues.arguments import whole
+from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import writing
 from django_mq.schedules.firing import fire_now
 from django_mq.store import Cursor
@@ -101,7 +101,7 @@ def next_times(
 
     Raises InvalidOption if its cron expression or time zone cannot be read.
     """
-    whole(count, "count", most=MOST_TIMES)
+    whole_number(count, "count", most=MOST_TIMES)
     name = schedule.name if isinstance(schedule, Schedule) else schedule
     with connections[alias_of(using)].cursor() as cursor:
         row = store.read(cursor, check_name(name, "schedule name"))

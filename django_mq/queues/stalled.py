@@ -12,7 +12,7 @@ from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
 from django_mq.operations.heads import ordered_queues, skipping_queues
 from django_mq.policy.routing import check_name
-from django_mq.queues.arguments import whole
+from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import waiting_behind as store
 from django_mq.store.waiting_behind import LinePosition
@@ -21,9 +21,9 @@ from django_mq.store.waiting_behind import LinePosition
 #: written JSON that is nested too deeply to decode.
 PRIVATE = ("payload", "metadata", "last_error", "dead_reason")
 #: Counts of messages ahead or behind stop here.
-MOST = 1000
+MAX_COUNT = 1000
 #: `heads()` examines this many blocking messages, the oldest first: about 0.1 s.
-LOOKED = 10_000
+MAX_EXAMINED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def heads(queue: str | None = None, *, limit: int = 100, using: str | None = Non
     """
     if queue is not None:
         check_name(queue, "queue")
-    whole(limit, "limit")
+    whole_number(limit, "limit")
     alias = alias_of(using)
     with reading(alias) as cursor:
         found = store.blocked(
@@ -75,8 +75,8 @@ def heads(queue: str | None = None, *, limit: int = 100, using: str | None = Non
             ordered=ordered_queues(),
             skipping=skipping_queues(),
             limit=limit,
-            most=MOST,
-            looked=LOOKED,
+            most=MAX_COUNT,
+            looked=MAX_EXAMINED,
         )
     rows = (
         QueuedMessage.objects.using(alias)
@@ -88,7 +88,7 @@ def heads(queue: str | None = None, *, limit: int = 100, using: str | None = Non
 
 
 def standings(
-    ids: Iterable[int], *, most: int = MOST, using: str | None = None
+    ids: Iterable[int], *, most: int = MAX_COUNT, using: str | None = None
 ) -> dict[int, LinePosition]:
     """Return, by id, the positions of those of `ids` that are in a line; counts stop at `most`."""
     with connections[alias_of(using)].cursor() as cursor:
@@ -97,7 +97,7 @@ def standings(
         )
 
 
-def shown_count(n: int, most: int = MOST) -> str:
+def shown_count(n: int, most: int = MAX_COUNT) -> str:
     """Return a count that stopped at `most` as text.
 
     >>> shown_count(12), shown_count(1000)
@@ -118,5 +118,5 @@ def _head(found: store.Blocking, row: QueuedMessage) -> Head:
         attempts=row.attempts,
         max_attempts=row.max_attempts,
         behind=found.behind,
-        capped=found.behind >= MOST,
+        capped=found.behind >= MAX_COUNT,
     )

@@ -9,7 +9,7 @@ from typing import Literal, overload
 from django_mq.conf import alias_of, get_settings
 from django_mq.models import QueuedMessage
 from django_mq.policy.routing import check_name
-from django_mq.queues.arguments import whole
+from django_mq.queues.arguments import whole_number
 from django_mq.queues.stalled import PRIVATE
 from django_mq.queues.transactions import reading
 from django_mq.store import peek as rows
@@ -111,7 +111,7 @@ def peek(
     """
     if queue is not None:
         check_name(queue, "queue")
-    whole(limit, "limit")
+    whole_number(limit, "limit")
     alias = alias_of(using)
     messages = QueuedMessage.objects.using(alias).with_state().order_by("pk")
     messages = messages.defer(*PRIVATE)

@@ -124,7 +124,7 @@ def topology(*, only: Collection[str] | None = None, using: str | None = None) -
 
 
 def _subscriber(
-    handler: handlers.Handler, stored: read_figures.Calls | None, live: HandlerTimings | None
+    handler: handlers.Handler, stored: read_figures.HandlerCalls | None, live: HandlerTimings | None
 ) -> Subscriber:
     """Return what is known of a handler; snoozed attempts are known of live workers alone."""
     attempts, last_at = (stored.attempts, stored.last_at) if stored else (0, None)

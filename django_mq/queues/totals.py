@@ -23,10 +23,10 @@ from django_mq.store import estimates as sampled
 from django_mq.store.readers import prepare_to_read
 
 #: Counts stop here. 10,000 rows take about 5 ms, a million half a second.
-MOST = 10_000
+MAX_COUNT = 10_000
 #: The approximate number of rows that `read_many_counts` reads, and the limits that its counts may
 #: have. A row on a page of its own takes 4 us.
-READ, STOPS = 50_000, (100, 200, 500, 1_000, 2_000, 5_000)
+READ_BUDGET, COUNT_LIMITS = 50_000, (100, 200, 500, 1_000, 2_000, 5_000)
 #: The kinds of messages for which each count reads rows: due, later, leased, keyed.
 _KINDS = 4
 
@@ -114,8 +114,8 @@ class QueueCounts:
 
 _IN_FLIGHT = frozenset(("leased", "running"))
 _DUE = frozenset(("processable", "held", "expired"))
-_LATER = frozenset(("delayed", "retrying", "held", "expired"))
-_WAITING = _DUE | _LATER | {"blocked"}
+_NOT_DUE = frozenset(("delayed", "retrying", "held", "expired"))
+_WAITING = _DUE | _NOT_DUE | {"blocked"}
 _PARTS = {"in_flight": _IN_FLIGHT, "depth": _WAITING | _IN_FLIGHT}
 
 
@@ -151,7 +151,7 @@ def read_counts(
 ) -> dict[str, QueueCounts]:
     """Return the counts of the queues `asked`, each up to `most`; call it in a transaction."""
     prepare_to_read(cursor)
-    return _read(cursor, asked, MOST if most is None else most)
+    return _read(cursor, asked, MAX_COUNT if most is None else most)
 
 
 def _read(cursor: Cursor, asked: Sequence[str], most: int) -> dict[str, QueueCounts]:
@@ -175,11 +175,13 @@ def read_many_counts(
     The limit is lower when more queues are long, and where a page can spend only a `share` of the
     usual time on its counts. Call it in a transaction.
     """
-    least = min(STOPS[0], MOST)
+    least = min(COUNT_LIMITS[0], MAX_COUNT)
     found = read_counts(cursor, asked, most=least)
     longer = [name for name, each in found.items() if each.capped]
-    rows = int(READ * share) // (_KINDS * max(1, len(longer)))
-    most = min(MOST, max(each for each in (*STOPS, MOST) if each <= max(rows, least)))
+    rows = int(READ_BUDGET * share) // (_KINDS * max(1, len(longer)))
+    most = min(
+        MAX_COUNT, max(each for each in (*COUNT_LIMITS, MAX_COUNT) if each <= max(rows, least))
+    )
     if longer and most > least:
         found |= _read(cursor, longer, most)
     return with_estimates(cursor, found), most
@@ -218,7 +220,7 @@ def _by_state(row: store.Census, most: int) -> tuple[dict[str, int], frozenset[s
     }
     capped = frozenset().union(
         _DUE if due > most else (),
-        _LATER if later > most else (),
+        _NOT_DUE if later > most else (),
         # Lapsed leases are counted first: beyond `most` of them, rows of any kind may follow.
         _IN_FLIGHT | _DUE if leased > most else (),
         {"blocked"} if row.keyed[0] > most else (),

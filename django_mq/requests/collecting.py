@@ -18,13 +18,13 @@ from django_mq.exceptions import as_seconds
 
 if TYPE_CHECKING:
     from django_mq.exceptions import ReplyTimeout
-    from django_mq.store.results import Found
+    from django_mq.store.results import ReplyState
 
 #: Seconds to wait for a reply by default.
 TIMEOUT = 10.0
 
 
-class Awaited(Protocol):
+class AwaitedReply(Protocol):
     """The part of PendingReply that waiting uses."""
 
     id: int
@@ -36,16 +36,16 @@ class Awaited(Protocol):
 
     def _was_born_in_test(self) -> bool: ...
 
-    def _look_here(self) -> Found: ...
+    def _look_here(self) -> ReplyState: ...
 
-    def _read(self, found: Found) -> Any: ...
+    def _read(self, found: ReplyState) -> Any: ...
 
     def _late(self, seconds: float | None) -> ReplyTimeout: ...
 
 
 @async_unsafe("this would block the event loop: await aresult(), aask() or agather() instead")
 def collect(
-    pendings: Sequence[Awaited],
+    pendings: Sequence[AwaitedReply],
     timeout: float | timedelta | None,
     *,
     return_exceptions: bool = False,
@@ -62,7 +62,7 @@ def collect(
 
 
 async def acollect(
-    pendings: Sequence[Awaited],
+    pendings: Sequence[AwaitedReply],
     timeout: float | timedelta | None,
     *,
     return_exceptions: bool = False,
@@ -73,7 +73,7 @@ async def acollect(
     with _futures(pendings, lambda each: deadline.is_zero or each._was_born_in_test()) as futures:
         for pending, future in zip(pendings, futures, strict=True):
             if future is None:
-                found: Found | None = await sync_to_async(pending._look_here)()
+                found: ReplyState | None = await sync_to_async(pending._look_here)()
             else:
                 found = await _aresult(future, deadline.left())
             is_here, raises = future is None, not return_exceptions
@@ -103,8 +103,8 @@ class _Deadline:
 
 @contextmanager
 def _futures(
-    pendings: Sequence[Awaited], is_here: Callable[[Awaited], bool]
-) -> Iterator[list[Future[Found] | None]]:
+    pendings: Sequence[AwaitedReply], is_here: Callable[[AwaitedReply], bool]
+) -> Iterator[list[Future[ReplyState] | None]]:
     """Yield a future for each reply, or None for one that this thread queries itself.
 
     The waiter looks for all of them until the block ends. Raises CannotWait.
@@ -122,14 +122,14 @@ def _futures(
         ]
 
 
-def _result(future: Future[Found], seconds: float | None) -> Found | None:
+def _result(future: Future[ReplyState], seconds: float | None) -> ReplyState | None:
     try:
         return future.result(seconds)
     except TimeoutError:
         return None
 
 
-async def _aresult(future: Future[Found], seconds: float | None) -> Found | None:
+async def _aresult(future: Future[ReplyState], seconds: float | None) -> ReplyState | None:
     if future.done():
         return future.result()
     try:
@@ -139,7 +139,12 @@ async def _aresult(future: Future[Found], seconds: float | None) -> Found | None
 
 
 def _reply(
-    pending: Awaited, found: Found | None, deadline: _Deadline, *, is_here: bool, raises: bool
+    pending: AwaitedReply,
+    found: ReplyState | None,
+    deadline: _Deadline,
+    *,
+    is_here: bool,
+    raises: bool,
 ) -> Any:
     """Return the reply; an error is raised or, without `raises`, returned in its place."""
     if found is not None and (found.answered or not found.stored):

@@ -16,15 +16,15 @@ from psycopg import sql
 from django_mq.conf import get_settings
 from django_mq.executor.connections import LOST
 from django_mq.store import results
-from django_mq.store.results import Found
+from django_mq.store.results import ReplyState
 
 #: Makes the system give up a silent network link after seconds instead of minutes.
-PATIENCE = {"connect_timeout": 10, "tcp_user_timeout": 10_000}
+CONNECT_OPTIONS = {"connect_timeout": 10, "tcp_user_timeout": 10_000}
 #: Seconds until LISTEN is tried again after it failed.
-RETRY = 10.0
+LISTEN_RETRY_SECONDS = 10.0
 
 
-class Poke:
+class SleepBreaker:
     """Ends the sleep of a link from any thread; several pokes count as one."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class ServerLink:
     the link only queries.
     """
 
-    def __init__(self, alias: str, poke: Poke) -> None:
+    def __init__(self, alias: str, poke: SleepBreaker) -> None:
         self._alias = alias
         self._poke = poke
         self._rang = False
@@ -58,11 +58,11 @@ class ServerLink:
         self._listening: psycopg.Connection[Any] | None = None
         self._tried_at = float("-inf")
 
-    def look(self, ids: Sequence[int]) -> list[Found]:
+    def look(self, ids: Sequence[int]) -> list[ReplyState]:
         """Return the states of the requests `ids`; LISTEN comes first, so no reply is missed."""
         if self._looking is None:
             self._looking = _connect(self._alias)
-        if self._listening is None and monotonic() - self._tried_at > RETRY:
+        if self._listening is None and monotonic() - self._tried_at > LISTEN_RETRY_SECONDS:
             self._tried_at = monotonic()
             self._listen(get_settings().wakeup)
         with self._looking.cursor() as cursor:
@@ -123,7 +123,7 @@ def _close(connection: psycopg.Connection[Any] | None) -> None:
 def _connect(alias: str) -> psycopg.Connection[Any]:
     """Return a plain connection in autocommit mode, not from Django's pool."""
     wrapper = connections[alias]
-    params = {**PATIENCE, **wrapper.get_connection_params(), "autocommit": True}
+    params = {**CONNECT_OPTIONS, **wrapper.get_connection_params(), "autocommit": True}
     connection: psycopg.Connection[Any] = psycopg.connect(**params)
     if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
         connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))

@@ -19,7 +19,7 @@ from django_mq.exceptions import (
     UnreadablePayload,
 )
 from django_mq.messages import Receipt, current_delivery
-from django_mq.outbox.options import check_whole
+from django_mq.outbox.options import check_integer
 from django_mq.outbox.send import queue_connection
 from django_mq.requests.collecting import TIMEOUT, acollect, collect
 from django_mq.store import results
@@ -45,17 +45,17 @@ class PendingReply:
     __slots__ = ("_alias", "_birth", "_queue", "_type", "id")
 
     def __init__(self, id: int, *, using: str | None = None) -> None:
-        self.id = check_whole(id, "id", 1, 2**63 - 1)
+        self.id = check_integer(id, "id", 1, 2**63 - 1)
         self._alias = using or queue_connection(None).alias
         self._type = self._queue = ""
-        self._birth: _Birth | None = None
+        self._birth: _Origin | None = None
 
     @classmethod
     def _of(cls, receipt: Receipt, type: str, connection: BaseDatabaseWrapper) -> PendingReply:
         """Return the pending reply to the request just stored on `connection`."""
         pending = cls(receipt.ids[0], using=connection.alias)
         pending._type, pending._queue = type, receipt.copies[0].queue
-        pending._birth = _Birth(connection)
+        pending._birth = _Origin(connection)
         return pending
 
     def result(self, timeout: float | timedelta | None = TIMEOUT) -> Any:
@@ -133,7 +133,7 @@ class PendingReply:
         """Like `_is_within_test()`, from any thread."""
         return self._birth is not None and self._birth.is_within_test
 
-    def _look_here(self) -> results.Found:
+    def _look_here(self) -> results.ReplyState:
         """Query on the connection of this thread."""
         if self._is_within_test():
             for run in test_runners:
@@ -143,7 +143,7 @@ class PendingReply:
 
     # ---- the outcome
 
-    def _read(self, found: results.Found) -> Any:
+    def _read(self, found: results.ReplyState) -> Any:
         """Return the value of the reply, or its error as an exception object."""
         if not found.answered:
             return self._absent()
@@ -187,7 +187,7 @@ def _restored(id: int, alias: str, type: str, queue: str) -> PendingReply:
     return pending
 
 
-class _Birth:
+class _Origin:
     """The transaction in which a request was stored."""
 
     __slots__ = ("__weakref__", "_block", "_connection", "is_within_test")

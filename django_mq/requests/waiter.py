@@ -19,8 +19,8 @@ from time import monotonic
 from django.core import mail
 
 from django_mq.executor.connections import LOST, reason_of
-from django_mq.requests.connection import Poke, ServerLink
-from django_mq.store.results import Found
+from django_mq.requests.connection import ServerLink, SleepBreaker
+from django_mq.store.results import ReplyState
 
 logger = logging.getLogger("django_mq")
 
@@ -28,9 +28,9 @@ logger = logging.getLogger("django_mq")
 FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25
 GROWTH = 1.5
 #: The minimum of seconds between two queries, since any login may send notifications.
-REST = 0.005
+MIN_QUERY_INTERVAL = 0.005
 #: Seconds that an idle thread keeps its connection.
-IDLE = 30.0
+IDLE_SECONDS = 30.0
 #: Seconds between two attempts to reach a lost database: first and longest.
 FIRST_WAIT, LONGEST_WAIT = 0.02, 5.0
 
@@ -41,7 +41,7 @@ class _Wanted:
     __slots__ = ("due", "futures", "wait")
 
     def __init__(self) -> None:
-        self.futures: list[Future[Found]] = []
+        self.futures: list[Future[ReplyState]] = []
         self.wait = FIRST_LOOK
         self.due = monotonic()
 
@@ -54,15 +54,15 @@ class Waiter:
         self._lock = threading.Lock()
         self._wanted: dict[int, _Wanted] = {}
         self._running = False
-        self._poke = Poke()
+        self._poke = SleepBreaker()
 
     @contextmanager
-    def waiting_for(self, id: int) -> Iterator[Future[Found]]:
+    def waiting_for(self, id: int) -> Iterator[Future[ReplyState]]:
         """Yield a future for the reply to message `id`, or for the answer that none can come.
 
         The wait lasts until the block ends. The future fails if the database refuses the query.
         """
-        future: Future[Found] = Future()
+        future: Future[ReplyState] = Future()
         with self._lock:
             if not self._running:
                 # Starting a thread may fail. It blocks on the lock until the future is registered.
@@ -75,7 +75,7 @@ class Waiter:
         finally:
             self._forget(id, future)
 
-    def _forget(self, id: int, future: Future[Found]) -> None:
+    def _forget(self, id: int, future: Future[ReplyState]) -> None:
         with self._lock:
             wanted = self._wanted.get(id)
             if wanted is not None and future in wanted.futures:
@@ -93,7 +93,7 @@ class Waiter:
             while not self._ends(idle_since):
                 try:
                     rang = link.sleep(self._until_due())
-                    time.sleep(max(0.0, looked_at + REST - monotonic()))
+                    time.sleep(max(0.0, looked_at + MIN_QUERY_INTERVAL - monotonic()))
                     if ids := self._take_due(all=rang, listening=link.is_listening()):
                         looked_at = idle_since = monotonic()
                         self._tell(link.look(ids))
@@ -117,7 +117,7 @@ class Waiter:
         """Return whether the thread has been idle for long; the next wait then starts a new one."""
         # In tests, an open connection would keep the test database from being dropped. `outbox` is
         # the mark that Django's test runners, and pytest-django, leave in any process.
-        keep = 0.0 if hasattr(mail, "outbox") else IDLE
+        keep = 0.0 if hasattr(mail, "outbox") else IDLE_SECONDS
         with self._lock:
             if self._wanted or monotonic() - idle_since < keep:
                 return False
@@ -127,7 +127,7 @@ class Waiter:
     def _until_due(self) -> float:
         with self._lock:
             if not self._wanted:
-                return IDLE
+                return IDLE_SECONDS
             return min(wanted.due for wanted in self._wanted.values()) - monotonic()
 
     def _take_due(self, *, all: bool, listening: bool) -> list[int]:
@@ -142,7 +142,7 @@ class Waiter:
                     wanted.wait = min(wanted.wait * GROWTH, LONGEST_LOOK)
         return ids
 
-    def _tell(self, found: list[Found]) -> None:
+    def _tell(self, found: list[ReplyState]) -> None:
         for each in found:
             if each.answered or not each.stored:
                 with self._lock:

@@ -18,7 +18,7 @@ from django_mq.executor.connections import LOST
 from django_mq.handlers.cron import can_read_cron, times_of
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.send import send
-from django_mq.policy.due_times import PUNCTUAL, Due, due
+from django_mq.policy.due_times import PUNCTUAL, DueTimes, due
 from django_mq.policy.error_text import describe, one_line
 from django_mq.policy.routing import MAX_NAME
 from django_mq.store import Cursor
@@ -29,12 +29,12 @@ logger = logging.getLogger("django_mq")
 
 #: Broadcasts per transaction: each has a savepoint, and PostgreSQL keeps 64 per transaction in
 #: shared memory.
-MOST = 50
+MAX_PER_TRANSACTION = 50
 #: The reserved metadata of a schedule's messages.
 SCHEDULE, SCHEDULED_FOR = "mq.schedule", "mq.scheduled_for"
 
 
-class Fired(NamedTuple):
+class FireResult(NamedTuple):
     """The result of one transaction: the number of broadcasts, and where the next one resumes.
 
     `after` is None if nothing more is due.
@@ -44,23 +44,23 @@ class Fired(NamedTuple):
     after: store.Position | None
 
 
-def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST) -> Fired:
+def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST) -> FireResult:
     """Broadcast schedules due after position `after`; call it in a transaction of its own.
 
     A schedule that another session has locked is skipped, as is one with a cron expression if
     `cronsim` is missing. One whose broadcast fails moves on, with `last_error`; one whose queue is
     full stays due.
     """
-    rows = store.take_due(cursor, limit=MOST, after=after, cron=can_read_cron())
+    rows = store.take_due(cursor, limit=MAX_PER_TRANSACTION, after=after, cron=can_read_cron())
     tried = broadcasts = 0
     for row in rows:
-        outcome = _fire(cursor, alias, row, most=MOST - tried)
+        outcome = _fire(cursor, alias, row, most=MAX_PER_TRANSACTION - tried)
         tried += outcome.tried
         broadcasts += outcome.broadcasts
         after = (row.due_at, row.name)
-        if tried >= MOST:
-            return Fired(broadcasts, after)
-    return Fired(broadcasts, after if len(rows) == MOST else None)
+        if tried >= MAX_PER_TRANSACTION:
+            return FireResult(broadcasts, after)
+    return FireResult(broadcasts, after if len(rows) == MAX_PER_TRANSACTION else None)
 
 
 def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, most: int) -> _Outcome:
@@ -84,7 +84,7 @@ def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, most: int) -> _Outcom
     return outcome
 
 
-def _due(row: ScheduleRow) -> Due:
+def _due(row: ScheduleRow) -> DueTimes:
     times = times_of(row.cron, row.every, row.tz, start=row.due_at)
     late = PUNCTUAL + timedelta(seconds=get_settings().poll_interval)
     only_one = row.overlap == "skip" and row.catch_up == "all"

@@ -62,7 +62,7 @@ def fenced(columns: str = "m.id", *, last: str = "offset 0") -> str:
     `last` ends the subquery: a lock, or OFFSET 0. Either stops the planner from starting the join
     with the table, which it would read whole where its statistics say that the table is empty.
 
-    >>> "for no key update" in fenced(last=LOCKED)
+    >>> "for no key update" in fenced(last=LOCK_SKIPPING)
     True
     """
     return f"""unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
@@ -76,7 +76,7 @@ def fenced(columns: str = "m.id", *, last: str = "offset 0") -> str:
 
 
 #: The `last` of `fenced()` that locks its rows, and skips rows that another session has locked.
-LOCKED = "for no key update skip locked"
+LOCK_SKIPPING = "for no key update skip locked"
 
 
 def array(values: Iterable[object]) -> str:

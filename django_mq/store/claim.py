@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import array
-from django_mq.store.claimed_row import NEXT_ATTEMPT, WIDTH, claimed_columns
+from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, claimed_columns
 from django_mq.store.queue_limits import is_open
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
 #: The mark before every row: a lane with this mark is scanned from its beginning.
-BEGINNING = (float("-inf"), 0)
+LANE_START = (float("-inf"), 0)
 
 
 class Lane(NamedTuple):
@@ -36,8 +36,8 @@ class Lane(NamedTuple):
 
     queue: str
     priority: int
-    at: float = BEGINNING[0]
-    id: int = BEGINNING[1]
+    at: float = LANE_START[0]
+    id: int = LANE_START[1]
 
 
 class Claim(NamedTuple):
@@ -53,16 +53,18 @@ class Claim(NamedTuple):
 
 NOTHING = Claim([], {})
 
-#: Stands in the statements of claims where they leave out rows; see `leaving_out()`.
-BUT = "/* but */"
+#: Marks the places in the statements of claims where `excluding()` adds a condition.
+EXCLUDED = "/* excluded */"
 
 
-def leaving_out(statement: str, ids: Sequence[int]) -> str:
-    """Return the claim `statement`, which leaves out the rows of its parameter `but`, if any.
+def excluding(statement: str, ids: Sequence[int]) -> str:
+    """Return the claim `statement`, which leaves out the rows of its parameter `excluded`, if any.
 
     Without `ids` it is unchanged, and costs nothing more.
     """
-    return statement.replace(BUT, "and m.id <> all(%(but)s::bigint[])") if ids else statement
+    return (
+        statement.replace(EXCLUDED, "and m.id <> all(%(excluded)s::bigint[])") if ids else statement
+    )
 
 
 #: The lanes of `lane_columns()`, in order, without those of closed queues.
@@ -91,7 +93,7 @@ with taken as materialized (
                  where m.queue = lane.queue and m.priority = lane.priority and m.key is null
                    and m.leased_until is null and m.blocked_by is null and m.dead_at is null
                    and (m.processable_after, m.id) > (lane.at, lane.id)
-                   and m.processable_after <= statement_timestamp() {BUT}
+                   and m.processable_after <= statement_timestamp() {EXCLUDED}
                  order by m.processable_after, m.id
                  limit %(limit)s
                    for no key update of m skip locked
@@ -122,7 +124,7 @@ def claim(
     max_bytes: int,
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
-    but: Sequence[int] = (),
+    excluded: Sequence[int] = (),
 ) -> Claim:
     """Take up to `limit` due messages without a key from `lanes`, in order, for `lease` seconds.
 
@@ -131,15 +133,15 @@ def claim(
     holds the gate of the queue.
 
     The `more_claimers` share the taken rows: one statement makes several claims, since a
-    transaction costs the same for a few hundred messages as for one. The rows with the ids `but`
-    are left out.
+    transaction costs the same for a few hundred messages as for one. `excluded` are the ids of rows
+    that it leaves out.
     """
     claimers = (claimer, *more_claimers)
     cursor.execute(
-        leaving_out(CLAIM, but),
+        excluding(CLAIM, excluded),
         {
             **lane_columns(lanes),
-            "but": array(but),
+            "excluded": array(excluded),
             "claimers": array(claimers),
             "each": -(-limit // len(claimers)),
             "lease": lease,
@@ -150,8 +152,8 @@ def claim(
     )
     found = cursor.fetchall()
     found.sort(key=_number)  # RETURNING promises no order
-    marks = {(row[1], row[7]): (row[WIDTH], row[0]) for row in found}
-    return Claim([ClaimedRow._make(row[:WIDTH]) for row in found], marks)
+    marks = {(row[1], row[7]): (row[COLUMN_COUNT], row[0]) for row in found}
+    return Claim([ClaimedRow._make(row[:COLUMN_COUNT]) for row in found], marks)
 
 
 def lane_columns(lanes: Sequence[Lane]) -> dict[str, object]:
@@ -164,4 +166,4 @@ def lane_columns(lanes: Sequence[Lane]) -> dict[str, object]:
     }
 
 
-_number = itemgetter(WIDTH + 1)
+_number = itemgetter(COLUMN_COUNT + 1)

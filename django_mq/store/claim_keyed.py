@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from django_mq.messages import ClaimedRow
 from django_mq.store import array, texts
 from django_mq.store.advisory_locks import KEYED_CLAIM
-from django_mq.store.claim import BUT, OPEN_LANES, Claim, Lane, lane_columns, leaving_out
-from django_mq.store.claimed_row import NEXT_ATTEMPT, WIDTH, claimed_columns
+from django_mq.store.claim import EXCLUDED, OPEN_LANES, Claim, Lane, excluding, lane_columns
+from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, claimed_columns
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-#: How many waiting rows one claim looks at, unless it may take more. A claim that fills its window
-#: parks the rows that it cannot take, so that no claim scans a long line twice.
+#: The number of waiting rows that one claim examines, unless it may take more. A claim that fills
+#: its window parks the rows that it cannot take, so that no claim scans a long line twice.
 WINDOW = 250
 
 _WINDOW = f"""
@@ -37,7 +37,7 @@ _WINDOW = f"""
              where m.queue = lane.queue and m.priority = lane.priority
                and m.leased_until is null and m.blocked_by is null and m.dead_at is null
                and (m.processable_after, m.id) > (lane.at, lane.id)
-               and m.processable_after <= statement_timestamp() {BUT}
+               and m.processable_after <= statement_timestamp() {EXCLUDED}
              order by m.processable_after, m.id
              limit %(window)s
          ) row_
@@ -111,7 +111,7 @@ with seen as materialized ({_WINDOW}), line as materialized (
           from line
          cross join lateral (
             select m.id,
-                   m.dead_at is null and m.leased_until is null {BUT}
+                   m.dead_at is null and m.leased_until is null {EXCLUDED}
                    and m.processable_after <= statement_timestamp() as ok
               from django_mq_queuedmessage m
              where m.queue = line.queue and m.handler = line.handler
@@ -252,7 +252,7 @@ def claim(
     skip_dead: bool,
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
-    but: Sequence[int] = (),
+    excluded: Sequence[int] = (),
     with_marks: bool = True,
 ) -> Claim:
     """Take up to `limit` due messages of `lanes`, with and without keys; see `claim.claim()`.
@@ -262,7 +262,7 @@ def claim(
     `blocked_by` set to the head. The caller opens a transaction and commits it at once. The marks
     pass only messages that were taken or parked; those that are freed later lie before them. With
     `with_marks` they are returned, which takes a seventh of the server's time. The `more_claimers`
-    share the rows. The rows `but`, and those behind them in their keys, are left out.
+    share the rows. The rows `excluded`, and those behind them in their keys, are left out.
     """
     given = {
         **lane_columns(lanes),
@@ -275,12 +275,12 @@ def claim(
         "lease": lease,
         "bytes": max_bytes,
         "with_marks": with_marks,
-        "but": array(but),
+        "excluded": array(excluded),
     }
     for lines in limit, window:
-        cursor.execute(leaving_out(LOCK_LINES, but), {**given, "limit": lines})
+        cursor.execute(excluding(LOCK_LINES, excluded), {**given, "limit": lines})
         locked = cursor.fetchall()
-        cursor.execute(leaving_out(CLAIM_LINES, but), {**given, **_line_columns(locked)})
+        cursor.execute(excluding(CLAIM_LINES, excluded), {**given, **_line_columns(locked)})
         rows = cursor.fetchall()
         # With nothing taken or parked, other sessions have locked rows of each of these lines.
         if rows[0][0] is not None or rows[0][-2] or len(locked) < lines:
@@ -288,7 +288,9 @@ def claim(
     found = sorted((row for row in rows if row[0] is not None), key=itemgetter(-3))
     passed = json.loads(rows[0][-1] or "[]")
     ends = {(queue, priority): (float(at), id) for queue, priority, at, id in passed}
-    return Claim([ClaimedRow._make(row[:WIDTH]) for row in found], ends, unfinished=rows[0][-2])
+    return Claim(
+        [ClaimedRow._make(row[:COLUMN_COUNT]) for row in found], ends, unfinished=rows[0][-2]
+    )
 
 
 def _line_columns(lines: Sequence[Sequence[Any]]) -> dict[str, object]:

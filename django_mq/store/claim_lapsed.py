@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import array
-from django_mq.store.claim import BEGINNING, BUT, leaving_out
-from django_mq.store.claimed_row import NEXT_ATTEMPT, REFUNDED, WIDTH, claimed_columns
+from django_mq.store.claim import EXCLUDED, LANE_START, excluding
+from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, REFUNDED, claimed_columns
 from django_mq.store.queue_limits import is_open
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ with found as materialized (
             select m.*
               from django_mq_queuedmessage m
              where m.queue = asked.queue and m.leased_until <= statement_timestamp()
-               and (m.leased_until, m.id) > (to_timestamp(asked.at), asked.id) {BUT}
+               and (m.leased_until, m.id) > (to_timestamp(asked.at), asked.id) {EXCLUDED}
              order by m.leased_until, m.id
              limit %(limit)s
                for no key update of m skip locked
@@ -145,7 +145,7 @@ def claim_lapsed(
     skip_dead: bool = False,
     admitted: bool = False,
     marks: Mapping[str, Mark] | None = None,
-    but: Sequence[int] = (),
+    excluded: Sequence[int] = (),
 ) -> Lapsed:
     """Take over up to `limit` messages of `queues` whose lease lapsed.
 
@@ -157,13 +157,13 @@ def claim_lapsed(
     Nothing is taken from a queue that is paused or backs off: its messages may be killing the
     workers. `admitted`: the caller holds the gate of the queue, which may then back off or be
     limited. Only the first message of a line is taken (with `skip_dead`, the first that is not
-    dead); the others are released. The rows `but` are left out.
+    dead); the others are released. The rows `excluded` are left out.
     """
-    begin = [(marks or {}).get(queue, BEGINNING) for queue in queues]
+    begin = [(marks or {}).get(queue, LANE_START) for queue in queues]
     cursor.execute(
-        leaving_out(CLAIM_LAPSED, but),
+        excluding(CLAIM_LAPSED, excluded),
         {
-            "but": array(but),
+            "excluded": array(excluded),
             "queues": list(queues),
             "ats": [at for at, _ in begin],
             "ids": [id for _, id in begin],
@@ -176,10 +176,10 @@ def claim_lapsed(
         },
     )
     found = cursor.fetchall()
-    left = {row[WIDTH]: (row[WIDTH + 1], row[WIDTH + 2]) for row in found}
-    found.sort(key=itemgetter(WIDTH + 1, WIDTH + 2))
-    taken = [ClaimedRow._make(row[:WIDTH]) for row in found if row[-1]]
-    dead = [ClaimedRow._make(row[:WIDTH]) for row in found if row[-1] is False]
+    left = {row[COLUMN_COUNT]: (row[COLUMN_COUNT + 1], row[COLUMN_COUNT + 2]) for row in found}
+    found.sort(key=itemgetter(COLUMN_COUNT + 1, COLUMN_COUNT + 2))
+    taken = [ClaimedRow._make(row[:COLUMN_COUNT]) for row in found if row[-1]]
+    dead = [ClaimedRow._make(row[:COLUMN_COUNT]) for row in found if row[-1] is False]
     return Lapsed(taken, dead, len(found) - len(taken) - len(dead), left)
 
 
@@ -191,7 +191,7 @@ select exists (
 """
 
 
-def any_lapsed(cursor: Cursor, *, queue: str, mark: Mark = BEGINNING) -> bool:
+def any_lapsed(cursor: Cursor, *, queue: str, mark: Mark = LANE_START) -> bool:
     """Return whether `queue` has a message behind `mark` whose lease lapsed."""
     cursor.execute(ANY_LAPSED, {"queue": queue, "at": mark[0], "id": mark[1]})
     return bool(cursor.fetchone()[0])

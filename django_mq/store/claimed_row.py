@@ -9,7 +9,7 @@ NEXT_ATTEMPT = "least(m.attempts, 2147483645) + 1"
 #: The attempts without the one that did not start. Other clients may have written zero.
 REFUNDED = "greatest(m.attempts - 1, 0)"
 #: The number of columns of a ClaimedRow; statements return any further columns after these.
-WIDTH = len(ClaimedRow._fields)
+COLUMN_COUNT = len(ClaimedRow._fields)
 
 
 def claimed_columns(*, payload: str = "m.payload::text", suspect: str = "m.suspect") -> str:

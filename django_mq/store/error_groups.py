@@ -156,25 +156,25 @@ select pair.fingerprint, count(*) filter (where m.dead_at is not null),
 """  # noqa: S608  (built from constants)
 
 
-def looked_up(pairs: Sequence[PairRow]) -> int:
-    """Return how many newest attempts of each of the `pairs` are looked up."""
+def attempts_per_pair(pairs: Sequence[PairRow]) -> int:
+    """Return the number of newest attempts that are examined for each of the `pairs`."""
     return max(1, min(MOST_LOOKED_UP, LOOKED_UP // max(1, len(pairs))))
 
 
-def left(
+def remaining_messages(
     cursor: Cursor, pairs: Sequence[PairRow], *, since: datetime
 ) -> dict[str, tuple[int, int]]:
     """Return how many messages of each fingerprint are dead and how many wait.
 
-    A message has the fingerprint of its last failed attempt. Only the newest `looked_up()` attempts
-    of each pair are examined.
+    A message has the fingerprint of its last failed attempt. Only the newest `attempts_per_pair()`
+    attempts of each pair are examined.
     """
     prepare_to_read(cursor)
     cursor.execute(
         LEFT,
         {
             "since": since,
-            "most": looked_up(pairs),
+            "most": attempts_per_pair(pairs),
             "fingerprints": [pair.fingerprint for pair in pairs],
             "queues": [pair.queue for pair in pairs],
         },

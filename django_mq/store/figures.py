@@ -24,7 +24,7 @@ class MinuteRow(NamedTuple):
     ran: dict[int, int]
 
 
-class Arrived(NamedTuple):
+class ArrivalCount(NamedTuple):
     """Absolute count of the messages created in a minute whose first attempt ended."""
 
     minute: int
@@ -64,7 +64,7 @@ select to_timestamp(r.minute), %(worker)s, r.queue, r.handler, r.messages
 """
 
 
-def write_arrived(cursor: Cursor, *, worker: str, rows: Sequence[Arrived]) -> None:
+def write_arrived(cursor: Cursor, *, worker: str, rows: Sequence[ArrivalCount]) -> None:
     """Store how many messages arrived by minute, replacing what `worker` stored before."""
     text = json.dumps([row._asdict() for row in rows])
     cursor.execute(WRITE_ARRIVED, {"worker": worker, "rows": text})

@@ -66,7 +66,7 @@ select array_agg(queue)::text, array_agg(handler)::text, array_agg(type)::text,
 """
 
 # Content is seldom put aside, and COME_FORWARD takes the server a while to plan.
-ASIDE = """
+FIND_PUT_ASIDE = """
 select a.queue, a.handler, a.type, a.unique_id
   from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
        as wanted (queue, handler, type, unique_id)
@@ -85,7 +85,7 @@ IS_FREE = f"""(select m.id
             where m.id = u.message_id and {HOLDS}) is null"""  # noqa: S608
 
 #: The first and the last time that a message may have, in seconds since 1970.
-MOMENTS = (int(FIRST_TIME.timestamp()), int(LAST_TIME.timestamp()))
+TIME_RANGE = (int(FIRST_TIME.timestamp()), int(LAST_TIME.timestamp()))
 
 
 def _number(name: str, low: int, high: int, *, default: str = "null") -> str:
@@ -96,7 +96,7 @@ def _number(name: str, low: int, high: int, *, default: str = "null") -> str:
 # Content put aside becomes a message once no live message holds its id, due after the quiet time if
 # one has begun. Its row is locked first, so it comes forward once. Other clients may have written
 # any object there: missing or mistyped fields get their defaults, numbers are cut to their ranges.
-COME_FORWARD = f"""
+BRING_FORWARD = f"""
 with aside as materialized (
     select a.*, found.seen_id, found.seen_until, found.seen_version
       from (
@@ -138,8 +138,8 @@ with aside as materialized (
                a.retry,
                a.wants_result is not distinct from 'true' as wants_result,
                a.ordered is not distinct from 'true' as ordered,
-               to_timestamp({_number("due", *MOMENTS)}::float8) as due,
-               to_timestamp({_number("expires", *MOMENTS)}::float8) as expires,
+               to_timestamp({_number("due", *TIME_RANGE)}::float8) as due,
+               to_timestamp({_number("expires", *TIME_RANGE)}::float8) as expires,
                make_interval(secs => {_number("unique_for", 0, 3155760000)}::float8) as unique_for
           from jsonb_to_record(aside.put_aside) as a (
                payload jsonb, max_attempts jsonb, schema_version jsonb, metadata jsonb,
@@ -185,9 +185,9 @@ def end(cursor: Cursor, done: Sequence[EndedMessage]) -> list[int]:
     if freed["queues"] is None:
         return []
     # A statement of its own: with the ids locked, it sees everything put aside until now.
-    cursor.execute(ASIDE, freed)
+    cursor.execute(FIND_PUT_ASIDE, freed)
     aside = [UniqueId._make(row) for row in cursor.fetchall()]
-    return come_forward(cursor, aside) if aside else []
+    return bring_forward(cursor, aside) if aside else []
 
 
 def end_removed(cursor: Cursor, removed: Sequence[Removed]) -> list[int]:
@@ -202,12 +202,12 @@ def end_removed(cursor: Cursor, removed: Sequence[Removed]) -> list[int]:
     return end(cursor, done) if done else []
 
 
-def come_forward(cursor: Cursor, ids: Sequence[UniqueId]) -> list[int]:
+def bring_forward(cursor: Cursor, ids: Sequence[UniqueId]) -> list[int]:
     """Turn content put aside for these ids into messages where the id is free; return their ids.
 
     Waits for open transactions that have taken such an id.
     """
-    cursor.execute(COME_FORWARD, {**columns(ids), "ring": notify.wanted()})
+    cursor.execute(BRING_FORWARD, {**columns(ids), "ring": notify.wanted()})
     return [row[0] for row in cursor.fetchall()]
 
 

@@ -37,7 +37,7 @@ def record(worker: str) -> str:
 
 # Only the holder of the row's lock has xmax for its transaction id, unless several sessions have
 # the row locked: then xmax is the id of their group, which counts from another sequence and may
-# equal the transaction id of anybody, in any database. So the session must also be one that the
+# equal the transaction id of any session, in any database. So the session must also be one that the
 # worker recorded. Where a login may not see when a session began, it may not end it either.
 END = f"""
 select m.id, pg_terminate_backend(a.pid)

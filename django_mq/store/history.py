@@ -8,20 +8,20 @@ from typing import NamedTuple
 from django_mq.messages import PlainFence
 from django_mq.store import Cursor, array, literals
 from django_mq.store.limits import Limits, set_local
-from django_mq.store.row_locks import PATIENCE
+from django_mq.store.row_locks import LOCK_WAIT_SECONDS
 
 
-class Handled(NamedTuple):
+class HandledDelivery(NamedTuple):
     """A message whose handler succeeded after `seconds`; its history is kept `keep` seconds.
 
-    `size`: the bytes of its payload. `whole`: payload and metadata are kept, too.
+    `size`: the bytes of its payload. `with_content`: payload and metadata are kept, too.
     """
 
     fence: PlainFence
     seconds: float
     keep: float
     size: int
-    whole: bool
+    with_content: bool
 
 
 # Like `settle.ACK`, which removes messages that have no history. A causation id should be the
@@ -31,7 +31,7 @@ with handled as materialized (
     select *
       from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
                   %(seconds)s::float8[], %(keeps)s::float8[], %(sizes)s::int[], %(wholes)s::bool[])
-           as handled (id, attempt, claimer, seconds, keep, size, whole)
+           as handled (id, attempt, claimer, seconds, keep, size, with_content)
 ), removed as (
     delete from django_mq_queuedmessage m
      using handled
@@ -39,8 +39,8 @@ with handled as materialized (
        and m.id = handled.id and m.attempts = handled.attempt and m.claimed_by = handled.claimer
     returning m.id, m.queue, m.type, m.schema_version, m.handler, m.key, m.priority, m.attempts,
               m.claimed_by, m.created_at, m.processable_after, m.metadata,
-              case when handled.whole then m.payload end as payload,
-              handled.seconds, handled.keep, handled.size, handled.whole
+              case when handled.with_content then m.payload end as payload,
+              handled.seconds, handled.keep, handled.size, handled.with_content
 )
 insert into django_mq_handledmessage
        (id, queue, type, schema_version, handler, key, priority, attempts, worker, size,
@@ -54,24 +54,24 @@ select id, queue, type, schema_version, handler, key, priority, attempts,
        created_at, processable_after,
        statement_timestamp() - make_interval(secs => seconds), statement_timestamp(),
        statement_timestamp() + make_interval(secs => keep),
-       payload, case when whole then metadata end
+       payload, case when with_content then metadata end
   from removed
 returning id
 """
 
 
-def ack(cursor: Cursor, handled: Sequence[Handled]) -> set[int]:
+def ack(cursor: Cursor, handled: Sequence[HandledDelivery]) -> set[int]:
     """Move messages, whose handlers are done, to the history; return their ids."""
     cursor.execute(ACK, _columns(handled))
     return {row[0] for row in cursor.fetchall()}
 
 
-def ack_alone(handled: Sequence[Handled]) -> str:
+def ack_alone(handled: Sequence[HandledDelivery]) -> str:
     """Return the query of `ack()`, in a transaction of its own; see `settle.ack_alone()`."""
-    return f"{set_local(Limits(lock=PATIENCE))}; {ACK % literals(_columns(handled))}"
+    return f"{set_local(Limits(lock=LOCK_WAIT_SECONDS))}; {ACK % literals(_columns(handled))}"
 
 
-def _columns(handled: Sequence[Handled]) -> dict[str, object]:
+def _columns(handled: Sequence[HandledDelivery]) -> dict[str, object]:
     fences, seconds, keeps, sizes, wholes = zip(*handled, strict=True)
     ids, attempts, claimers = zip(*fences, strict=True)
     return {

@@ -70,7 +70,7 @@ select exists (
 # partition alone, to look for rows of the day there.
 CREATE_DAY = SQL("create table {day} (like django_mq_handledmessage including all)")
 # Any member of the owner can then drop it.
-GIVE_DAY = SQL("alter table {day} owner to {owner}")
+SET_DAY_OWNER = SQL("alter table {day} owner to {owner}")
 ATTACH_DAY = SQL(
     "alter table django_mq_handledmessage attach partition {day}"
     " for values from ({start}) to ({end})"
@@ -89,7 +89,7 @@ def create_day(cursor: Cursor, day: date, *, owner: str | None = None) -> bool:
     name = _partition(day)
     _run(cursor, CREATE_DAY.format(day=name))
     if owner is not None:
-        _run(cursor, GIVE_DAY.format(day=name, owner=Identifier(owner)))
+        _run(cursor, SET_DAY_OWNER.format(day=name, owner=Identifier(owner)))
     _run(cursor, ATTACH_DAY.format(day=name, start=Literal(start), end=Literal(end)))
     return True
 

@@ -16,11 +16,11 @@ from django_mq.store import Cursor
 from django_mq.store.rows import NewRow, Rows
 
 #: Up to this many rows, one statement is faster than COPY, which needs ids first, and a savepoint.
-FEW = 50
+MAX_INSERT_ROWS = 50
 #: Up to this many rows that are not plain, VALUES are faster than a document.
-LISTED = 10
-#: The number of lines passed to COPY at once, unless they total more than `LONG` characters.
-TOGETHER, LONG = 200, 1024 * 1024
+MAX_VALUES_ROWS = 10
+#: The maximum numbers of lines and of characters that are passed to COPY at once.
+COPY_LINES, COPY_CHARACTERS = 200, 1024 * 1024
 
 
 class CopyCursor(Cursor, Protocol):
@@ -62,7 +62,7 @@ def insert(
     """
     if not rows:
         return []
-    if len(rows) > FEW:
+    if len(rows) > MAX_INSERT_ROWS:
         return copy_many(cursor, rows, on_ids=on_ids)
     return _insert_few(cursor, rows, on_ids)
 
@@ -78,7 +78,7 @@ def _insert_few(cursor: Cursor, rows: Rows, on_ids: Callable[[Sequence[int]], No
 def one_statement(rows: Rows) -> tuple[str, Sequence[object]]:
     """Return the statement that inserts a few rows and returns their ids, and its parameters."""
     used = _used_columns(rows)
-    if used and len(rows) > LISTED:
+    if used and len(rows) > MAX_VALUES_ROWS:
         return INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",)
     row = "(%s, %s, %s, %s, %s" + "".join(f", {column.values}" for column in used) + ")"
     params: list[object] = []
@@ -156,7 +156,7 @@ select statement_timestamp() at time zone 'UTC',
 """
 
 
-class Drawn(NamedTuple):
+class DrawnIds(NamedTuple):
     """New ids, ascending, drawn at `now`; `secured`: row-level security applies to this login."""
 
     now: datetime
@@ -164,11 +164,11 @@ class Drawn(NamedTuple):
     secured: bool
 
 
-def draw(cursor: Cursor, count: int) -> Drawn:
+def draw(cursor: Cursor, count: int) -> DrawnIds:
     """Return the database's time and `count` new ids."""
     cursor.execute(DRAW, (count,))
     clock, ids, secured = cursor.fetchone()
-    return Drawn(clock.replace(tzinfo=UTC), ids, secured)
+    return DrawnIds(clock.replace(tzinfo=UTC), ids, secured)
 
 
 # The server fills in the defaults in half the time it takes to read them.
@@ -192,11 +192,11 @@ def copy_many(
     names = _names(used) + (", created_at" if TIMES in used else "")
     line = _line_maker(used, now)
     with cursor.copy(COPY.format(names)) as copy:
-        for start in range(0, len(rows), TOGETHER):
-            these = ids[start : start + TOGETHER]
-            part = rows[start : start + TOGETHER]
+        for start in range(0, len(rows), COPY_LINES):
+            these = ids[start : start + COPY_LINES]
+            part = rows[start : start + COPY_LINES]
             lines = map(line, these, part.templates, part.payloads)
-            long = sum(map(len, part.payloads)) > LONG
+            long = sum(map(len, part.payloads)) > COPY_CHARACTERS
             for text in lines if long else ("".join(lines),):
                 copy.write(text)
             on_ids(these)
@@ -204,11 +204,11 @@ def copy_many(
 
 
 def _parts(rows: Rows) -> Iterator[Rows]:
-    """Yield the rows in parts of up to `TOGETHER` rows, or of `LONG` characters and one row."""
+    """Yield the rows in parts of at most `COPY_LINES` rows, cut after `COPY_CHARACTERS`."""
     start = size = 0
     for end, row in enumerate(rows, 1):
         size += len(row.payload) + len(row.metadata)
-        if end - start == TOGETHER or size > LONG or end == len(rows):
+        if end - start == COPY_LINES or size > COPY_CHARACTERS or end == len(rows):
             yield rows[start:end]
             start, size = end, 0
 

@@ -148,7 +148,7 @@ select (select count(*) from freed), (select max(id) from walked having count(*)
 """
 
 
-class Freed(NamedTuple):
+class FreedRows(NamedTuple):
     """How many rows were freed; `resume` is the last blocker looked at, None if that was all."""
 
     rows: int
@@ -157,7 +157,7 @@ class Freed(NamedTuple):
 
 def free_stranded(
     cursor: Cursor, *, skipping: Sequence[str], limit: int, after: int = BEFORE_ALL
-) -> Freed:
+) -> FreedRows:
     """Free one row of every line whose parked rows wait for a row that left the line.
 
     A row also left its line when it was unrouted and has a handler now, or when it never was in
@@ -165,7 +165,7 @@ def free_stranded(
     counts as gone. Looks at up to `limit` blockers with ids above `after`.
     """
     cursor.execute(FREE_STRANDED, {"skipping": list(skipping), "limit": limit, "after": after})
-    return Freed._make(cursor.fetchone())
+    return FreedRows._make(cursor.fetchone())
 
 
 NEXT_BLOCKER = """

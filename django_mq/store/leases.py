@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django_mq.messages import Fence
-from django_mq.store import LOCKED, Cursor, fence_columns, fenced, literals
+from django_mq.store import LOCK_SKIPPING, Cursor, fence_columns, fenced, literals
 from django_mq.store.limits import Limits, begin
 
 # SKIP LOCKED: a row needs no lease while its own slice has it locked.
@@ -17,7 +17,7 @@ update django_mq_queuedmessage
            leased_until, statement_timestamp() + make_interval(secs => %(lease)s))
  where id = any(array(
     select m.id
-      from {fenced(last=LOCKED)}))
+      from {fenced(last=LOCK_SKIPPING)}))
 returning id
 """  # noqa: S608  (built from constants, as is the next)
 
@@ -92,7 +92,7 @@ class Beat(NamedTuple):
 
 
 # A locked row is skipped: the renewals come next on the same connection and must not wait.
-BEAT = """
+HEARTBEAT = """
 with known as materialized (
     select id from django_mq_workerheartbeat where id = %(worker)s
 ), free as materialized (
@@ -125,7 +125,7 @@ select extract(epoch from statement_timestamp() - s.chores_ran_at)::float8,
 """
 
 
-def beat(
+def record_heartbeat(
     cursor: Cursor,
     *,
     worker: str,
@@ -144,7 +144,7 @@ def beat(
     `running` maps the ids of the messages that it runs to the seconds that they have run.
     """
     cursor.execute(
-        BEAT,
+        HEARTBEAT,
         {
             "worker": worker,
             "queues": json.dumps(list(queues)),

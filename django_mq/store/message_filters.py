@@ -18,7 +18,7 @@ WINDOW = 10_000
 #: The message waits or is blocked.
 _UNCLAIMED = "m.leased_until is null and m.dead_at is null"
 #: The messages that an action applies to.
-APPLIES = {
+ACTION_CONDITIONS = {
     "requeue": "m.dead_at is not null",
     "discard": "m.dead_at is not null",
     "cancel": _UNCLAIMED,
@@ -78,7 +78,7 @@ def where(wanted: MessageFilter, action: str) -> tuple[str, dict[str, Any]]:
     these do not matter.
     """
     params = wanted.as_json()
-    applies = "true" if params.pop("heads", False) else APPLIES[action]
+    applies = "true" if params.pop("heads", False) else ACTION_CONDITIONS[action]
     if "metadata" in params:
         params["metadata"] = json.dumps(params["metadata"])
     found = [applies, *(_CONDITIONS[name] for name in params if name != "path")]

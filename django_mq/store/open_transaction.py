@@ -6,20 +6,20 @@ import psycopg
 
 from django_mq.store import Cursor
 from django_mq.store.limits import STATEMENT_SECONDS
-from django_mq.store.row_locks import PATIENCE
+from django_mq.store.row_locks import LOCK_WAIT_SECONDS
 
-PATIENTLY = f"""
+BEGIN_WITH_LOCK_WAIT = f"""
 select set_config('statement_timeout', '{STATEMENT_SECONDS}s', true),
-       set_config('lock_timeout', '{PATIENCE}s', true), pg_current_xact_id()::text
+       set_config('lock_timeout', '{LOCK_WAIT_SECONDS}s', true), pg_current_xact_id()::text
 """
 
 
-def begin_patiently(cursor: Cursor) -> str:
+def begin_with_lock_wait(cursor: Cursor) -> str:
     """Limit the statements of the open transaction, and return its id.
 
-    Each waits up to `PATIENCE` seconds for a lock.
+    Each waits up to `LOCK_WAIT_SECONDS` for a lock.
     """
-    cursor.execute(PATIENTLY)
+    cursor.execute(BEGIN_WITH_LOCK_WAIT)
     xid: str = cursor.fetchone()[2]
     return xid
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
 from django_mq.store import array
-from django_mq.store.claim import BUT, leaving_out
+from django_mq.store.claim import EXCLUDED, excluding
 from django_mq.store.claimed_row import NEXT_ATTEMPT, claimed_columns
 from django_mq.store.queue_limits import is_open
 
@@ -51,20 +51,20 @@ select owner from before
 """
 
 
-class Owned(NamedTuple):
+class OwnedQueue(NamedTuple):
     """A queue is ours; `before` is the worker that owned it until now, if any."""
 
     before: str | None
 
 
-def own(cursor: Cursor, *, queue: str, worker: str, lease: float) -> Owned | None:
+def own(cursor: Cursor, *, queue: str, worker: str, lease: float) -> OwnedQueue | None:
     """Own `queue` for `lease` seconds from now; return None if another worker owns it.
 
     If the queue is ours but its row is locked, it stays ours until the time that was set earlier.
     """
     cursor.execute(OWN, {"queue": queue, "worker": worker, "lease": lease})
     row = cursor.fetchone()
-    return None if row is None else Owned(row[0])
+    return None if row is None else OwnedQueue(row[0])
 
 
 DISOWN = """
@@ -166,14 +166,16 @@ class AdoptResume(NamedTuple):
     key_id: int = 0
 
 
-class Adopted(NamedTuple):
+class AdoptedMessages(NamedTuple):
     """How many messages joined the line; `resume` is where to go on, None at the end."""
 
     rows: int
     resume: AdoptResume | None
 
 
-def adopt(cursor: Cursor, *, queue: str, limit: int, after: AdoptResume | None = None) -> Adopted:
+def adopt(
+    cursor: Cursor, *, queue: str, limit: int, after: AdoptResume | None = None
+) -> AdoptedMessages:
     """Move messages that wait beside the line of `queue` into it.
 
     Looks at up to `limit` waiting rows and as many keyed rows, from `after` on.
@@ -182,10 +184,10 @@ def adopt(cursor: Cursor, *, queue: str, limit: int, after: AdoptResume | None =
     cursor.execute(ADOPT, {**begin._asdict(), "queue": queue, "limit": limit})
     rows, *found = cursor.fetchone()
     if found[0] is None and found[3] is None:
-        return Adopted(rows, None)
+        return AdoptedMessages(rows, None)
     waiting = found[:3] if found[0] is not None else (None, "-infinity", 0)
     keyed = found[3:] if found[3] is not None else (None, "", 0)
-    return Adopted(rows, AdoptResume(*waiting, *keyed))
+    return AdoptedMessages(rows, AdoptResume(*waiting, *keyed))
 
 
 # Locks the queue's row first, so that no worker takes the line over before this commits.
@@ -201,7 +203,7 @@ select queue
 CLAIM_LINE = f"""
 with head as materialized (
     select m.id, m.payload::text as payload,
-           m.dead_at is null and m.processable_after <= statement_timestamp() {BUT} as ok
+           m.dead_at is null and m.processable_after <= statement_timestamp() {EXCLUDED} as ok
       from django_mq_queuedmessage m
      where m.queue >= %(queue)s and m.queue <= %(queue)s and m.ordered
        and (m.dead_at is null or not %(skip_dead)s)
@@ -258,22 +260,22 @@ def claim(
     skip_dead: bool,
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
-    but: Sequence[int] = (),
+    excluded: Sequence[int] = (),
 ) -> list[ClaimedRow]:
     """Take the first messages of `queue`, up to `limit` and without a gap, if `worker` owns it.
 
     A head that is delayed, retrying or (unless `skip_dead`) dead blocks the line, and so does any
     message in flight. The caller opens a transaction and commits it at once. The `more_claimers`
-    share the rows. The rows `but`, and those behind them, are left out.
+    share the rows. The rows `excluded`, and those behind them, are left out.
     """
     cursor.execute(HOLD_LINE, {"queue": queue, "worker": worker})
     if cursor.fetchone() is None:
         return []
     cursor.execute(
-        leaving_out(CLAIM_LINE, but),
+        excluding(CLAIM_LINE, excluded),
         {
             "queue": queue,
-            "but": array(but),
+            "excluded": array(excluded),
             "claimers": array((claimer, *more_claimers)),
             "each": -(-limit // (1 + len(more_claimers))),
             "lease": lease,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from django_mq.store import Cursor
 from django_mq.store.free_unique_ids import IS_FREE
-from django_mq.store.unique_ids import Unique, UniqueId, documents, holder_of
+from django_mq.store.unique_ids import UniqueId, UniqueRow, documents, holder_of
 
 # Delays count from the broadcast, so they become times here, stored in seconds since 1970: a CHECK
 # can verify a number, but not a date. The last content put aside for an id replaces any earlier.
@@ -30,7 +30,7 @@ select row->>'queue', row->>'handler', row->>'type', row->>'unique_id',
 """
 
 
-def put_aside(cursor: Cursor, rows: Sequence[Unique]) -> None:
+def put_aside(cursor: Cursor, rows: Sequence[UniqueRow]) -> None:
     """Keep the rows until their unique ids are free; wait for sessions that put the same aside."""
     cursor.execute(PUT_ASIDE, {"rows": documents(rows)})
 
@@ -52,14 +52,14 @@ select a.queue, a.handler, a.type, a.unique_id, {IS_FREE}
 """  # noqa: S608
 
 
-class Aside(NamedTuple):
+class PutAsideIds(NamedTuple):
     """The free ids with content put aside; `resume` is the last id looked at, None at the end."""
 
     left: list[UniqueId]
     resume: UniqueId | None
 
 
-def left_aside(cursor: Cursor, *, limit: int, after: UniqueId | None = None) -> Aside:
+def left_aside(cursor: Cursor, *, limit: int, after: UniqueId | None = None) -> PutAsideIds:
     """Return ids that no live message holds, though content is put aside for them.
 
     The content was put aside while the message ended, or the message was deleted by hand.
@@ -69,4 +69,4 @@ def left_aside(cursor: Cursor, *, limit: int, after: UniqueId | None = None) -> 
     cursor.execute(LEFT_ASIDE, {**begin._asdict(), "limit": limit})
     found = [(UniqueId._make(row[:4]), row[4]) for row in cursor.fetchall()]
     resume = found[-1][0] if len(found) >= limit else None
-    return Aside([id for id, free in found if free], resume)
+    return PutAsideIds([id for id, free in found if free], resume)

@@ -183,7 +183,7 @@ DROP_PROBES = """
 with theirs as materialized (
     select s.queue
       from django_mq_queuestate s
-     where starts_with(s.probe_by, %(prefix)s) and s.probe_by <> all(%(but)s::text[])
+     where starts_with(s.probe_by, %(prefix)s) and s.probe_by <> all(%(excluded)s::text[])
        for no key update skip locked
 )
 update django_mq_queuestate s
@@ -194,12 +194,12 @@ returning s.queue
 """
 
 
-def drop_probes_of(cursor: Cursor, *, worker: str, but: Collection[str] = ()) -> set[str]:
-    """Give back every probe of worker process `worker`, except those of the claimers `but`.
+def drop_probes_of(cursor: Cursor, *, worker: str, excluded: Collection[str] = ()) -> set[str]:
+    """Give back every probe of worker process `worker`, except those of the claimers `excluded`.
 
     Returns the queues, each of which may start a new probe at once.
     """
-    cursor.execute(DROP_PROBES, {"prefix": f"{worker}:", "but": list(but)})
+    cursor.execute(DROP_PROBES, {"prefix": f"{worker}:", "excluded": list(excluded)})
     return {row[0] for row in cursor.fetchall()}
 
 

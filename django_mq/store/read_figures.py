@@ -9,7 +9,7 @@ from typing import NamedTuple
 from django_mq.store import Cursor
 
 
-class Part(NamedTuple):
+class FigureRow(NamedTuple):
     """The figures of a minute or an hour, `at` in seconds since 1970; histograms as JSON text."""
 
     at: int
@@ -49,13 +49,13 @@ select date_part('epoch', f.hour)::bigint, {_COLUMNS}
 """  # noqa: S608  (built from constants)
 
 
-def parts(cursor: Cursor, *, since: int, queues: Sequence[str] | None) -> list[Part]:
+def parts(cursor: Cursor, *, since: int, queues: Sequence[str] | None) -> list[FigureRow]:
     """Return the figures since a moment, in seconds since 1970; each message counts once."""
     cursor.execute(PARTS, {"since": float(since), "queues": queues})
-    return [Part._make(row) for row in cursor.fetchall()]
+    return [FigureRow._make(row) for row in cursor.fetchall()]
 
 
-class Calls(NamedTuple):
+class HandlerCalls(NamedTuple):
     """How many attempts of a handler ended since a moment, and the last minute or hour of them."""
 
     handler: str
@@ -84,18 +84,18 @@ select part.handler, sum(part.attempts)::bigint, max(part.at)
 """  # noqa: S608
 
 
-def calls(cursor: Cursor, *, since: float) -> dict[str, Calls]:
+def calls(cursor: Cursor, *, since: float) -> dict[str, HandlerCalls]:
     """Return the attempts of each handler in the last `since` seconds, whoever ran them."""
     cursor.execute(CALLS, {"since": since})
-    return {row[0]: Calls._make(row) for row in cursor.fetchall()}
+    return {row[0]: HandlerCalls._make(row) for row in cursor.fetchall()}
 
 
 class Flow(NamedTuple):
     """The flow of a queue since the window began: messages that left it, and that came in."""
 
     queue: str
-    gone: int
-    come: int
+    outgoing: int
+    incoming: int
 
 
 FLOWS = """
@@ -126,7 +126,7 @@ class Newcomers(NamedTuple):
     messages: int
 
 
-class New(NamedTuple):
+class NewcomerCounts(NamedTuple):
     """The time, and since when all newcomers are known (None: always), in seconds since 1970."""
 
     now: float
@@ -169,10 +169,10 @@ select seen.now, seen.oldest, seen.count, found.queue, found.minute, found.count
 """
 
 
-def newcomers(cursor: Cursor, *, queues: Sequence[str] | None) -> New:
+def newcomers(cursor: Cursor, *, queues: Sequence[str] | None) -> NewcomerCounts:
     """Return the messages of the last hour that no worker counts yet, out of the newest 5,000."""
     cursor.execute(NEWCOMERS, {"newest": NEWEST, "ids": NEWEST_IDS, "queues": queues})
     rows = cursor.fetchall()
     now, oldest, count, *_ = rows[0]
     found = [Newcomers(*row[3:]) for row in rows if row[3] is not None]
-    return New(now, oldest if count >= NEWEST else None, found)
+    return NewcomerCounts(now, oldest if count >= NEWEST else None, found)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from django_mq.messages import ClaimedRow, Fence
-from django_mq.store import LOCKED, Cursor, fence_columns, fenced
+from django_mq.store import LOCK_SKIPPING, Cursor, fence_columns, fenced
 from django_mq.store.claimed_row import REFUNDED, claimed_columns
 
-RELEASE_ALL_BUT = f"""
+RELEASE_ALL_EXCEPT = f"""
 with ours as materialized (
     select m.id
       from django_mq_queuedmessage m
@@ -23,12 +23,12 @@ returning m.id
 """  # noqa: S608  (built from constants, as is the next)
 
 
-def release_all_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
+def release_all_except(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
     """Release every message that worker process `worker` claimed, except the ids `running`.
 
     Skips rows that the worker's dying connection still has locked: call it again.
     """
-    cursor.execute(RELEASE_ALL_BUT, {"prefix": f"{worker}:", "running": list(running)})
+    cursor.execute(RELEASE_ALL_EXCEPT, {"prefix": f"{worker}:", "running": list(running)})
     return {row[0] for row in cursor.fetchall()}
 
 
@@ -40,7 +40,7 @@ select m.id, m.attempts, m.claimed_by
 """
 
 
-def claimed_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> list[Fence]:
+def claimed_except(cursor: Cursor, *, worker: str, running: Sequence[int]) -> list[Fence]:
     """Return the claims of worker process `worker`, except those of the ids `running`."""
     cursor.execute(CLAIMED, {"prefix": f"{worker}:", "running": list(running)})
     return [Fence._make(row) for row in cursor.fetchall()]
@@ -48,7 +48,7 @@ def claimed_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> list[
 
 LOCK_RUNNING = f"""
 select {claimed_columns()}
-  from {fenced("m.*", last=LOCKED)}
+  from {fenced("m.*", last=LOCK_SKIPPING)}
 """  # noqa: S608
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from django_mq.store import Cursor
     from django_mq.store.claim import Lane
 
-#: How many rows of one key are looked at, at least: a claim shares its limit among the keys.
-FEW = 20
+#: The minimum number of rows examined per key: a claim shares its limit among the keys.
+MIN_ROWS_PER_KEY = 20
 
 # The rows of a lane, those of their keys, and the line of an ordered queue: a claim of any kind
 # changes only these.
@@ -31,7 +31,7 @@ with lane as materialized ({OPEN_LANES}), seen as materialized (
          where m.queue = lane.queue and m.priority = lane.priority
            and m.leased_until is null and m.blocked_by is null and m.dead_at is null
            and m.processable_after <= statement_timestamp()
-           and m.id <> all(%(but)s::bigint[])
+           and m.id <> all(%(excluded)s::bigint[])
          order by m.processable_after, m.id
          limit %(limit)s
      ) row_
@@ -47,9 +47,9 @@ with lane as materialized ({OPEN_LANES}), seen as materialized (
          where m.queue = line.queue and m.handler = line.handler
            and m.key >= line.key and m.key <= line.key
            and m.leased_until is null and m.dead_at is null
-           and m.id <> all(%(but)s::bigint[])
+           and m.id <> all(%(excluded)s::bigint[])
          order by m.key, m.id
-         limit greatest({FEW}, (select %(limit)s / count(*) + 1 from line))
+         limit greatest({MIN_ROWS_PER_KEY}, (select %(limit)s / count(*) + 1 from line))
      ) m
 ), ordered as (
     select m.id, m.queue
@@ -59,7 +59,7 @@ with lane as materialized ({OPEN_LANES}), seen as materialized (
           from django_mq_queuedmessage m
          where m.queue >= whole.queue and m.queue <= whole.queue and m.ordered
            and m.leased_until is null and m.dead_at is null
-           and m.id <> all(%(but)s::bigint[])
+           and m.id <> all(%(excluded)s::bigint[])
          order by m.queue, m.id
          limit %(limit)s
      ) m
@@ -78,7 +78,7 @@ select m.id, m.queue
     select m.id, m.queue
       from django_mq_queuedmessage m
      where m.queue = asked.queue and m.leased_until <= statement_timestamp()
-       and m.id <> all(%(but)s::bigint[])
+       and m.id <> all(%(excluded)s::bigint[])
      order by m.leased_until, m.id
      limit %(limit)s
  ) m
@@ -87,19 +87,24 @@ select m.id, m.queue
 
 
 def waiting(
-    cursor: Cursor, *, lanes: Sequence[Lane], limit: int, admitted: bool, but: Sequence[int]
+    cursor: Cursor, *, lanes: Sequence[Lane], limit: int, admitted: bool, excluded: Sequence[int]
 ) -> dict[int, str]:
     """Return the rows that a claim of up to `limit` messages may take or pass: queues by id."""
-    params = {**lane_columns(lanes), "limit": limit, "admitted": admitted, "but": array(but)}
+    params = {
+        **lane_columns(lanes),
+        "limit": limit,
+        "admitted": admitted,
+        "excluded": array(excluded),
+    }
     cursor.execute(WAITING, params)
     return dict(cursor.fetchall())
 
 
 def lapsed(
-    cursor: Cursor, *, queues: Sequence[str], limit: int, but: Sequence[int]
+    cursor: Cursor, *, queues: Sequence[str], limit: int, excluded: Sequence[int]
 ) -> dict[int, str]:
     """Return up to `limit` rows whose lease has lapsed: queues by id."""
-    cursor.execute(LAPSED, {"queues": list(queues), "limit": limit, "but": array(but)})
+    cursor.execute(LAPSED, {"queues": list(queues), "limit": limit, "excluded": array(excluded)})
     return dict(cursor.fetchall())
 
 
@@ -113,7 +118,7 @@ select m.id, m.queue, m.type, m.handler, m.attempts, split_part(m.claimed_by, ':
  where m.id = any(%(ids)s::bigint[]) and m.leased_until is not null
 """
 
-# What a claim, or the take-over of a lapsed row, sets.
+# The columns that a claim, or the take-over of a lapsed row, sets.
 TRY = f"""
 update django_mq_queuedmessage m
    set attempts = case when taken.over then m.attempts else {NEXT_ATTEMPT} end,

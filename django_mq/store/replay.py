@@ -10,7 +10,7 @@ from django_mq.store import Cursor
 from django_mq.store.readers import prepare_to_read
 
 
-class Past(NamedTuple):
+class PastMessage(NamedTuple):
     """A handled message; `payload` and `metadata` are JSON text, None where none was kept.
 
     `metadata` carries `mq.replay_of`, the id of the replayed message.
@@ -53,7 +53,7 @@ select h.id, h.queue, h.type, h.schema_version, h.handler, h.key, h.priority{con
  limit %(limit)s
 """
 FIND = _FIND.format(content=", null, null")
-FIND_WHOLE = _FIND.format(
+FIND_WITH_CONTENT = _FIND.format(
     content=""",
        h.payload::text,
        ((case when jsonb_typeof(h.metadata) = 'object' then h.metadata else '{}' end)
@@ -62,13 +62,13 @@ FIND_WHOLE = _FIND.format(
 
 
 def find(
-    cursor: Cursor, wanted: Filter, *, after: int, limit: int | None, whole: bool
-) -> list[Past]:
+    cursor: Cursor, wanted: Filter, *, after: int, limit: int | None, with_content: bool
+) -> list[PastMessage]:
     """Return up to `limit` handled messages with ids above `after`, in the order of their ids.
 
-    `whole` reads their payloads and metadata, too.
+    `with_content` reads their payloads and metadata, too.
     """
     prepare_to_read(cursor)
     params = {**wanted._asdict(), "after": after, "limit": limit}
-    cursor.execute(FIND_WHOLE if whole else FIND, params)
-    return [Past._make(row) for row in cursor.fetchall()]
+    cursor.execute(FIND_WITH_CONTENT if with_content else FIND, params)
+    return [PastMessage._make(row) for row in cursor.fetchall()]

@@ -82,7 +82,7 @@ select wanted.id,
 """
 
 
-class Found(NamedTuple):
+class ReplyState(NamedTuple):
     """The state of a request: `answered`, else `stored` while its message is still in the table.
 
     `value` is JSON text, or None with an error.
@@ -96,10 +96,10 @@ class Found(NamedTuple):
     error_text: str
 
 
-def look(cursor: Cursor, ids: Sequence[int]) -> list[Found]:
+def look(cursor: Cursor, ids: Sequence[int]) -> list[ReplyState]:
     """Return the state of each request in `ids`."""
     cursor.execute(LOOK, {"ids": list(ids)})
-    return [Found._make(row) for row in cursor.fetchall()]
+    return [ReplyState._make(row) for row in cursor.fetchall()]
 
 
 LISTEN = "listen django_mq_replies"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mq.messages import PlainFence
-from django_mq.store import LOCKED, fence_columns, fence_values, fenced, literals
+from django_mq.store import LOCK_SKIPPING, fence_columns, fence_values, fenced, literals
 
 
 class LockResult(NamedTuple):
@@ -27,7 +27,7 @@ class LockResult(NamedTuple):
 LOCK = f"""
 with locked as materialized (
     select m.id, m.expired
-      from {fenced("m.id, m.expires_at <= statement_timestamp() as expired", last=LOCKED)}
+      from {fenced("m.id, m.expires_at <= statement_timestamp() as expired", last=LOCK_SKIPPING)}
 )
 select count(*), case when count(*) < cardinality(%(ids)s::bigint[]) then array_agg(id) end,
        array_agg(id) filter (where expired), pg_current_xact_id()::text
@@ -57,20 +57,20 @@ def lock(fences: Sequence[PlainFence]) -> str:
 #: Seconds to wait for another session's lock on a row: enough for a renewal, which holds it for a
 #: moment; an operator may hold it for an hour. Less than the server's deadlock_timeout (1 s): if
 #: the other session waits for us in turn, we give up first and it goes on.
-PATIENCE = 0.5
+LOCK_WAIT_SECONDS = 0.5
 
 # The handler has already begun, so a lock that is held for a moment is worth waiting for.
-LOCK_ONE_PATIENTLY = f"set local lock_timeout = '{PATIENCE}s';{LOCK_ONE};".replace(
+LOCK_ONE_WAITING = f"set local lock_timeout = '{LOCK_WAIT_SECONDS}s';{LOCK_ONE};".replace(
     " skip locked", ""
 )
 
 
-def lock_patiently(fence: PlainFence) -> str:
-    """Return the queries that lock one row, waiting up to `PATIENCE` seconds for its lock.
+def lock_waiting(fence: PlainFence) -> str:
+    """Return the queries that lock one row, waiting up to `LOCK_WAIT_SECONDS` for its lock.
 
     They set lock_timeout until the end of the transaction, or until it is set again.
     """
-    return LOCK_ONE_PATIENTLY % literals(fence_values(fence))
+    return LOCK_ONE_WAITING % literals(fence_values(fence))
 
 
 def parse_lock_result(row: Sequence[bytes | None], fences: Sequence[PlainFence]) -> LockResult:

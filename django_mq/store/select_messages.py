@@ -25,7 +25,7 @@ class Selection(NamedTuple):
     limit: int | None = None
 
 
-AMONG = """
+KEEP_SELECTABLE = """
 select m.id
   from unnest(%(ids)s::bigint[]) as asked (id)
  cross join lateral (
@@ -38,9 +38,9 @@ select m.id
 """
 
 
-def among(cursor: Cursor, *, ids: Sequence[int], waiting: bool) -> list[int]:
+def keep_selectable(cursor: Cursor, *, ids: Sequence[int], waiting: bool) -> list[int]:
     """Return those of `ids` that are dead letters, longest dead first; with `waiting`, all."""
-    cursor.execute(AMONG, {"ids": list(ids), "waiting": waiting})
+    cursor.execute(KEEP_SELECTABLE, {"ids": list(ids), "waiting": waiting})
     return [row[0] for row in cursor.fetchall()]
 
 

@@ -60,7 +60,7 @@ def limits(driver: psycopg.Connection[Any]) -> LoginLimits:
     return LoginLimits(*row) if row else LoginLimits(0, None)
 
 
-def hears(
+def notify_arrives(
     listening: psycopg.Connection[Any], notifying: psycopg.Connection[Any], *, seconds: float
 ) -> bool:
     """Return whether a NOTIFY of one session reaches the LISTEN of the other within `seconds`."""

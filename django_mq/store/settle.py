@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import Fence, PlainFence
-from django_mq.store import LOCKED, array, fence_columns, fence_values, fenced, literals
+from django_mq.store import LOCK_SKIPPING, array, fence_columns, fence_values, fenced, literals
 from django_mq.store.limits import Limits, set_local
-from django_mq.store.row_locks import PATIENCE
+from django_mq.store.row_locks import LOCK_WAIT_SECONDS
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -62,11 +62,11 @@ def ack_alone(fences: Sequence[PlainFence]) -> str:
     """Return the query that acks `fences` in a transaction of its own and returns their ids.
 
     It goes through the simple protocol, where statements sent together are one transaction. It has
-    the limits of the worker, and waits up to `PATIENCE` seconds for each lock of another session.
+    the limits of the worker, and waits up to `LOCK_WAIT_SECONDS` for each lock of another session.
     """
     ack = f"{ACK_ONE} returning id" if len(fences) == 1 else ACK
     params = fence_values(fences[0]) if len(fences) == 1 else fence_columns(fences)
-    return f"{set_local(Limits(lock=PATIENCE))}; {ack % literals(params)}"
+    return f"{set_local(Limits(lock=LOCK_WAIT_SECONDS))}; {ack % literals(params)}"
 
 
 def ack(cursor: Cursor, fences: Sequence[PlainFence]) -> set[int]:
@@ -257,7 +257,7 @@ update django_mq_queuedmessage
    set leased_until = null, claimed_by = null, attempts = attempts - 1
  where id = any(array(
     select m.id
-      from {fenced(last=LOCKED)}))
+      from {fenced(last=LOCK_SKIPPING)}))
 returning id
 """  # noqa: S608
 

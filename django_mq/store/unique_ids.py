@@ -94,7 +94,7 @@ select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is no
 """  # noqa: S608
 
 
-class Seen(NamedTuple):
+class StoredUniqueId(NamedTuple):
     """The state of a unique id; `message_id` and `quiet_until` as stored, current or not.
 
     `alive`: that message exists and holds the id; `leased`: a worker has it; `quiet`: the quiet
@@ -110,13 +110,13 @@ class Seen(NamedTuple):
     version: str | None
 
 
-def look(cursor: Cursor, ids: Sequence[UniqueId]) -> list[Seen]:
+def look(cursor: Cursor, ids: Sequence[UniqueId]) -> list[StoredUniqueId]:
     """Return the state of each id, without waiting for locks."""
     cursor.execute(LOOK, columns(ids))
-    return [Seen._make(row) for row in cursor.fetchall()]
+    return [StoredUniqueId._make(row) for row in cursor.fetchall()]
 
 
-class Unique(NamedTuple):
+class UniqueRow(NamedTuple):
     """A row to write, its id, and what was seen of its unique id, if it has one.
 
     `unique_for` is how many seconds the unique id stays taken after a success.
@@ -126,7 +126,7 @@ class Unique(NamedTuple):
     row: NewRow
     unique_id: str | None = None
     unique_for: float | None = None
-    seen: Seen | None = None
+    seen: StoredUniqueId | None = None
 
     def document(self) -> str:
         """Return the row as a JSON object."""
@@ -177,7 +177,7 @@ returning id
 """  # noqa: S608
 
 
-def add(cursor: Cursor, rows: Sequence[Unique]) -> set[int]:
+def add(cursor: Cursor, rows: Sequence[UniqueRow]) -> set[int]:
     """Insert the rows whose unique ids are still as they were seen; return the rows' ids.
 
     Takes the unique ids in sorted order, and waits for open transactions that have taken one of
@@ -248,7 +248,7 @@ class Replaced(NamedTuple):
     left_key: str | None
 
 
-def replace(cursor: Cursor, rows: Sequence[tuple[Unique, bool]]) -> list[Replaced]:
+def replace(cursor: Cursor, rows: Sequence[tuple[UniqueRow, bool]]) -> list[Replaced]:
     """Give waiting rows new content and options, and a new due time where the flag is set.
 
     Returns the rows that were still waiting, not locked, and had their ids.
@@ -288,12 +288,12 @@ returning m.id
 """
 
 
-def move(cursor: Cursor, rows: Sequence[Unique]) -> int:
+def move(cursor: Cursor, rows: Sequence[UniqueRow]) -> int:
     """Give waiting rows new due times; return how many still waited and were not locked."""
     cursor.execute(MOVE, {"rows": documents(rows)})
     return len(cursor.fetchall())
 
 
-def documents(rows: Sequence[Unique]) -> str:
+def documents(rows: Sequence[UniqueRow]) -> str:
     """Return the rows as a JSON array."""
     return f"[{','.join(row.document() for row in rows)}]"

@@ -21,7 +21,7 @@ from django_mq.policy.error_text import one_line
 from django_mq.policy.stack import readable
 from django_mq.signals import log_failure
 from django_mq.supervisor.stop_signals import StopSignals
-from django_mq.supervisor.worker_figures import EVERY, Reports
+from django_mq.supervisor.worker_figures import REPORT_SECONDS, Reports
 from django_mq.worker import Worker
 from django_mq.worker.orders import QUIET
 from django_mq.worker.recovery import DeadWorker
@@ -93,7 +93,7 @@ def _reporting(worker: Worker, link: socket.socket) -> Iterator[None]:
     def report() -> None:
         ended = False
         while not ended:
-            ended = enough.wait(EVERY)
+            ended = enough.wait(REPORT_SECONDS)
             for line in reports.changed():
                 _send(link, FIGURES + line)
 
@@ -103,7 +103,7 @@ def _reporting(worker: Worker, link: socket.socket) -> Iterator[None]:
         yield
     finally:
         enough.set()
-        thread.join(EVERY)
+        thread.join(REPORT_SECONDS)
 
 
 def _listen(worker: Worker, link: socket.socket, signals: StopSignals) -> None:
@@ -162,7 +162,7 @@ def encode(dead: DeadWorker) -> bytes:
 def decode(line: bytes) -> DeadWorker:
     """Return the DeadWorker that `encode()` turned into `line`."""
     data: dict[str, Any] = json.loads(line)
-    del data["told_at"]  # this process has just been told
+    del data["learned_at"]  # this process has just been told
     for name in ("timed_out", "lost"):
         data[name] = [Fence(*fence) for fence in data[name]]
     for name in ("stopped", "ran", "stacks"):  # JSON has no whole numbers as keys

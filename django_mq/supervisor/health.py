@@ -9,12 +9,12 @@ from time import monotonic
 from typing import NamedTuple
 
 #: Seconds that one client may block the supervisor.
-PATIENCE = 0.2
+CLIENT_SECONDS = 0.2
 #: The maximum number of bytes that are read from a request.
-LONGEST = 8192
+MAX_REQUEST_BYTES = 8192
 
 
-class Answer(NamedTuple):
+class HealthResponse(NamedTuple):
     """An answer: its body, its status and its media type."""
 
     body: str
@@ -22,7 +22,7 @@ class Answer(NamedTuple):
     media_type: str = "text/plain"
 
 
-MISSING = Answer("no\n", "404 Not Found")
+MISSING = HealthResponse("no\n", "404 Not Found")
 
 
 class Endpoint:
@@ -37,7 +37,7 @@ class Endpoint:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def answer(self, pages: Mapping[str, Callable[[], Answer]]) -> None:
+    def answer(self, pages: Mapping[str, Callable[[], HealthResponse]]) -> None:
         """Answer one waiting client; a slow client, or one that left, gets no answer."""
         with contextlib.suppress(OSError):
             client, _ = self._socket.accept()
@@ -46,7 +46,7 @@ class Endpoint:
                 make = pages.get(path.partition("?")[0])
                 page = make() if make else MISSING
                 body = page.body.encode()
-                client.settimeout(PATIENCE)
+                client.settimeout(CLIENT_SECONDS)
                 client.sendall(
                     f"HTTP/1.1 {page.status}\r\nContent-Type: {page.media_type}\r\n"
                     f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
@@ -60,11 +60,11 @@ class Endpoint:
 
 def _request(client: socket.socket) -> bytes:
     """Read up to the end of the headers; raises TimeoutError if that takes too long."""
-    deadline = monotonic() + PATIENCE
+    deadline = monotonic() + CLIENT_SECONDS
     data = b""
-    while b"\r\n\r\n" not in data and len(data) < LONGEST:
+    while b"\r\n\r\n" not in data and len(data) < MAX_REQUEST_BYTES:
         client.settimeout(max(0.001, deadline - monotonic()))
-        more = client.recv(LONGEST)
+        more = client.recv(MAX_REQUEST_BYTES)
         if not more:
             break
         data += more

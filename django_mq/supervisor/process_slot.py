@@ -30,15 +30,15 @@ logger = logging.getLogger("django_mq")
 #: doubles, and the longest.
 FIRST_BRAKE, LONGEST_BRAKE = 1.0, 60.0
 #: Seconds after which a process counts as working, even if there was nothing to run.
-WELL_AFTER = 60.0
+WORKING_AFTER = 60.0
 #: Seconds that a process has, before it is killed, to write the stacks of its handlers; and, if it
 #: has not begun, until it does: on a busy machine it may not get to run at once.
-STACK_SECONDS, STACK_PATIENCE = 0.1, 0.5
+STACK_SECONDS, STACK_START_SECONDS = 0.1, 0.5
 #: `kill_at` of a process that was killed.
 KILLED = float("inf")
 MEGABYTE = 1024 * 1024
 #: The names of the parts, for probes.
-STANDING = {
+PART_NAMES = {
     MonitoredPart.LOOP: "loop",
     MonitoredPart.RENEWAL: "renewal of leases",
     MonitoredPart.LISTENER: "listener",
@@ -71,8 +71,8 @@ class ProcessSlot:
     restart_at: float = 0.0
     failures: int = 0
     failure: str = ""
-    heard: bytes = b""
-    last_word: bytes = b""
+    received: bytes = b""
+    last_line: bytes = b""
     recycling: bool = False
     quiet: bool = False
     leaving: bool = False
@@ -93,7 +93,7 @@ class ProcessSlot:
         self.worker = secrets.token_hex(8)
         self.started_at = monotonic()
         self.failure = ""
-        self.heard = self.last_word = b""
+        self.received = self.last_line = b""
         self.recycling = self.overran = False
         self.stopped.clear()
 
@@ -150,10 +150,10 @@ class ProcessSlot:
             words = b""
         if not words:
             self.close_link()
-        *lines, self.heard = (self.heard + words).split(b"\n")
+        *lines, self.received = (self.received + words).split(b"\n")
         for line in lines:
             if line in (GOODBYE, GAVE_UP):
-                self.last_word = line
+                self.last_line = line
             elif line.startswith(FIGURES):
                 self.figures.take(line.removeprefix(FIGURES))
             elif line.startswith(STOP):
@@ -189,7 +189,9 @@ class ProcessSlot:
         elif not self.overran:
             self.overran, self.kill_at = True, now + STACK_SECONDS
             self.stacks.ask(self.pid)
-        elif now >= self.kill_at and (self.stacks.begun() or now >= self.kill_at + STACK_PATIENCE):
+        elif now >= self.kill_at and (
+            self.stacks.begun() or now >= self.kill_at + STACK_START_SECONDS
+        ):
             self.kill_at = KILLED
             fence = late[0].fence
             stopped = fence in self.stopped
@@ -221,7 +223,7 @@ class ProcessSlot:
         if draining or self.recycling or self.leaving:
             return []
         stalled = (each for each in self.scoreboard.stalled() if each is not MonitoredPart.DATABASE)
-        return [f"worker process {self.pid}: the {STANDING[each]} is stalled" for each in stalled]
+        return [f"worker process {self.pid}: the {PART_NAMES[each]} is stalled" for each in stalled]
 
     def unready(self) -> list[str]:
         """Return why a live slot is not ready: its database has not answered, or not recently."""
@@ -283,7 +285,7 @@ class ProcessSlot:
         return min(FIRST_BRAKE * 2.0 ** min(self.failures - 1, 10), LONGEST_BRAKE)
 
     def _worked(self) -> bool:
-        return self.scoreboard.used() or monotonic() - self.started_at >= WELL_AFTER
+        return self.scoreboard.used() or monotonic() - self.started_at >= WORKING_AFTER
 
 
 def resident_bytes(pid: int) -> int:

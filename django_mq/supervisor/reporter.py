@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from django_mq.policy.exposition import CONTENT_TYPE
-from django_mq.supervisor.health import Answer, Endpoint
+from django_mq.supervisor.health import Endpoint, HealthResponse
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.supervisor.service import Service
 from django_mq.supervisor.worker_figures import exposed, summed
@@ -86,11 +86,11 @@ def not_ready(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
     return [each for slot in slots for each in (*slot.troubles(draining=False), *slot.unready())]
 
 
-def _verdict(failed: list[str]) -> Answer:
-    return Answer("\n".join(failed) + "\n", FAILED) if failed else Answer("ok\n")
+def _verdict(failed: list[str]) -> HealthResponse:
+    return HealthResponse("\n".join(failed) + "\n", FAILED) if failed else HealthResponse("ok\n")
 
 
-def _figures(slots: Sequence[ProcessSlot]) -> Answer:
+def _figures(slots: Sequence[ProcessSlot]) -> HealthResponse:
     totals = summed(slot.figures.totals() for slot in slots)
     running = sum(bool(slot.pid) for slot in slots)
-    return Answer(exposed(totals, processes=running), media_type=CONTENT_TYPE)
+    return HealthResponse(exposed(totals, processes=running), media_type=CONTENT_TYPE)

@@ -7,9 +7,9 @@ import socket
 from time import monotonic
 
 #: Bytes beyond which a process that does not read gets no more lines.
-LIMIT = 1024 * 1024
+MAX_UNSENT_BYTES = 1024 * 1024
 #: Seconds without progress after which it gets no more lines either.
-PATIENCE = 0.5
+STALL_SECONDS = 0.5
 
 
 class SendBuffer:
@@ -27,8 +27,8 @@ class SendBuffer:
 
     def accepts(self) -> bool:
         """Return whether the process reads, as far as is known."""
-        moves = monotonic() - self._moved_at < PATIENCE
-        return not self._unsent or (moves and len(self._unsent) < LIMIT)
+        moves = monotonic() - self._moved_at < STALL_SECONDS
+        return not self._unsent or (moves and len(self._unsent) < MAX_UNSENT_BYTES)
 
     def add(self, line: bytes) -> None:
         """Add a line, to be sent behind the earlier ones."""

@@ -14,7 +14,7 @@ import signal
 from django_mq.policy.stack import Frame, parse_dump
 
 #: Bytes of a dump that are read: 100 threads of 100 frames, as faulthandler bounds them.
-LARGEST = 2 * 1024 * 1024
+MAX_DUMP_BYTES = 2 * 1024 * 1024
 #: A real-time signal, which programs rarely use. On a system without one, there are no stacks.
 SIGNAL: int = getattr(signal, "SIGRTMIN", 0) and signal.SIGRTMIN + 7
 
@@ -49,7 +49,7 @@ class StackFile:
         """Return the calls of each thread, as far as the child has written them."""
         if self._fd < 0:
             return {}
-        return parse_dump(os.pread(self._fd, LARGEST, 0).decode(errors="replace"))
+        return parse_dump(os.pread(self._fd, MAX_DUMP_BYTES, 0).decode(errors="replace"))
 
     def wipe(self) -> None:
         """Forget the stacks that another process wrote."""

@@ -212,9 +212,9 @@ class Supervisor:
             return
         self._orphaned.update(slot.recovering)
         slot.recovering = {}
-        if slot.last_word == GOODBYE:
+        if slot.last_line == GOODBYE:
             self._on_ended(slot)
-        elif slot.last_word == GAVE_UP or wait:
+        elif slot.last_line == GAVE_UP or wait:
             if slot.leaving or not slot.recycling:
                 self._code = OUT_OF_TIME
                 slot.finished = True

@@ -15,7 +15,7 @@ from django_mq.policy.exposition import family, histogram
 from django_mq.policy.handler_stats import Tally
 
 #: Seconds between two reports of a process.
-EVERY = 5.0
+REPORT_SECONDS = 5.0
 #: The outcomes of `django_mq_handled_total`.
 OUTCOMES = ("acked", "retried", "snoozed", "dead")
 

@@ -20,7 +20,7 @@ from django_mq.handlers import Handler, queue_of
 from django_mq.handlers.callables import is_django_task, shown
 from django_mq.messages import ClaimedRow, Delivery, Message, current_delivery
 from django_mq.messages.classes import class_of
-from django_mq.outbox.options import check_whole
+from django_mq.outbox.options import check_integer
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.backoff import MAX_ATTEMPTS
 from django_mq.policy.routing import check_key, check_name, plain_types
@@ -62,8 +62,8 @@ def deliver(
         type, payload, schema_version = message.type, message.payload, message.schema_version
     elif type is None:
         type = _type_of(found)
-    attempt = check_whole(attempt, "attempt", 1, MAX_ATTEMPTS)
-    max_attempts = check_whole(max_attempts, "max_attempts", 1, MAX_ATTEMPTS)
+    attempt = check_integer(attempt, "attempt", 1, MAX_ATTEMPTS)
+    max_attempts = check_integer(max_attempts, "max_attempts", 1, MAX_ATTEMPTS)
     now = time()
     row = ClaimedRow(
         id=next(_delivered),

@@ -105,7 +105,7 @@ class Worker(WorkerOptions):
         """
         wait = timeout if timeout is None else checked_seconds("timeout", timeout)
         if threading.get_ident() == self._thread:
-            # What a signal handler interrupts may hold any lock that is needed to stop.
+            # The code that a signal handler interrupts may hold a lock that stopping needs.
             threading.Thread(target=self.stop, args=(0,), name="mq-stop", daemon=True).start()
             return False
         with self.lock:
@@ -118,7 +118,7 @@ class Worker(WorkerOptions):
         """Begin to drain, from any thread. Before a run, it makes that end at once."""
         self.stopping.set()
         if (run := self._run) is not None:
-            run.hurry()
+            run.limit_waits()
 
     def recover(self, dead: DeadWorker, done: Callable[[], None]) -> None:
         """Begin to settle what a dead sibling held; call `done` at the end. For the supervisor."""

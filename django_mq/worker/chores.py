@@ -34,18 +34,18 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds between two turns of the whole fleet: slightly below the heartbeat interval, because each
 #: heartbeat reads the time of the last turn.
-EVERY = 9.0
+TURN_SECONDS = 9.0
 #: Rows that one piece walks over, or removes.
-PIECE = 1000
-#: How many pieces of one message take the place of one that the database refuses.
-FEW = 50
+PIECE_ROWS = 1000
+#: The number of one-message pieces that replace a piece which the database refuses.
+SINGLE_MESSAGE_PIECES = 50
 #: Unique ids whose put-aside messages one transaction brings forward.
-FORWARD = 100
-#: Queues that one piece looks at.
-QUEUES = 100
-#: How far to count a queue that is too deep, for the text of the warning.
+FORWARD_IDS = 100
+#: Queues that one piece examines.
+PIECE_QUEUES = 100
+#: Counts of a queue that is too deep stop here; the warning shows the count.
 MOST_COUNTED = 10_000
-#: Seconds that a vacuum may take. What it did is not lost: the next turn continues.
+#: Seconds that a vacuum may take. Its work is not lost if it is cancelled: the next turn continues.
 VACUUM_SECONDS = 600.0
 #: Limits of its statements: one that waits longer for a lock is left to the next turn.
 LIMITS = Limits(lock=0.2)
@@ -68,7 +68,7 @@ def run(
     later chores take longer than LIMITS.
     """
     with within_transaction(cursor):
-        before = chores.take_turn(cursor, every=EVERY)
+        before = chores.take_turn(cursor, every=TURN_SECONDS)
     if before is None:
         return False
     after: dict[str, Position] = {}
@@ -101,18 +101,20 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Remove dead letters of one queue after `at`; the same queue comes next if it has more."""
     before = at or ""
     with within_transaction(cursor):
-        names = chores.dead_queues(cursor, after=before, limit=QUEUES)
+        names = chores.dead_queues(cursor, after=before, limit=PIECE_QUEUES)
         for name in names:
             oldest = settings.queue(name).dead_retention
             if oldest is not None and (
-                removed := chores.forget_dead(cursor, queue=name, older_than=oldest, limit=PIECE)
+                removed := chores.forget_dead(
+                    cursor, queue=name, older_than=oldest, limit=PIECE_ROWS
+                )
             ):
                 operators.free_followers(cursor, removed)
                 if settings.queue(name).ordered or any(row.key is not None for row in removed):
                     notify.ring(cursor)
-                return name if len(removed) < PIECE else before
+                return name if len(removed) < PIECE_ROWS else before
             before = name
-    return before if len(names) == QUEUES else None
+    return before if len(names) == PIECE_QUEUES else None
 
 
 def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position:
@@ -120,7 +122,7 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
     after = keys.BEFORE_ALL if at is None else int(at)
     try:
         with within_transaction(cursor):
-            freed = keys.free_stranded(cursor, skipping=skipping, limit=PIECE, after=after)
+            freed = keys.free_stranded(cursor, skipping=skipping, limit=PIECE_ROWS, after=after)
             if freed.rows:
                 notify.ring(cursor)
         return freed.resume
@@ -128,7 +130,7 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
         raise
     except psycopg.Error as error:
         log_failure("chore_failed", error, "the database refuses to free a message of a key")
-    for _ in range(FEW):
+    for _ in range(SINGLE_MESSAGE_PIECES):
         if (blocker := keys.next_blocker(cursor, after=after)) is None:
             return None
         try:
@@ -144,9 +146,9 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
 def _bring_forward(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Store the messages that were put aside for unique ids that are now free."""
     with within_transaction(cursor):
-        found = put_aside.left_aside(cursor, limit=PIECE, after=at and UniqueId(*at))
-    for start in range(0, len(found.left), FORWARD):
-        _forward(cursor, found.left[start : start + FORWARD])
+        found = put_aside.left_aside(cursor, limit=PIECE_ROWS, after=at and UniqueId(*at))
+    for start in range(0, len(found.left), FORWARD_IDS):
+        _forward(cursor, found.left[start : start + FORWARD_IDS])
     return found.resume and list(found.resume)
 
 
@@ -154,7 +156,7 @@ def _forward(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
     """Bring ids forward together; if one is refused, one by one, so that it stops no other."""
     try:
         with within_transaction(cursor):
-            free_unique_ids.come_forward(cursor, ids)
+            free_unique_ids.bring_forward(cursor, ids)
     except LOST as error:
         if not isinstance(error, psycopg.errors.LockNotAvailable):
             raise  # otherwise another session is taking one of them: the next walk finds the rest
@@ -177,7 +179,7 @@ def _forward(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
 def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Warn of queues deeper than `warn_depth`: the fleet does so once per `warn_every`."""
     with within_transaction(cursor):
-        names = chores.waiting_queues(cursor, after=at or "", limit=QUEUES)
+        names = chores.waiting_queues(cursor, after=at or "", limit=PIECE_QUEUES)
     depths = {name: settings.queue(name).warn_depth for name in names}
     limits = {name: depth + 1 for name, depth in depths.items() if depth}
     waiting = _count(cursor, limits)
@@ -194,7 +196,7 @@ def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:
             depth=count,
             warn_depth=depths[name],
         )
-    return names[-1] if len(names) == QUEUES else None
+    return names[-1] if len(names) == PIECE_QUEUES else None
 
 
 def _vacuum(cursor: Cursor, settings: Settings, at: Position) -> Position:

@@ -14,7 +14,7 @@ class ClaimArguments(TypedDict):
     limit: int
     max_bytes: int
     admitted: bool
-    but: Sequence[int]
+    excluded: Sequence[int]
 
 
 class ClaimOptions(NamedTuple):
@@ -35,14 +35,14 @@ class ClaimOptions(NamedTuple):
     list_size: int = 1
 
     def arguments(
-        self, claimer: str, limit: int, *, admitted: bool = False, but: Sequence[int] = ()
+        self, claimer: str, limit: int, *, admitted: bool = False, excluded: Sequence[int] = ()
     ) -> ClaimArguments:
-        """Return the arguments of a claim of up to `limit` messages, without the rows `but`."""
+        """Return the arguments of a claim of up to `limit` messages, without `excluded` rows."""
         return {
             "claimer": claimer,
             "lease": self.lease,
             "limit": limit,
             "max_bytes": self.batch_bytes,
             "admitted": admitted,
-            "but": but,
+            "excluded": excluded,
         }

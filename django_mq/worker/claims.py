@@ -21,7 +21,7 @@ from django_mq.store import (
     queue_limits,
     refused_rows,
 )
-from django_mq.store.claim import BEGINNING, NOTHING, Claim, Lane
+from django_mq.store.claim import LANE_START, NOTHING, Claim, Lane
 from django_mq.store.claim_lapsed import Lapsed, Mark
 from django_mq.worker.claim_options import ClaimArguments, ClaimOptions
 from django_mq.worker.claim_round import ClaimResult
@@ -29,8 +29,8 @@ from django_mq.worker.queue_facts import QueueFacts
 from django_mq.worker.refused_rows import RefusedRows
 from django_mq.worker.take_over import announce_dead, take_over
 
-#: How many batches one statement claims, if there is room for them.
-TOGETHER = 4
+#: The maximum number of batches that one statement claims.
+MAX_BATCHES = 4
 
 
 class ClaimRouter:
@@ -82,7 +82,7 @@ class ClaimRouter:
             return options.batch_size
         # The statement reads all rows before `batch_bytes` cuts them, so claim no more than
         # recently fitted.
-        return max(options.batch_size, min(TOGETHER * options.batch_size, self._fits))
+        return max(options.batch_size, min(MAX_BATCHES * options.batch_size, self._fits))
 
     def claim(
         self,
@@ -183,7 +183,7 @@ class ClaimRouter:
     def _arguments(
         self, options: ClaimOptions, claimer: str, limit: int, *, admitted: bool = False
     ) -> ClaimArguments:
-        return options.arguments(claimer, limit, admitted=admitted, but=self.refused.ids())
+        return options.arguments(claimer, limit, admitted=admitted, excluded=self.refused.ids())
 
     def _claim_plain(
         self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
@@ -235,7 +235,7 @@ class ClaimRouter:
         limit: int,
         marks: Mapping[str, Mark],
     ) -> Lapsed:
-        claimer, mark = self._claimer(), marks.get(queue, BEGINNING)
+        claimer, mark = self._claimer(), marks.get(queue, LANE_START)
         gate = queue_limits.enter(cursor, queue=queue, limit=options.max_in_flight)
         if (
             gate is None

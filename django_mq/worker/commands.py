@@ -29,13 +29,13 @@ from django_mq.store.limits import Limits
 #: and names the operator who stopped it.
 EndProcess = Callable[["Fence", str, float], None]
 
-OVER = "Its handler had ended."
+HANDLER_ENDED = "Its handler had ended."
 STOPPING = "Stopping its handler."
-CANNOT = (
+NO_SUPERVISOR = (
     "This worker cannot stop it: Worker.run() has no supervisor that could end its process. Run"
     " mq_worker, or end the process yourself."
 )
-NOWHERE = "Its handler is between two calls: try again."
+BETWEEN_CALLS = "Its handler is between two calls: try again."
 
 
 @dataclass(slots=True)
@@ -79,8 +79,8 @@ class Commands:
             if entry.fence[:2] == (command.message_id, command.attempt):
                 if command.action == "stop":
                     return self._stop(entry, command.by)
-                return stack_text(self._where(entry)) or NOWHERE
-        return OVER
+                return stack_text(self._where(entry)) or BETWEEN_CALLS
+        return HANDLER_ENDED
 
     def _stop(self, entry: Entry, by: str) -> str:
         cancelled = self.runner.stop(entry.fence.id, by)
@@ -88,7 +88,7 @@ class Commands:
         if end_process is not None:
             end_process(entry.fence, by, GRACE if cancelled else 0.0)
         elif not cancelled:
-            return CANNOT
+            return NO_SUPERVISOR
         return STOPPING
 
     def _where(self, entry: Entry) -> list[Frame]:

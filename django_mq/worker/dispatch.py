@@ -13,7 +13,7 @@ from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.ended import Ended
 from django_mq.executor.local_queue import LocalQueue
-from django_mq.executor.statements import Statements, where_possible
+from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.tasks import Line, Task, is_coroutine
 from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence
 from django_mq.signals import log_failure
@@ -171,7 +171,7 @@ class Dispatch:
             while fences and tries:
                 cursor = self._statements.cursor()
                 self._cancel_probes(cursor, fences)
-                released = where_possible(partial(settle.release, cursor), fences)
+                released = skip_refused_rows(partial(settle.release, cursor), fences)
                 any_released |= bool(released)
                 left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
                 fences = [fence for fence in fences if fence.id in left]

@@ -25,7 +25,7 @@ from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement, settle_all
 from django_mq.executor.slice_state import SettleIncomplete, SliceAborted
-from django_mq.executor.slices import Slices
+from django_mq.executor.slices import SliceRunner
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task
 from django_mq.messages import ClaimedRow, Delivery
@@ -35,7 +35,7 @@ from django_mq.store import leases, look, ordered_queues
 from django_mq.store.claim import Lane
 from django_mq.worker.borrowed_connection import TransactionGuard
 from django_mq.worker.claims import ClaimRouter
-from django_mq.worker.ordered_queues import PIECE
+from django_mq.worker.ordered_queues import JOIN_WINDOW
 from django_mq.worker.queue_options import ClaimOptionsCache
 from django_mq.worker.resolver import Resolver, settle_held
 
@@ -119,7 +119,7 @@ class Drain:
 
     def _run_slices(self, task: Task) -> None:
         session = Session(self._connection, borrowed=True)
-        slices = Slices(
+        slices = SliceRunner(
             session,
             self._context,
             entries=ExecutorEntries(Scoreboard(1), 0, 1),
@@ -189,10 +189,10 @@ class Drain:
         """Become the owner of an ordered queue, and move messages beside its line into it."""
         self._owned.add(queue)
         ordered_queues.own(self._cursor(), queue=queue, worker=NAME, lease=self._settings.lease)
-        adopted = ordered_queues.adopt(self._cursor(), queue=queue, limit=PIECE)
+        adopted = ordered_queues.adopt(self._cursor(), queue=queue, limit=JOIN_WINDOW)
         while adopted.resume is not None:
             adopted = ordered_queues.adopt(
-                self._cursor(), queue=queue, limit=PIECE, after=adopted.resume
+                self._cursor(), queue=queue, limit=JOIN_WINDOW, after=adopted.resume
             )
 
     def _run_unbound(self, task: Task) -> None:

@@ -18,7 +18,7 @@ KEEP_EVERY = 0.5
 LAST_RECOVERY = 5.0
 #: Seconds that the server has to answer a statement once the worker drains, and once the drain is
 #: over. A message that is released too late runs again when its lease lapses.
-HURRY, LAST_HURRY = 5.0, 1.0
+STATEMENT_SECONDS, LAST_STATEMENT_SECONDS = 5.0, 1.0
 
 
 class Draining:
@@ -32,9 +32,9 @@ class Draining:
         #: Whether everything that had started was finished.
         self.done = False
 
-    def hurry(self) -> None:
+    def limit_waits(self) -> None:
         """Limit every wait for the server from now on. From any thread."""
-        self.parts.watchdog.hurry(HURRY)
+        self.parts.watchdog.limit_waits(STATEMENT_SECONDS)
         self.parts.wakeup.poke()
 
     def run(self) -> None:
@@ -57,7 +57,7 @@ class Draining:
 
     def _begin(self) -> None:
         self.parts.draining = True
-        self.hurry()
+        self.limit_waits()
         self.worker.orders.report(self.id)
 
     def _stop_listening(self) -> None:
@@ -87,7 +87,7 @@ class Draining:
     def _give_up(self) -> None:
         """Wait for nothing any more: neither for handlers nor for a lost database."""
         self.parts.giving_up.set()
-        self.parts.watchdog.hurry(LAST_HURRY)
+        self.parts.watchdog.limit_waits(LAST_STATEMENT_SECONDS)
 
     def _join(self, thread: threading.Thread) -> None:
         """Wait for a thread until the drain is over; at least 0.5 s, since it may be idle."""

@@ -19,22 +19,22 @@ from django_mq.store import Cursor, expiry, notify
 logger = logging.getLogger("django_mq")
 
 #: Messages that expire in one piece: their payloads are read, for the signals.
-FEW = 50
-#: Rows that one walk over expired messages looks at: it skips those in flight.
-WINDOW = 1000
+PIECE_MESSAGES = 50
+#: Rows that one walk over expired messages examines: it skips those in flight.
+WALKED_ROWS = 1000
 
 
 def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Dead-letter messages that expired after `at`; return where the next piece starts."""
-    after, walked = at or expiry.ALWAYS, WINDOW
+    after, walked = at or expiry.ALWAYS, WALKED_ROWS
     try:
         ended = expire_few(cursor, after)
         if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
             notify.ring(cursor)  # this thread is not the one that claims
-        if len(ended) == FEW:
+        if len(ended) == PIECE_MESSAGES:
             return after
     except psycopg.errors.LockNotAvailable:
-        walked = FEW  # another session holds the unique id of one of them: skip these
+        walked = PIECE_MESSAGES  # another session holds the unique id of one of them: skip these
     except LOST:
         raise
     except psycopg.Error as error:
@@ -47,7 +47,7 @@ def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
 def _expire_singly(cursor: Cursor, after: str) -> str | None:
     """Dead-letter a few messages, each by itself: one that the database refuses is passed."""
     at: str | None = after
-    for _ in range(FEW):
+    for _ in range(PIECE_MESSAGES):
         try:
             expire_few(cursor, at or after, limit=1, window=1)
         except LOST:
@@ -62,7 +62,11 @@ def _expire_singly(cursor: Cursor, after: str) -> str | None:
 
 
 def expire_few(
-    cursor: Cursor, after: str = expiry.ALWAYS, *, limit: int = FEW, window: int = WINDOW
+    cursor: Cursor,
+    after: str = expiry.ALWAYS,
+    *,
+    limit: int = PIECE_MESSAGES,
+    window: int = WALKED_ROWS,
 ) -> list[Ended]:
     """Dead-letter a few messages that expired after `after`; return how they ended."""
     with within_transaction(cursor):
@@ -70,7 +74,7 @@ def expire_few(
             Ended(Delivery(row), Settled.BURIED, reason="expired")
             for row in expiry.expire(cursor, limit=limit, after=after, window=window)
         ]
-        settle_effects.write_where_possible(cursor, ended)
+        settle_effects.write_skipping_refused(cursor, ended)
     for each in ended:
         reports.one_ended(each)
     return ended

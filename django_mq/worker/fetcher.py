@@ -7,7 +7,7 @@ from time import monotonic, perf_counter
 
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.store import Cursor, look
-from django_mq.store.claim import BEGINNING, Lane
+from django_mq.store.claim import LANE_START, Lane
 from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claim_round import ClaimResult, ClaimRound
 from django_mq.worker.claims import ClaimRouter
@@ -189,7 +189,7 @@ class Fetcher:
         )
         marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
         result = self._claims.claim(cursor, marked, options, limit=room, with_marks=not full)
-        has_marks = any(lane.at != BEGINNING[0] for lane in marked)
+        has_marks = any(lane.at != LANE_START[0] for lane in marked)
         if has_marks or full or not group:
             own.scanned(result.claim.marks, self._clock() - began, full=full)
         else:  # neither the full scan that is due nor a usual one

@@ -85,7 +85,7 @@ class Intake:
             return 0
         room = prefetch.room(self.waiting())
         if not room:  # the executor that makes room pokes the loop, but only below this number
-            local_queue.tell_below(prefetch.claim_below * list_size)
+            local_queue.notify_below(prefetch.claim_below * list_size)
             room = prefetch.room(self.waiting())  # some may have started meanwhile
         if list_size == 1:
             return room

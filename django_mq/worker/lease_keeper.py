@@ -21,7 +21,7 @@ from django_mq.executor import handler_counts
 from django_mq.executor.connections import FIRST_WAIT, LOST, reason_of
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
-from django_mq.executor.statements import Statements, where_possible
+from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.watchdog import Link
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.signals import traced
@@ -31,9 +31,9 @@ from django_mq.store.limits import STATEMENT_SECONDS, Limits
 logger = logging.getLogger("django_mq")
 
 #: Seconds between two heartbeats.
-BEAT = 10.0
+HEARTBEAT_SECONDS = 10.0
 #: The minimum of seconds between two heartbeats, however often one is requested.
-HURRY = 0.5
+MIN_HEARTBEAT_SECONDS = 0.5
 #: The longest wait, in seconds, before a failed step is tried again. It is short, so that after an
 #: outage the leases are renewed before other workers look for lapsed ones.
 LONGEST_WAIT = 1.0
@@ -84,7 +84,7 @@ class LeaseKeeper(threading.Thread):
         seconds = min(STATEMENT_SECONDS, max(RENEWAL_STATEMENT_SECONDS, shortest_lease / 6))
         self._statements = Statements(alias, limits=Limits(seconds, seconds), link=link)
         self._wake = threading.Event()
-        self._ending = self._hurried = False
+        self._ending = self._heartbeat_requested = False
         # Whether the database refused a row of the last renewal.
         self._is_refused = False
         self._trouble: Exception | None = None
@@ -95,9 +95,9 @@ class LeaseKeeper(threading.Thread):
         self._ending = True
         self._wake.set()
 
-    def hurry(self) -> None:
+    def request_heartbeat(self) -> None:
         """Write the heartbeat soon: it also reads commands for this worker. From any thread."""
-        self._hurried = True
+        self._heartbeat_requested = True
         self._wake.set()
 
     def report(self) -> None:
@@ -113,7 +113,11 @@ class LeaseKeeper(threading.Thread):
 
     def run(self) -> None:
         due = {self._renew: 0.0, self._write_heartbeat: 0.0, self._write_figures: 0.0}
-        every = {self._renew: self.every, self._write_heartbeat: BEAT, self._write_figures: BEAT}
+        every = {
+            self._renew: self.every,
+            self._write_heartbeat: HEARTBEAT_SECONDS,
+            self._write_figures: HEARTBEAT_SECONDS,
+        }
         wait = FIRST_WAIT
         try:
             while not self._ending:
@@ -123,18 +127,20 @@ class LeaseKeeper(threading.Thread):
                     if self._succeeds(step):
                         due[step] = monotonic() + every[step]
                     else:
-                        hurried = min(wait, self._longest_wait)
-                        due[step] = monotonic() + (BEAT if step == self._write_figures else hurried)
+                        retry_in = min(wait, self._longest_wait)
+                        due[step] = monotonic() + (
+                            HEARTBEAT_SECONDS if step == self._write_figures else retry_in
+                        )
                         wait *= 2
                         break  # a renewal comes first again
                 else:
                     wait = FIRST_WAIT
                 self._wake.wait(max(0.0, min(due.values()) - monotonic()))
-                if self._hurried and not self._ending:
-                    self._hurried = False
+                if self._heartbeat_requested and not self._ending:
+                    self._heartbeat_requested = False
                     self._wake.clear()
                     # Every role that can log in may NOTIFY: it must not make this thread busy.
-                    soon = self._beat_at + HURRY
+                    soon = self._beat_at + MIN_HEARTBEAT_SECONDS
                     due[self._write_heartbeat] = min(due[self._write_heartbeat], soon)
             self._succeeds(self._write_figures)
             self._succeeds(self._leave)
@@ -169,7 +175,7 @@ class LeaseKeeper(threading.Thread):
             asked_at = lease_clock()
             fences = [each.fence for each in deliveries]
             renew = partial(leases.renew, self._statements.cursor(), lease=lease)
-            renewed = where_possible(renew, fences, refused.append)
+            renewed = skip_refused_rows(renew, fences, refused.append)
             for each in deliveries:
                 if each.id in renewed and each._leased_at > LONG_AGO:  # else it is locked first
                     each._leased_at = asked_at
@@ -189,7 +195,7 @@ class LeaseKeeper(threading.Thread):
         with self._impatient() as cursor:
             asked_at = lease_clock()
             self._beat_at = monotonic()
-            beat = leases.beat(cursor, **columns, timings=told)
+            beat = leases.record_heartbeat(cursor, **columns, timings=told)
         if counted:
             counted.minutes.set_clock(beat.now, asked_at)
         if beat.commands:

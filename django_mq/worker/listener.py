@@ -17,11 +17,11 @@ from django_mq.store.limits import Limits, set_for_session
 from django_mq.worker.wakeup import Wakeup
 
 #: The minimum of seconds between two rings, since every role that can log in may NOTIFY.
-REST = 0.005
+MIN_RING_INTERVAL = 0.005
 #: The channel of `store/commands`.
 COMMANDS = "django_mq_commands"
 #: Seconds between two checks of the link; a check that takes longer makes the thread reconnect.
-PING = 10.0
+PING_INTERVAL = 10.0
 
 
 class Listener(threading.Thread):
@@ -44,7 +44,7 @@ class Listener(threading.Thread):
         self._wakeup = wakeup
         self._on_command = on_command
         self._link = link
-        self._link.seconds = PING
+        self._link.seconds = PING_INTERVAL
         self._stopping = threading.Event()
         self._heard_at = float("-inf")
         self._tried = False
@@ -53,7 +53,7 @@ class Listener(threading.Thread):
 
     def healthy(self) -> bool:
         """Return whether the link has answered recently."""
-        return monotonic() - self._heard_at < 3 * PING
+        return monotonic() - self._heard_at < 3 * PING_INTERVAL
 
     def degraded(self) -> bool:
         """Return whether the link is dead; not before the first attempt to connect has ended."""
@@ -94,7 +94,7 @@ class Listener(threading.Thread):
                 self._tried = True
                 self.turns += 1
                 announced = 0
-                if link.poll(PING * 1000):
+                if link.poll(PING_INTERVAL * 1000):
                     self._ring()  # before reading it, so that the claim is not delayed
                     announced = 1
                 else:
@@ -112,5 +112,5 @@ class Listener(threading.Thread):
 
     def _ring(self) -> None:
         self._wakeup.ring()
-        self._stopping.wait(REST)
+        self._stopping.wait(MIN_RING_INTERVAL)
         self._heard_at = monotonic()

@@ -13,7 +13,7 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.store import Cursor
 from django_mq.worker import chores
-from django_mq.worker.wakeable_thread import LAST, WakeableThread
+from django_mq.worker.wakeable_thread import STOP_SECONDS, WakeableThread
 
 
 class Maintenance(WakeableThread):
@@ -27,7 +27,7 @@ class Maintenance(WakeableThread):
 
     def on_heartbeat(self, since: float | None) -> None:
         """Wake up if chores are due: the fleet last did them `since` seconds ago (None: never)."""
-        if since is None or since >= chores.EVERY:
+        if since is None or since >= chores.TURN_SECONDS:
             self._wake.set()
 
     def work(self) -> None:
@@ -45,5 +45,5 @@ class Maintenance(WakeableThread):
         self._ended.set()
         if self.is_alive() and (cursor := self._cursor) is not None:
             with contextlib.suppress(*LOST):
-                cursor.connection.cancel_safe(timeout=LAST)
+                cursor.connection.cancel_safe(timeout=STOP_SECONDS)
         super().end()

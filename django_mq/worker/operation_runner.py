@@ -17,11 +17,11 @@ from django_mq.store import Cursor, operations
 from django_mq.worker.wakeable_thread import WakeableThread
 
 #: Seconds between two steps, so that an operator's statement can lock the row.
-BREATH = 0.02
+STEP_PAUSE = 0.02
 #: Seconds until the next turn after one that failed.
 AFTER_FAILURE = 5.0
 #: Errors that another session causes, and that pass: the same step is taken again.
-PASSING = (
+TRANSIENT_ERRORS = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,
     psycopg.errors.LockNotAvailable,
@@ -64,7 +64,7 @@ class OperationRunner(WakeableThread):
             while not self._ended.is_set() and (step := self._step()):
                 if step.may_run and step.changed:
                     self._on_freed()
-                self._ended.wait(BREATH)
+                self._ended.wait(STEP_PAUSE)
 
     def on_failure(self, *, lost: bool) -> None:
         if not lost:
@@ -76,7 +76,7 @@ class OperationRunner(WakeableThread):
             with self.block() as cursor:
                 return take_step(cursor)
         except StepRefused as refused:
-            if isinstance(refused.error.__cause__, PASSING) or not self.is_connected():
+            if isinstance(refused.error.__cause__, TRANSIENT_ERRORS) or not self.is_connected():
                 raise refused.error from None
             with self.block() as cursor:
                 fail_step(cursor, refused.id, refused.error)

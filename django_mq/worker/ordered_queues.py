@@ -21,11 +21,11 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds for which a queue is owned. A process that freezes for longer loses the queue, and the
 #: messages that it had claimed from it.
-LEASE = 6.0
+LEASE_SECONDS = 6.0
 #: Seconds between two turns: each renews the leases, and takes the queues that have no owner.
-TURN = 1.5
-#: How many messages a turn looks at to find those that are not in the line yet.
-PIECE = 5000
+TURN_SECONDS = 1.5
+#: The number of messages that a turn examines to find those that are not in the line yet.
+JOIN_WINDOW = 5000
 
 
 class OrderedQueues:
@@ -61,12 +61,12 @@ class OrderedQueues:
         waits = now < self._turn_at and not (self._was_busy and not self._busy())
         if waits or not self._queues:
             return
-        self._turn_at = now + TURN
+        self._turn_at = now + TURN_SECONDS
         self._was_busy = self._busy()
         for queue in self._queues:
             if self._was_busy and queue not in self.owned:
                 continue
-            ours = ordered_queues.own(cursor, queue=queue, worker=self._worker, lease=LEASE)
+            ours = ordered_queues.own(cursor, queue=queue, worker=self._worker, lease=LEASE_SECONDS)
             if ours is None:
                 if queue in self.owned:
                     self._remove([queue])
@@ -83,7 +83,7 @@ class OrderedQueues:
         """Return whether one of the queues `due` is making progress, here or at its owner."""
         queues = [queue for queue in self._queues if queue in due]
         return bool(queues) and look.any_line_moves(
-            cursor, queues=queues, skipping=list(filter(skipping, queues)), soon=LEASE
+            cursor, queues=queues, skipping=list(filter(skipping, queues)), soon=LEASE_SECONDS
         )
 
     def turn_in(self) -> float:
@@ -156,14 +156,14 @@ class OrderedQueues:
             del self._owners_before[queue]
 
     def _adopt(self, cursor: Cursor, queue: str) -> None:
-        """Move messages of `queue` that are not in its line into it, PIECE of them per turn.
+        """Move messages of `queue` that are not in its line into it, JOIN_WINDOW of them per turn.
 
         The next turn continues where this one stopped. Takes at most a tenth of the time.
         """
         began = monotonic()
         if began >= self._adopt_at[queue]:
             after = self._adopt_after.get(queue)
-            adopted = ordered_queues.adopt(cursor, queue=queue, limit=PIECE, after=after)
+            adopted = ordered_queues.adopt(cursor, queue=queue, limit=JOIN_WINDOW, after=after)
             now = monotonic()
             self._adopt_after[queue] = adopted.resume
             self._adopt_at[queue] = now + 9 * (now - began)

@@ -12,7 +12,7 @@ from typing import Any
 from django_mq.conf.version import VERSION
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.connections import Outage
-from django_mq.executor.ended import DONE, Ended, any_back
+from django_mq.executor.ended import DONE, Ended, any_row_kept
 from django_mq.executor.executor import Executor
 from django_mq.executor.lingering import LINGER_SHARE
 from django_mq.executor.local_queue import LocalQueue
@@ -27,7 +27,7 @@ from django_mq.worker.dispatch import Dispatch
 from django_mq.worker.fetcher import Fetcher
 from django_mq.worker.intake import Intake
 from django_mq.worker.lease_keeper import LeaseKeeper
-from django_mq.worker.listener import PING, Listener
+from django_mq.worker.listener import PING_INTERVAL, Listener
 from django_mq.worker.liveness import Liveness
 from django_mq.worker.maintenance import Maintenance
 from django_mq.worker.operation_runner import OperationRunner
@@ -238,11 +238,11 @@ class Parts:
                 listens_on,
                 self.wakeup,
                 link=(hearing := self._link()),
-                on_command=self.lease_keeper.hurry,
+                on_command=self.lease_keeper.request_heartbeat,
             )
             listener = self.listener
             self.liveness.follow(
-                MonitoredPart.LISTENER, PING, lambda: (listener.turns, hearing.progress())
+                MonitoredPart.LISTENER, PING_INTERVAL, lambda: (listener.turns, hearing.progress())
             )
         link, keeper, poll = self.statements.link, self.lease_keeper, self._settings.poll_interval
         self.liveness.follow(MonitoredPart.LOOP, poll, lambda: (self.rounds, link.progress()))
@@ -272,7 +272,7 @@ class Parts:
         if self.backoffs.active and self.backoffs.note(ended):
             self.wakeup.poke()
         self.local_queue.settled([each.delivery._row.id for each in ended])
-        if any_back(ended):
+        if any_row_kept(ended):
             self._on_freed()
         elif next_in_line:
             self.fetcher.on_next_in_line()

@@ -10,7 +10,7 @@ from django_mq.conf import Settings
 from django_mq.handlers import Handler
 from django_mq.policy.routing import Pattern
 from django_mq.worker.claim_options import ClaimOptions
-from django_mq.worker.ordered_queues import LEASE as OWNER_LEASE
+from django_mq.worker.ordered_queues import LEASE_SECONDS as OWNER_LEASE
 
 
 class ClaimOptionsCache:

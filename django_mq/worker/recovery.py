@@ -22,15 +22,15 @@ from django_mq.policy.stack import Frame
 from django_mq.signals import log_failure
 from django_mq.store import leases, notify, ordered_queues, queue_backoff, recover, settle
 from django_mq.store.limits import Limits
-from django_mq.worker.releasing import release_all_but
+from django_mq.worker.releasing import release_all_except
 
 #: Seconds between two tries: the backends of a dead process hold its locks for a moment.
-PAUSE = 0.25
+RETRY_PAUSE = 0.25
 #: Seconds, after this process learned of the death, in which a claim of the dead process may still
 #: commit.
 LATE_CLAIM = 1.0
 #: Seconds after which leases have lapsed, and other workers take over what is left.
-GIVE_UP = 300.0
+GIVE_UP_SECONDS = 300.0
 #: The limits of its statements: one that waits longer for a lock is left to the next try.
 LIMITS = Limits(lock=1.0)
 
@@ -40,7 +40,7 @@ class DeadWorker:
     """A worker process that died, and the messages that lose an attempt by its death.
 
     `timed_out` ran past their timeout; `lost` were running when the process died, at `died_at` of
-    the system-wide monotonic clock; this process learned of it at `told_at`. Three dicts are by
+    the system-wide monotonic clock; this process learned of it at `learned_at`. Three dicts are by
     message id: `stopped` has the operator who stopped the message, `ran` the seconds that it ran,
     `stacks` the frames of its handler's stack.
     """
@@ -53,7 +53,7 @@ class DeadWorker:
     ran: dict[int, float] = field(default_factory=dict)
     stacks: dict[int, list[Frame]] = field(default_factory=dict)
     died_at: float = field(default_factory=monotonic)
-    told_at: float = field(default_factory=monotonic)
+    learned_at: float = field(default_factory=monotonic)
 
 
 class Recovery:
@@ -113,7 +113,7 @@ class Recovery:
                     self._runs = False
                     self._changed.notify_all()
                     return
-                self._changed.wait(PAUSE)
+                self._changed.wait(RETRY_PAUSE)
 
     def _is_settled(self, statements: Statements, dead: DeadWorker) -> bool:
         """Call `settle()`; return whether there is nothing left to try."""
@@ -135,7 +135,9 @@ class Recovery:
         """Settle the messages of `dead` that can be settled now; return whether none is left."""
         cursor = statements.cursor()
         charged = [*dead.timed_out, *dead.lost]
-        freed = release_all_but(cursor, worker=dead.worker, running=[fence.id for fence in charged])
+        freed = release_all_except(
+            cursor, worker=dead.worker, running=[fence.id for fence in charged]
+        )
         ended = self._charge(statements, dead, dead.timed_out, _timed_out)
         ended += self._charge(statements, dead, dead.lost, _lost)
         for each in ended:
@@ -146,9 +148,9 @@ class Recovery:
             self._on_freed()
             notify.ring(cursor)  # this process may be full; others may not
         left = recover.anything_left(cursor, worker=dead.worker)
-        if left and monotonic() - dead.told_at < GIVE_UP:
+        if left and monotonic() - dead.learned_at < GIVE_UP_SECONDS:
             return False
-        if monotonic() - dead.told_at < LATE_CLAIM:
+        if monotonic() - dead.learned_at < LATE_CLAIM:
             return False
         leases.leave(cursor, worker=dead.worker)
         return True
@@ -198,7 +200,7 @@ class Recovery:
                 ended.append(each)
             fences = [each.delivery.fence for each in ended]
             recover.backdate(cursor, fences, seconds=monotonic() - dead.died_at)
-            settle_effects.write_where_possible(cursor, ended)
+            settle_effects.write_skipping_refused(cursor, ended)
         return ended
 
 

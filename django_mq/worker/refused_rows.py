@@ -21,11 +21,11 @@ from django_mq.store import Cursor, refused_rows
 logger = logging.getLogger("django_mq")
 
 #: Seconds for which a refused row is left out of claims.
-LEAVE_OUT = 60.0
-#: Seconds after which a row that is still refused is named again.
-NAME_AGAIN = 3600.0
-#: How many rows are left out at most: beyond that, something else is wrong than a row.
-MOST = 1000
+LEAVE_OUT_SECONDS = 60.0
+#: Seconds after which a row that is still refused is reported again.
+REPORT_AGAIN_SECONDS = 3600.0
+#: The maximum number of rows left out. If more are refused, single rows are not the cause.
+MAX_LEFT_OUT = 1000
 #: Seconds that one search takes at most.
 SEARCH_SECONDS = 5.0
 
@@ -33,9 +33,9 @@ Taken = TypeVar("Taken")
 
 
 class Candidates(Protocol):
-    """Returns the rows that a claim may have changed, without the rows `but`: queues by id."""
+    """Returns the rows that a claim may have changed, without the rows `excluded`: queues by id."""
 
-    def __call__(self, *, but: Sequence[int]) -> Mapping[int, str]: ...
+    def __call__(self, *, excluded: Sequence[int]) -> Mapping[int, str]: ...
 
 
 class RefusedRows:
@@ -88,19 +88,19 @@ class RefusedRows:
         with within_transaction(cursor):
             if _refusal(cursor, ()) is not None:
                 return False
-            queues = candidates(but=self.ids())
-            refused = _search(cursor, sorted(queues), most=MOST - len(self._rows))
+            queues = candidates(excluded=self.ids())
+            refused = _search(cursor, sorted(queues), most=MAX_LEFT_OUT - len(self._rows))
         now = monotonic()
         for id, reason in refused.items():
-            self._rows[id] = queues[id], now + LEAVE_OUT
+            self._rows[id] = queues[id], now + LEAVE_OUT_SECONDS
             self._name(id, queues[id], reason, now)
         return bool(refused)
 
     def _name(self, id: int, queue: str, error: psycopg.Error, now: float) -> None:
         """Log a refused row, unless it was logged a while ago."""
-        if now - self._named_at.get(id, float("-inf")) < NAME_AGAIN:
+        if now - self._named_at.get(id, float("-inf")) < REPORT_AGAIN_SECONDS:
             return
-        if len(self._named_at) >= MOST:
+        if len(self._named_at) >= MAX_LEFT_OUT:
             self._named_at.clear()
         self._named_at[id] = now
         logger.error(
@@ -109,7 +109,7 @@ class RefusedRows:
             id,
             queue,
             named(error),
-            LEAVE_OUT,
+            LEAVE_OUT_SECONDS,
             exc_info=traced(error),
             extra={"event": "claim_refused", "message_id": id, "queue": queue},
         )

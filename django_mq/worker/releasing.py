@@ -8,19 +8,19 @@ from functools import partial
 import psycopg
 
 from django_mq.executor.connections import LOST
-from django_mq.executor.statements import where_possible
+from django_mq.executor.statements import skip_refused_rows
 from django_mq.store import Cursor, recover, settle
 
 
-def release_all_but(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
+def release_all_except(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
     """Release every message that `worker` claimed, except the ids `running`; return their ids.
 
     Skips locked rows, and those that the database refuses: their leases lapse.
     """
     try:
-        return recover.release_all_but(cursor, worker=worker, running=running)
+        return recover.release_all_except(cursor, worker=worker, running=running)
     except LOST:
         raise
     except psycopg.Error:
-        fences = recover.claimed_but(cursor, worker=worker, running=running)
-        return where_possible(partial(settle.release, cursor), fences)
+        fences = recover.claimed_except(cursor, worker=worker, running=running)
+        return skip_refused_rows(partial(settle.release, cursor), fences)

@@ -16,13 +16,13 @@ from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, chores, figures, history_days, operations
 
 #: Rows that one piece removes, or walks over.
-PIECE = 1000
+PIECE_ROWS = 1000
 #: How long figures are kept, in seconds: by minute and worker, and by hour.
 MINUTES_KEPT, HOURS_KEPT = 2 * 86400.0, 90 * 86400.0
 #: Days created ahead, so that a fleet that stops over a weekend finds its partitions.
-AHEAD = 3
+DAYS_AHEAD = 3
 #: Days that one piece looks at.
-WALK = 50
+PIECE_DAYS = 50
 
 
 def forgetting(
@@ -34,7 +34,7 @@ def forgetting(
         if (oldest := retention(settings)) is None:
             return None
         with within_transaction(cursor):
-            return _again(chores.forget(cursor, what, older_than=oldest, limit=PIECE))
+            return _again(chores.forget(cursor, what, older_than=oldest, limit=PIECE_ROWS))
 
     return forget
 
@@ -44,20 +44,20 @@ def forget_operations(cursor: Cursor, settings: Settings, at: Any) -> Any:
     if (oldest := settings.attempt_retention) is None:
         return None
     with within_transaction(cursor):
-        return operations.forget(cursor, older_than=oldest, after=at or 0, limit=PIECE)
+        return operations.forget(cursor, older_than=oldest, after=at or 0, limit=PIECE_ROWS)
 
 
 def forget_workers(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Delete the rows of workers that have been gone for a while."""
     oldest = 4 * GONE_AFTER.total_seconds()
     with within_transaction(cursor):
-        return chores.forget_workers(cursor, older_than=oldest, after=at or "", limit=PIECE)
+        return chores.forget_workers(cursor, older_than=oldest, after=at or "", limit=PIECE_ROWS)
 
 
 def forget_history(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Delete old rows that are in no partition of a day; return a position if there may be more."""
     with within_transaction(cursor):
-        return _again(history_days.forget(cursor, limit=PIECE))
+        return _again(history_days.forget(cursor, limit=PIECE_ROWS))
 
 
 def tend_days(cursor: Cursor, settings: Settings, at: Any) -> Any:
@@ -72,14 +72,14 @@ def tend_days(cursor: Cursor, settings: Settings, at: Any) -> Any:
         _create_ahead(cursor, found)
     since = date.min if at is None else date.fromisoformat(at)
     old = [day for day in found.days if since < day < found.today]
-    for day in old[:WALK]:
+    for day in old[:PIECE_DAYS]:
         with within_transaction(cursor):
             history_days.drop_day(cursor, day)
-    return old[WALK - 1].isoformat() if len(old) > WALK else None
+    return old[PIECE_DAYS - 1].isoformat() if len(old) > PIECE_DAYS else None
 
 
 def _create_ahead(cursor: Cursor, found: history_days.Days) -> None:
-    for n in range(AHEAD + 1):
+    for n in range(DAYS_AHEAD + 1):
         day = found.today + timedelta(days=n)
         if day not in found.days:
             with within_transaction(cursor):
@@ -92,9 +92,11 @@ def tend_figures(cursor: Cursor, settings: Settings, at: Any) -> Any:
         if figures.roll_up(cursor):
             return True
     with within_transaction(cursor):
-        return _again(figures.forget(cursor, minutes=MINUTES_KEPT, hours=HOURS_KEPT, limit=PIECE))
+        return _again(
+            figures.forget(cursor, minutes=MINUTES_KEPT, hours=HOURS_KEPT, limit=PIECE_ROWS)
+        )
 
 
 def _again(count: int) -> Any:
     """Return a position if the piece was full; the next one starts behind the removed rows."""
-    return True if count >= PIECE else None
+    return True if count >= PIECE_ROWS else None

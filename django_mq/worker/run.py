@@ -24,9 +24,9 @@ from django_mq.worker.wakeup import Deadline
 from django_mq.worker.worker_options import WorkerOptions
 
 #: Seconds until a backoff level is written again after another session had its row locked.
-WRITE_AGAIN = 0.25
+BACKOFF_RETRY_SECONDS = 0.25
 #: Seconds until a worker with `until_empty` rechecks an ordered queue that is not empty.
-LINE_AGAIN = 0.25
+RECHECK_SECONDS = 0.25
 
 
 class Run:
@@ -40,7 +40,7 @@ class Run:
         self.unstarted = Unstarted(self.id, self.parts)
         self._deadline = Deadline(worker.max_seconds)
         self.draining = Draining(worker, self.id, self.parts, self.unstarted)
-        self._worked = self._said = False
+        self._worked = self._announced = False
 
     def run(self, until_empty: bool) -> bool:
         """Work, then drain; return whether everything that had started was finished."""
@@ -52,18 +52,18 @@ class Run:
             self._loop(until_empty)
         return self.draining.done
 
-    def hurry(self) -> None:
+    def limit_waits(self) -> None:
         """Limit every wait for the server from now on. From any thread."""
-        self.draining.hurry()
+        self.draining.limit_waits()
 
     def _obey(self, order: str, by: str) -> None:
         """Carry out an order of an operator; from any thread, and never blocks."""
         self.worker.orders.give(order, by)
         if order == LEAVE:
             self.worker.stopping.set()
-            self.hurry()
+            self.limit_waits()
         self.parts.wakeup.poke()
-        self.parts.lease_keeper.hurry()  # the heartbeat shows that it was obeyed
+        self.parts.lease_keeper.request_heartbeat()  # the heartbeat shows that it was obeyed
 
     def _check_tables(self) -> None:
         """Check that the tables can be used, before every thread reports that it cannot use them.
@@ -97,7 +97,7 @@ class Run:
                 if looked_after == parts.quota.claimed:
                     if not self._line_moves():
                         return
-                    parts.wakeup.sleep(LINE_AGAIN)
+                    parts.wakeup.sleep(RECHECK_SECONDS)
                 looked_after = parts.quota.claimed  # the last handlers may have broadcast
                 parts.fetcher.on_freed()
                 continue
@@ -149,7 +149,7 @@ class Run:
         if parts.statements.link.answers > answers:
             parts.outage.over()
         parts.lease_keeper.report()
-        return min(sleep, WRITE_AGAIN) if parts.backoffs.noted() else sleep
+        return min(sleep, BACKOFF_RETRY_SECONDS) if parts.backoffs.noted() else sleep
 
     def _claim(self, cursor: Cursor) -> float:
         parts = self.parts
@@ -163,7 +163,7 @@ class Run:
 
     def _suspend(self, cursor: Cursor) -> float:
         """Hold nothing that does not run; an operator told this worker to be quiet."""
-        self.unstarted.let_go(cursor)
+        self.unstarted.release_all(cursor)
         return min(self.worker.settings.poll_interval, self.parts.ordered_queues.turn_in())
 
     # ---- start and end
@@ -171,7 +171,7 @@ class Run:
     def _start(self, ends: contextlib.ExitStack) -> None:
         """Start the parts; `ends` gets the end of each before it starts. The first ends last."""
         parts = self.parts
-        ends.callback(self._say_stopped)
+        ends.callback(self._announce_stopped)
         ends.callback(parts.statements.close)
         ends.callback(self._end_lease_keeper)
         parts.lease_keeper.start()
@@ -185,7 +185,7 @@ class Run:
             parts.listener.start()
         for executor in parts.executors:
             executor.start()
-        self._say_started()
+        self._announce_started()
 
     def take_recoveries(self) -> None:
         """Begin to settle messages of dead siblings, once this run has started; from any thread."""
@@ -202,10 +202,10 @@ class Run:
             lease_keeper.join(5.0)
         lease_keeper.report()
 
-    def _say_started(self) -> None:
+    def _announce_started(self) -> None:
         queues = self.worker.queues
         named = "all queues" if "#" in queues else f"queues {', '.join(queues)}"
-        self._said = True
+        self._announced = True
         announce_worker(
             worker_started,
             self.id,
@@ -214,8 +214,8 @@ class Run:
             queues=queues,
         )
 
-    def _say_stopped(self) -> None:
-        if not self._said:
+    def _announce_stopped(self) -> None:
+        if not self._announced:
             return
         done = self.draining.done
         announce_worker(

@@ -13,14 +13,14 @@ from django_mq.policy.outcomes import EXHAUSTED, DeadLettered
 from django_mq.store import Cursor, claim_lapsed
 from django_mq.store.claim_lapsed import Lapsed
 
-VANISHED = DeadLettered(EXHAUSTED, Failure("WorkerVanished", "the lease lapsed"))
+WORKER_VANISHED = DeadLettered(EXHAUSTED, Failure("WorkerVanished", "the lease lapsed"))
 
 
 def take_over(cursor: Cursor, **arguments: Any) -> Lapsed:
     """Claim lapsed messages as `claim_lapsed()` does, and apply the effects of those that died."""
     with within_transaction(cursor):
         found = claim_lapsed.claim_lapsed(cursor, **arguments)
-        settle_effects.write_where_possible(cursor, list(map(_died, found.dead)))
+        settle_effects.write_skipping_refused(cursor, list(map(_died, found.dead)))
     return found
 
 
@@ -31,4 +31,4 @@ def announce_dead(found: Lapsed) -> None:
 
 
 def _died(row: ClaimedRow) -> Ended:
-    return Ended(Delivery(row), Settled.FAILED, outcome=VANISHED)
+    return Ended(Delivery(row), Settled.FAILED, outcome=WORKER_VANISHED)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from django_mq.executor.tasks import Task
 from django_mq.store import Cursor, notify, queue_backoff
 from django_mq.worker.parts import Parts
-from django_mq.worker.releasing import release_all_but
+from django_mq.worker.releasing import release_all_except
 
 
 class Unstarted:
@@ -41,7 +41,7 @@ class Unstarted:
             self._release(given_back)
         parts.dispatch.start_coroutines()
 
-    def let_go(self, cursor: Cursor) -> None:
+    def release_all(self, cursor: Cursor) -> None:
         """Release what has not started, and the ordered queues of which nothing runs."""
         parts = self._parts
         if self.in_doubt:
@@ -86,11 +86,11 @@ class Unstarted:
         """Release the rows of claims that were committed, but whose answers were lost."""
         parts = self._parts
         known = [delivery.fence for delivery in parts.local_queue.unsettled()]
-        if release_all_but(cursor, worker=self._worker_id, running=[f.id for f in known]):
+        if release_all_except(cursor, worker=self._worker_id, running=[f.id for f in known]):
             parts.fetcher.on_freed()
         if parts.backoffs.active:
             claimers = {fence.claimed_by for fence in known}
-            queue_backoff.drop_probes_of(cursor, worker=self._worker_id, but=claimers)
+            queue_backoff.drop_probes_of(cursor, worker=self._worker_id, excluded=claimers)
         self.in_doubt = False
 
     def unused(self, queues: Collection[str]) -> list[str]:

@@ -16,9 +16,9 @@ from django_mq.store.vacuum import Versions, vacuum, versions
 logger = logging.getLogger("django_mq")
 
 #: Dead row versions, two per message, below which autovacuum is early enough.
-MANY = 100_000
+MIN_DEAD_ROWS = 100_000
 #: The minimum ratio of dead to live rows: a vacuum walks over the indexes of all live ones.
-SHARE = 0.1
+MIN_DEAD_RATIO = 0.1
 
 
 def tend(cursor: Cursor, kept: Mapping[str, object]) -> dict[str, int]:
@@ -63,4 +63,4 @@ def is_due(found: Versions, *, kept: int) -> bool:
     >>> is_due(Versions(100_000, 1_000_001), kept=0), is_due(Versions(100_000, 0), kept=50_001)
     (False, False)
     """
-    return found.dead >= max(MANY, SHARE * found.live, 2 * kept)
+    return found.dead >= max(MIN_DEAD_ROWS, MIN_DEAD_RATIO * found.live, 2 * kept)

@@ -21,7 +21,7 @@ logger = logging.getLogger("django_mq")
 #: The limits of its statements.
 LIMITS = Limits(lock=1.0)
 #: Seconds that a stopping worker waits for the current turn.
-LAST = 1.0
+STOP_SECONDS = 1.0
 
 
 class WakeableThread(threading.Thread):
@@ -77,7 +77,7 @@ class WakeableThread(threading.Thread):
         self._ended.set()
         self._wake.set()
         if self.is_alive():
-            self.join(LAST)
+            self.join(STOP_SECONDS)
 
     def work(self) -> None:
         """Do what is due."""

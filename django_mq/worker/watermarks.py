@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from time import monotonic
 from typing import Generic, TypeVar
 
-from django_mq.store.claim import BEGINNING
+from django_mq.store.claim import LANE_START
 
 #: Seconds without full scans per second of full scan: they take at most a tenth of the time.
 REST_AFTER_FULL_SCAN = 9.0
@@ -58,7 +58,7 @@ class Watermarks(Generic[Name]):
 
     def mark(self, name: Name, *, full: bool) -> tuple[float, int]:
         """Return where the scan of `name` begins."""
-        return BEGINNING if full else self._watermarks.get(name, BEGINNING)
+        return LANE_START if full else self._watermarks.get(name, LANE_START)
 
     def passed(self, marks: Mapping[Name, tuple[float, int]]) -> None:
         """Note that a scan ended at `marks`."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 from django.db import connections
 
 from django_mq.conf import MOST_ASYNC_SLOTS, MOST_IN_BATCH, MOST_THREADS, alias_of, get_settings
-from django_mq.conf.readers import LARGEST
+from django_mq.conf.readers import MAX_INTEGER
 from django_mq.exceptions import as_seconds, short_repr
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.policy.routing import check_pattern
@@ -59,7 +59,9 @@ class WorkerOptions:
         )
         # 0 is for the replacement of a process that had claimed its share.
         self.max_messages = (
-            None if max_messages is None else _number("max_messages", max_messages, 0, LARGEST, 0)
+            None
+            if max_messages is None
+            else _number("max_messages", max_messages, 0, MAX_INTEGER, 0)
         )
         self.max_seconds = (
             None if max_seconds is None else checked_seconds("max_seconds", max_seconds)

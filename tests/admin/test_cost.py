@@ -51,8 +51,8 @@ def test_a_list(boss, model):
 @pytest.mark.parametrize("model", ["queuedmessage", "queuestate"])
 def test_a_list_with_estimates(boss, viewer, monkeypatch, model):
     """Counts are repeated with a lower limit, then estimated."""
-    monkeypatch.setattr(totals, "MOST", 2)
-    monkeypatch.setattr(totals, "STOPS", (1,))
+    monkeypatch.setattr(totals, "MAX_COUNT", 2)
+    monkeypatch.setattr(totals, "COUNT_LIMITS", (1,))
     assert "≈" in text(boss.get(url(model)))
     for client in (boss, viewer):
         assert queries(client, url(model)) <= MOST

@@ -34,7 +34,7 @@ def run_all():
 
 
 def test_all_that_were_selected_across_pages_become_an_operation(boss, monkeypatch):
-    monkeypatch.setattr(actions, "MOST", 3)
+    monkeypatch.setattr(actions, "MAX_MESSAGES", 3)
     ids = [add(dead=-1).pk for _ in range(5)]
     other = add("other", dead=-1)
     query = "queue=mail&state=dead"
@@ -145,7 +145,7 @@ def test_a_scoped_user_sees_operations_on_their_queues_alone(boss):
 
 def test_the_heads_of_all_that_wait_become_an_operation(boss, login, monkeypatch):
     """By selecting all matching messages, and by the link in the list of blocked messages."""
-    monkeypatch.setattr(actions, "MOST", 3)
+    monkeypatch.setattr(actions, "MAX_MESSAGES", 3)
     lines = [add(dead=-1, key=f"k{n}") for n in range(5)]
     behind = [add(key=head.key, blocked_by=head.pk).pk for head in lines]
     other = add("other", dead=-1, key="k")

@@ -33,8 +33,8 @@ def export(client, kind="json", query=""):
 def test_a_file_has_every_message_that_matches(boss, monkeypatch, kind):
     """All of them, not just a window of the list, read in parts smaller than the table."""
     for module in (bounds, windows):
-        monkeypatch.setattr(module, "MOST", 2)
-    monkeypatch.setattr(windows, "LOOK", 2)
+        monkeypatch.setattr(module, "MAX_COUNT", 2)
+    monkeypatch.setattr(windows, "MAX_SCANNED_ROWS", 2)
     monkeypatch.setattr(exports, "SCANNED", 3)
     monkeypatch.setattr(exports, "READ", 2)
     rows = add_all({"type": "t" if n % 2 else "u"} for n in range(14))
@@ -98,7 +98,7 @@ def test_a_spreadsheet_runs_no_formula(boss):
 
 def test_no_statement_reads_more_than_a_part(boss, monkeypatch):
     for module in (bounds, windows):
-        monkeypatch.setattr(module, "MOST", 2)
+        monkeypatch.setattr(module, "MAX_COUNT", 2)
     monkeypatch.setattr(exports, "SCANNED", 100)
     monkeypatch.setattr(exports, "READ", 50)
     insert_all({"payload": {"n": n}} for n in range(1000))

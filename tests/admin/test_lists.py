@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mq.admin import QueuedMessageAdmin, base, bounds
 from django_mq.admin.bounds import AtLeast, CappedPaginator
-from django_mq.admin.filters import NARROWED
+from django_mq.admin.filters import INDEX_CONDITIONS
 from django_mq.models import FailedAttempt, QueuedMessage, Result
 from django_mq.states import MessageState
 from tests.admin.pages import LIST, MODELS, listed, text, told, url
@@ -58,18 +58,18 @@ def test_the_newest_dead_letters_are_found_without_computing_states(boss):
     add(dead=-5)
     with CaptureQueriesContext(connection) as found:
         boss.get(LIST, {"state": "dead"})
-    [keys] = [each["sql"] for each in found if f"LIMIT {bounds.MOST + 1}" in each["sql"]]
+    [keys] = [each["sql"] for each in found if f"LIMIT {bounds.MAX_COUNT + 1}" in each["sql"]]
     assert "dead_at" in keys
     assert "CASE" not in keys
 
 
 def test_what_narrows_a_state_leaves_none_of_it_out(every):
-    for state, condition in NARROWED.items():
+    for state, condition in INDEX_CONDITIONS.items():
         whole = set(QueuedMessage.objects.in_state(state).values_list("pk", flat=True))
         assert whole == {message.pk for message in every[state]}
         narrowed = QueuedMessage.objects.in_state(state).filter(condition)
         assert set(narrowed.values_list("pk", flat=True)) == whole
-    assert NARROWED.keys() == set(MessageState)
+    assert INDEX_CONDITIONS.keys() == set(MessageState)
 
 
 def test_in_flight_is_leased_or_running(boss, every):
@@ -204,7 +204,7 @@ class TestCappedPaginator:
 
     @pytest.fixture(autouse=True)
     def _few(self, monkeypatch):
-        monkeypatch.setattr(bounds, "MOST", 5)
+        monkeypatch.setattr(bounds, "MAX_COUNT", 5)
 
     @pytest.mark.parametrize(("rows", "count", "pages"), [(0, 0, 1), (5, 5, 3), (9, 6, 3)])
     def test_counting_stops(self, rows, count, pages):
@@ -237,7 +237,7 @@ def test_a_capped_count_is_still_a_number(settings):
 
 
 def test_a_search_that_takes_too_long_is_given_up(boss, monkeypatch):
-    monkeypatch.setattr(bounds, "PATIENCE", 0.01)
+    monkeypatch.setattr(bounds, "STATEMENT_SECONDS", 0.01)
     add()
 
     def search(self, request, queryset, term):

@@ -67,10 +67,10 @@ class TestMessage:
         assert boss.get(LIST).status_code == 200
 
     def test_large_payloads_are_cut(self, boss, monkeypatch):
-        monkeypatch.setattr(texts, "LONGEST", 100)
+        monkeypatch.setattr(texts, "MAX_TEXT", 100)
         page = text(self.page(boss, add(payload={"x": "y" * 500})))
         assert "characters more" in page
-        monkeypatch.setattr(texts, "LONGEST_JSON", 100)
+        monkeypatch.setattr(texts, "MAX_JSON", 100)
         assert "too large" in text(self.page(boss, add(payload={"x": "y" * 500})))
 
     def test_failed_attempts_the_last_first(self, boss):
@@ -85,7 +85,7 @@ class TestMessage:
         assert "Other" not in page
 
     def test_many_failed_attempts_have_a_list_of_their_own(self, boss, monkeypatch):
-        monkeypatch.setattr(message_page, "RECENT", 2)
+        monkeypatch.setattr(message_page, "SHOWN_ATTEMPTS", 2)
         message = add()
         for number in range(3):
             fail(message, number)

@@ -223,8 +223,8 @@ def test_secrets_are_masked(visit):  # noqa: F811
 
 
 def test_a_large_list_goes_on_in_windows(visit, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(bounds, "MOST", 100)
-    monkeypatch.setattr(windows, "MOST", 100)
+    monkeypatch.setattr(bounds, "MAX_COUNT", 100)
+    monkeypatch.setattr(windows, "MAX_COUNT", 100)
     messages = add_all([{}] * 101)
     page = visit(LIST)
     sync_api.expect(page.locator(ROWS)).to_have_count(100)

@@ -132,7 +132,7 @@ def test_an_empty_chart_is_still_drawn():
 
 def test_a_depth_beyond_the_count_is_an_estimate(boss, monkeypatch):
     """It is marked as an estimate; if there is none, the page says what was counted."""
-    monkeypatch.setattr(totals, "MOST", 50)
+    monkeypatch.setattr(totals, "MAX_COUNT", 50)
     insert_all([{"created": -3600}] * 800 + [{"queue": "small"}] * 40 + [{"dead": -60}] * 20)
     with monkeypatch.context() as patch:
         patch.setattr(sampled, "estimates", lambda cursor, queues: {each: {} for each in queues})

@@ -64,8 +64,8 @@ def test_the_counts_stay_whatever_the_other_filters(boss):
 
 
 def test_long_queues_are_estimated(boss, monkeypatch):
-    monkeypatch.setattr(totals, "MOST", 20)
-    monkeypatch.setattr(totals, "STOPS", (20,))
+    monkeypatch.setattr(totals, "MAX_COUNT", 20)
+    monkeypatch.setattr(totals, "COUNT_LIMITS", (20,))
     insert_all({} for _ in range(300))
     insert_all({"dead": -1} for _ in range(20))
     shown = counts(boss)
@@ -74,8 +74,8 @@ def test_long_queues_are_estimated(boss, monkeypatch):
 
 def test_a_list_counts_a_fifth_of_what_the_overview_counts(boss, monkeypatch):
     """The rows of the list have their own cost, and the counts stand beside a filter only."""
-    monkeypatch.setattr(totals, "STOPS", (5, 20, 80))
-    monkeypatch.setattr(totals, "READ", 5 * 4 * 20)
+    monkeypatch.setattr(totals, "COUNT_LIMITS", (5, 20, 80))
+    monkeypatch.setattr(totals, "READ_BUDGET", 5 * 4 * 20)
     insert_all({} for _ in range(50))
     insert_all({"dead": -1} for _ in range(20))
     with connection.cursor() as cursor:
@@ -87,7 +87,7 @@ def test_a_list_counts_a_fifth_of_what_the_overview_counts(boss, monkeypatch):
 
 
 def test_beyond_the_queues_that_are_counted_there_may_be_more(boss, monkeypatch):
-    monkeypatch.setattr(state_counts, "COUNTED", 1)
+    monkeypatch.setattr(state_counts, "MAX_QUEUES", 1)
     add("a"), add("b", dead=-1)
     assert counts(boss)["processable"].endswith("1+")
     assert counts(boss, "?queue=b")["dead"] == "1"

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def small(monkeypatch):
     """Windows of three rows; conditions without an index read ten."""
-    monkeypatch.setattr(bounds, "MOST", 3)
-    monkeypatch.setattr(windows, "MOST", 3)
-    monkeypatch.setattr(windows, "LOOK", 10)
+    monkeypatch.setattr(bounds, "MAX_COUNT", 3)
+    monkeypatch.setattr(windows, "MAX_COUNT", 3)
+    monkeypatch.setattr(windows, "MAX_SCANNED_ROWS", 10)
 
 
 def link(page, words):

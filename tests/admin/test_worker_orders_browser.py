@@ -31,7 +31,7 @@ def test_the_way_of_a_worker(visit, width):  # noqa: F811
     WorkerHeartbeat.objects.update(quiet=True)
     page.get_by_role("link", name="mail-1").click()
     says(page, ".field-condition", "quiet")
-    says(page, ".field-told", "Quiet by ada")
+    says(page, ".field-recent_orders", "Quiet by ada")
     page.get_by_role("button", name="Resume").click()
     says(page, ".messagelist", "The worker was told.")
     page.get_by_role("button", name="Stop…").click()
@@ -39,7 +39,7 @@ def test_the_way_of_a_worker(visit, width):  # noqa: F811
     page.get_by_role("link", name="No, take me back").click()
     page.get_by_role("button", name="Stop…").click()
     page.get_by_role("button", name="Stop", exact=True).click()
-    says(page, ".field-told", "Stop by ada")
+    says(page, ".field-recent_orders", "Stop by ada")
     actions = WorkerCommand.objects.order_by("pk").values_list("action", flat=True)
     assert list(actions) == ["quiet", "resume", "leave"]
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -83,7 +83,7 @@ def test_beyond_the_end_of_a_count_it_exports_an_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A flat line at 10,000 would look as if nothing happened."""
-    monkeypatch.setattr(import_module("django_mq.queues.totals"), "MOST", 5)
+    monkeypatch.setattr(import_module("django_mq.queues.totals"), "MAX_COUNT", 5)
     insert_all({"dead": -1} for _ in range(30))
     add("small", dead=-1)
     found = read()
@@ -104,7 +104,7 @@ def test_a_scrape_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with connection.cursor() as cursor:
         cursor.execute("select current_setting('statement_timeout')")
         before = cursor.fetchone()
-    monkeypatch.setattr(prometheus, "PATIENCE", Limits(0.2, 0.2))
+    monkeypatch.setattr(prometheus, "SCRAPE_LIMITS", Limits(0.2, 0.2))
     monkeypatch.setattr(prometheus.queues, "counts", _sleep)
     with pytest.raises(OperationalError, match="statement timeout"):
         list(QueueCollector().collect())

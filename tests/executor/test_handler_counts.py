@@ -132,11 +132,11 @@ def test_an_old_name_counts_for_its_handler() -> None:
 
 def test_a_heartbeat_tells_of_so_many_handlers_at_most() -> None:
     these = handler_counts.HandlerTallies()
-    for n in range(handler_counts.MOST + 5):
+    for n in range(handler_counts.MAX_HANDLERS + 5):
         handler("t", name=f"h{n}")(lambda delivery: None)
         these.add([ended(name=f"h{n}")] * (1 if n < 5 else 2))
     told = these.snapshot()
-    assert len(told) == handler_counts.MOST
+    assert len(told) == handler_counts.MAX_HANDLERS
     assert not told.keys() & {f"h{n}" for n in range(5)}
     json.dumps(told)
 
@@ -229,7 +229,7 @@ def test_the_heartbeat_tells_the_fleet(
     start: Start, said: Said, gate: threading.Event, monkeypatch: Any
 ) -> None:
     """CAR-42, NSQ-34: while it works, everybody can see its counts."""
-    monkeypatch.setattr(keeping, "BEAT", 0.02)
+    monkeypatch.setattr(keeping, "HEARTBEAT_SECONDS", 0.02)
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:

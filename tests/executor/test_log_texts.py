@@ -176,7 +176,7 @@ def test_a_refused_claim_is_no_lost_database_and_shows_no_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server's message about a refused row contains the row."""
-    monkeypatch.setattr(refused_rows, "LEAVE_OUT", 1.0)
+    monkeypatch.setattr(refused_rows, "LEAVE_OUT_SECONDS", 1.0)
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...

@@ -12,7 +12,7 @@ from django_mq.executor.ended import Settled
 from django_mq.executor.handler_counts import HandlerTallies
 from django_mq.policy.error_text import Failure
 from django_mq.policy.outcomes import DeadLettered, Retried, Snoozed
-from django_mq.store.figures import Arrived, MinuteRow
+from django_mq.store.figures import ArrivalCount, MinuteRow
 from tests.executor.test_handler_counts import NOW, ended
 
 #: The database's clock at the start of each test: half past a minute.
@@ -45,7 +45,7 @@ def these(clock: Clock) -> HandlerTallies:
     return these
 
 
-def take(these: HandlerTallies) -> tuple[list[MinuteRow], list[Arrived]]:
+def take(these: HandlerTallies) -> tuple[list[MinuteRow], list[ArrivalCount]]:
     found = these.minutes.take_unwritten()
     these.minutes.written()
     return found

@@ -114,9 +114,9 @@ PATCHES = {
         (
             Code(
                 "django_mq.executor.slices",
-                "Slices.run",
-                "            self._settle_users(state)",
-                "        with self._session.block():\n            self._settle_users(state)",
+                "SliceRunner.run",
+                "            self._settle_bound(state)",
+                "        with self._session.block():\n            self._settle_bound(state)",
             ),
         ),
         ("writes",),
@@ -168,7 +168,7 @@ PATCHES = {
             Code(
                 "django_mq.worker.lease_keeper",
                 "LeaseKeeper._renew",
-                "where_possible(",
+                "skip_refused_rows(",
                 "(lambda *a, **k: set())(",
             ),
         ),
@@ -231,11 +231,11 @@ PATCHES = {
         (
             Code(
                 "django_mq.executor.slices",
-                "Slices.run",
-                "    if state.others.ended:",
+                "SliceRunner.run",
+                "    if state.unbound.ended:",
                 "    if state.aborted:\n"
-                "        state.again.extend(state.others.tasks)\n"
-                "    elif state.others.ended:",
+                "        state.again.extend(state.unbound.tasks)\n"
+                "    elif state.unbound.ended:",
             ),
         ),
         ("neighbours",),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_mq.management.screen import Section, fitted, height, size_of, whole
+from django_mq.management.screen import Section, all_lines, fitted, height, size_of
 
 
 def section(of: str, rows: int, *, width: int = 5, **options: Any) -> Section:
@@ -27,7 +27,7 @@ def screen(sections: list[Section], lines: int, columns: int = 80) -> list[str]:
 def test_nothing_is_hidden_while_all_fits() -> None:
     sections = [section("a", 3), section("b", 2, note="see b")]
     found = screen(sections, 11)
-    assert found == ["now", *whole(sections).splitlines()]
+    assert found == ["now", *all_lines(sections).splitlines()]
     assert len(found) == 10
     assert "hidden" in screen(sections, 10)[0]
 

@@ -258,4 +258,4 @@ def test_what_a_log_may_say_has_nothing_of_the_payload(cls: Any, payload: Any, t
     assert found is not None
     with pytest.raises(InvalidPayload) as caught:
         found.load(payload, 1)
-    assert caught.value._told == f"{cls.__name__}: {told}"
+    assert caught.value._redacted_text == f"{cls.__name__}: {told}"

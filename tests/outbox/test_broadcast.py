@@ -26,7 +26,7 @@ from django_mq import (
     fixed,
 )
 from django_mq.models import QueuedMessage
-from django_mq.store.insert import FEW
+from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.database import second_connection
 from tests.outbox.conftest import now, subscribe, the_message
 
@@ -86,11 +86,11 @@ def test_the_check_can_be_turned_off(settings: Any, autocommit: bool) -> None:
     transaction.set_autocommit(autocommit)
     try:
         broadcast("a.b")
-        broadcast_many([Message("a.b")] * (FEW + 1))
+        broadcast_many([Message("a.b")] * (MAX_INSERT_ROWS + 1))
         transaction.get_connection().commit()
     finally:
         transaction.set_autocommit(True)
-    assert QueuedMessage.objects.count() == FEW + 2
+    assert QueuedMessage.objects.count() == MAX_INSERT_ROWS + 2
 
 
 COUNT = "select count(*) from django_mq_queuedmessage"
@@ -111,7 +111,7 @@ def test_a_rollback_takes_it_along() -> None:
     """PMQ-7, PMQ-10."""
     with transaction.atomic():
         broadcast("a.b")
-        broadcast_many([Message("a.b")] * (FEW + 1))
+        broadcast_many([Message("a.b")] * (MAX_INSERT_ROWS + 1))
         transaction.set_rollback(True)
     assert not QueuedMessage.objects.exists()
 

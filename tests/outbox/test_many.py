@@ -18,7 +18,7 @@ from django_mq import (
 )
 from django_mq.models import QueuedMessage
 from django_mq.outbox import chunk as chunks
-from django_mq.store.insert import FEW
+from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.outbox.conftest import subscribe, the_message
 
 
@@ -40,7 +40,7 @@ def test_many_are_answered_one_by_one() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("count", [1, FEW, FEW + 1, 300])
+@pytest.mark.parametrize("count", [1, MAX_INSERT_ROWS, MAX_INSERT_ROWS + 1, 300])
 def test_receipts_name_the_rows_however_many_there_are(count: int) -> None:
     with transaction.atomic():
         receipts = broadcast_many([Message("a", number) for number in range(count)])

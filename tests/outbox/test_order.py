@@ -12,7 +12,7 @@ from django.db import connection, connections, transaction
 
 from django_mq import BroadcastBusy, Message, broadcast, broadcast_many, handler, handlers
 from django_mq.models import QueuedMessage
-from django_mq.store.insert import FEW
+from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.database import second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,7 +46,7 @@ WAYS: dict[str, Callable[[list[Message]], object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("count", [1, 2, FEW + 1])
+@pytest.mark.parametrize("count", [1, 2, MAX_INSERT_ROWS + 1])
 def test_keys_and_lines_are_stored_in_every_way(
     way: Callable[[list[Message]], object], count: int
 ) -> None:

@@ -10,7 +10,7 @@ from django.db import transaction
 from django_mq import Delivery, Message, TooManyHops, broadcast, broadcast_many
 from django_mq.messages import ClaimedRow, current_delivery
 from django_mq.models import QueuedMessage
-from django_mq.store.insert import FEW
+from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.outbox.conftest import now
 
 
@@ -34,7 +34,7 @@ def handling() -> Iterator[Callable[..., None]]:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("size", [1, 3, FEW + 1])
+@pytest.mark.parametrize("size", [1, 3, MAX_INSERT_ROWS + 1])
 def test_a_handlers_messages_say_where_they_come_from(
     handling: Callable[..., None], size: int
 ) -> None:

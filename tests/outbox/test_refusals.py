@@ -19,7 +19,7 @@ from django_mq import (
     broadcast_many,
     fixed,
 )
-from django_mq.store.insert import FEW
+from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.database import second_connection
 from tests.outbox.conftest import now, the_message
 
@@ -208,7 +208,7 @@ def test_what_the_database_itself_refuses_is_djangos_error() -> None:
             "alter table django_mq_queuedmessage add constraint no_evil check (type <> 'evil')"
         )
         try:
-            for count in (1, 2, FEW + 1):
+            for count in (1, 2, MAX_INSERT_ROWS + 1):
                 with pytest.raises(DatabaseError), transaction.atomic():
                     broadcast_many([Message("evil")] * count)
         finally:

@@ -11,7 +11,7 @@ from django_mq import Message, broadcast, broadcast_many
 from django_mq.models import QueuedMessage
 from django_mq.outbox import notify as bell
 from django_mq.store import notify as doorbell
-from django_mq.store.insert import FEW
+from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.database import listening
 
 
@@ -22,7 +22,7 @@ def test_it_rings_once_after_the_commit_with_nothing_to_read() -> None:
         with transaction.atomic():
             for _ in range(3):
                 broadcast("a")
-            broadcast_many([Message("a")] * (FEW + 1))
+            broadcast_many([Message("a")] * (MAX_INSERT_ROWS + 1))
             assert len(connection.run_on_commit) == 1
             assert listener.heard() == []
         assert listener.heard() == [""]

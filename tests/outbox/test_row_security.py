@@ -32,7 +32,9 @@ def tenant() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("n", [1, 2, insert.FEW, insert.FEW + 1, insert.TOGETHER + 7])
+@pytest.mark.parametrize(
+    "n", [1, 2, insert.MAX_INSERT_ROWS, insert.MAX_INSERT_ROWS + 1, insert.COPY_LINES + 7]
+)
 def test_any_number_is_stored_in_order(tenant: None, n: int) -> None:
     receipts = broadcast_many([Message("a.b", {"n": n}, queue="mail") for n in range(n)])
     ids = [receipt.ids[0] for receipt in receipts]
@@ -57,7 +59,7 @@ def test_an_iterator_is_stored_in_chunks(tenant: None) -> None:
 def test_long_payloads_are_stored_in_several_statements(
     tenant: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(insert, "LONG", 5000)
+    monkeypatch.setattr(insert, "COPY_CHARACTERS", 5000)
     statements: list[str] = []
 
     def note(execute, sql, params, many, context):  # type: ignore[no-untyped-def]

@@ -20,7 +20,7 @@ from django_mq.models import QueuedMessage
 from django_mq.outbox import notify
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.write import RowWriter
-from django_mq.store.insert import LISTED
+from django_mq.store.insert import MAX_VALUES_ROWS
 from django_mq.store.rows import NewRow, Rows
 from tests.database import second_connection
 
@@ -65,18 +65,20 @@ def send_every_shape() -> None:
         broadcast("a.b", {"text": "a 'quoted' \u20ac \\ text %s {}"})
         broadcast("a.b", after=due, expires=due + timedelta(hours=1), priority=-3, key="k")
         broadcast("a.b", after=1.5, metadata={"a": None}, retry=RetryPolicy(max_attempts=2))
-        broadcast_many([Message("a.b", n, key="k") for n in range(LISTED + 1)])
+        broadcast_many([Message("a.b", n, key="k") for n in range(MAX_VALUES_ROWS + 1)])
         broadcast_many([Message("a.b", n) for n in range(3)])
         broadcast_many([Message("a.b", n, priority=n) for n in range(3)])
-    sent = QueuedMessage.objects.order_by("-pk")[: LISTED + 10][::-1]
-    plain, late, soon, *listed = sent[: LISTED + 4]
-    few = sent[LISTED + 4 :]
+    sent = QueuedMessage.objects.order_by("-pk")[: MAX_VALUES_ROWS + 10][::-1]
+    plain, late, soon, *listed = sent[: MAX_VALUES_ROWS + 4]
+    few = sent[MAX_VALUES_ROWS + 4 :]
     assert plain.payload == {"text": "a 'quoted' \u20ac \\ text %s {}"}
     assert (late.processable_after, late.expires_at) == (due, due + timedelta(hours=1))
     assert (late.priority, late.key, late.retry) == (-3, "k", None)
     assert soon.processable_after - soon.created_at == timedelta(seconds=1.5)
     assert (soon.metadata, soon.max_attempts) == ({"a": None}, 2)
-    assert [(each.payload, each.key) for each in listed] == [(n, "k") for n in range(LISTED + 1)]
+    assert [(each.payload, each.key) for each in listed] == [
+        (n, "k") for n in range(MAX_VALUES_ROWS + 1)
+    ]
     assert [(each.payload, each.priority) for each in few] == [
         (0, 0),
         (1, 0),

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_mq.policy.due_times import MOST_MISSED, Every, due, last_times
+from django_mq.policy.due_times import MOST_MISSED, IntervalTimes, due, last_times
 
 SIX = datetime(2026, 3, 1, 6, tzinfo=UTC)
 HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
-HOURLY = Every(HOUR, start=SIX)
+HOURLY = IntervalTimes(HOUR, start=SIX)
 
 
 def decide(now, catch_up="once", next_at=SIX, times=HOURLY, late=MINUTE):
@@ -44,7 +44,7 @@ def test_none_broadcasts_the_latest_time_unless_it_was_missed():
 @pytest.mark.parametrize("stood", [95, 18_000, 18_000.05])
 def test_none_broadcasts_nothing_after_a_standstill_if_the_next_time_is_near(every, stood):
     """The latest time of such a schedule is never a minute late, however long nobody worked."""
-    often = Every(every * SECOND, start=SIX)
+    often = IntervalTimes(every * SECOND, start=SIX)
     found = decide(SIX + stood * SECOND, "none", times=often)
     assert found.times == ()
     assert SIX + stood * SECOND < found.next_at <= SIX + (stood + every) * SECOND
@@ -53,13 +53,13 @@ def test_none_broadcasts_nothing_after_a_standstill_if_the_next_time_is_near(eve
 @pytest.mark.parametrize("every", [1, 5, 10, 60, 3600])
 @pytest.mark.parametrize("lag", [0.3, 4, 59])
 def test_none_broadcasts_the_latest_time_of_a_schedule_whose_worker_was_busy(every, lag):
-    found = decide(SIX + lag * SECOND, "none", times=Every(every * SECOND, start=SIX))
+    found = decide(SIX + lag * SECOND, "none", times=IntervalTimes(every * SECOND, start=SIX))
     assert found.times == (SIX + lag // every * every * SECOND,)
 
 
 @pytest.mark.parametrize(("lag", "sent"), [(0, True), (29, True), (30, False), (89, False)])
 def test_none_after_a_standstill_leaves_a_time_to_the_next_one_within_a_minute(lag, sent):
-    ninety = Every(90 * SECOND, start=SIX)
+    ninety = IntervalTimes(90 * SECOND, start=SIX)
     latest = SIX + 40 * 90 * SECOND
     found = decide(latest + lag * SECOND, "none", times=ninety)
     assert found == ((latest,) if sent else (), latest + 90 * SECOND)
@@ -76,7 +76,7 @@ def test_none_after_a_standstill_counts_to_the_next_time_of_this_day():
 
 
 def test_all_is_the_newest_thousand():
-    seconds = Every(SECOND, start=SIX)
+    seconds = IntervalTimes(SECOND, start=SIX)
     now = SIX + timedelta(days=40)
     found = decide(now, "all", times=seconds)
     assert len(found.times) == MOST_MISSED
@@ -98,7 +98,7 @@ class Counted:
 
 @pytest.mark.parametrize(("catch_up", "most"), [("once", 10), ("none", 10), ("all", 5000)])
 def test_a_long_standstill_costs_no_more_than_a_short_one(catch_up, most):
-    times = Counted(Every(MINUTE, start=SIX))
+    times = Counted(IntervalTimes(MINUTE, start=SIX))
     decide(SIX + timedelta(days=3650), catch_up, times=times)
     assert times.asked <= most
 
@@ -127,12 +127,12 @@ def test_the_last_times_are_those_of_a_walk_from_the_first(every, missed, most):
     step, until = timedelta(seconds=every), SIX + timedelta(seconds=missed)
     number = missed // every
     walked = [SIX + step * n for n in range(max(0, number - most + 1), number + 1)]
-    found = last_times(Every(step, start=SIX), first=SIX, until=until, most=most)
+    found = last_times(IntervalTimes(step, start=SIX), first=SIX, until=until, most=most)
     assert found == walked
 
 
 def test_times_end_where_python_has_no_more_dates():
-    centuries = Every(timedelta(days=36525), start=SIX)
+    centuries = IntervalTimes(timedelta(days=36525), start=SIX)
     assert len(list(centuries.after(SIX))) == 79
 
 

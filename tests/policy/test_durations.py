@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mq.policy.durations import measured
+from django_mq.policy.durations import precise_span
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ from django_mq.policy.durations import measured
 )
 def test_measured(seconds: float, text: str) -> None:
     """No unit is skipped: 287 s are not "4.79 min" beside "4 min 47 s"."""
-    assert measured(seconds) == text
+    assert precise_span(seconds) == text

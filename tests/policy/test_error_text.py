@@ -288,7 +288,7 @@ def test_text_that_never_comes_is_not_waited_for(
             never.wait()
             return "late"
 
-    monkeypatch.setattr(failures, "PATIENCE", 0.01)
+    monkeypatch.setattr(failures, "STR_SECONDS", 0.01)
     error = raised(lambda: fail(Hangs(), Hangs()))
     failure = describe(error)
     assert failure.text == "(its text took too long)"

@@ -82,8 +82,8 @@ def test_a_message_alone() -> None:
 
 
 def test_it_says_that_it_did_not_look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causes, "WINDOW", 3)
-    monkeypatch.setattr(causes, "MOST", 4)
+    monkeypatch.setattr(causes, "MAX_EXAMINED", 3)
+    monkeypatch.setattr(causes, "MAX_MESSAGES", 4)
     first = add()
     for n in range(5):
         HandledMessage.objects.create(
@@ -91,7 +91,7 @@ def test_it_says_that_it_did_not_look_at_all(monkeypatch: pytest.MonkeyPatch) ->
             correlation_id=str(first.pk),
         )  # fmt: skip
     assert not queues.chain(first.pk).complete
-    monkeypatch.setattr(causes, "MOST", 9)
+    monkeypatch.setattr(causes, "MAX_MESSAGES", 9)
     assert queues.chain(first.pk).complete
     for _ in range(3):
         add()

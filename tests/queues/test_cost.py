@@ -118,7 +118,7 @@ def cost() -> dict[str, int]:
 
 
 def test_no_call_costs_more_among_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(totals, "MOST", 1000)
+    monkeypatch.setattr(totals, "MAX_COUNT", 1000)
     beat()
     fill(1, FEW)
     few = cost()

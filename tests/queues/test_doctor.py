@@ -158,11 +158,11 @@ class TestOldSnapshots:
             other.execute("begin isolation level repeatable read; select 1")
             pid = other.info.backend_pid
             assert not any(f"session {pid} " in text for text in found("D005"))
-            monkeypatch.setattr(upkeep, "OLD", 0.0)
+            monkeypatch.setattr(upkeep, "OLD_SNAPSHOT_SECONDS", 0.0)
             assert any(f"pg_terminate_backend({pid})" in text for text in found("D005"))
 
     def test_d006_a_prepared_transaction(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(upkeep, "OLD", 0.0)
+        monkeypatch.setattr(upkeep, "OLD_SNAPSHOT_SECONDS", 0.0)
         with second_connection() as other:
             if other.execute("show max_prepared_transactions").fetchone() == ("0",):
                 pytest.skip("the server prepares no transactions")
@@ -174,7 +174,7 @@ class TestOldSnapshots:
                 other.execute("rollback prepared 'mq-doctor'")
 
     def test_d007_a_slot(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(upkeep, "WAL", 0)
+        monkeypatch.setattr(upkeep, "RETAINED_WAL_BYTES", 0)
         name = f"mq_doctor_{connection.settings_dict['NAME'].removeprefix('test_')}"[:63]
         with second_connection() as other:
             other.execute("select pg_create_physical_replication_slot(%s, true)", [name])

@@ -65,7 +65,7 @@ def test_the_oldest_first_and_no_more_than_asked_for():
 
 
 def test_counting_stops(monkeypatch):
-    monkeypatch.setattr(standing, "MOST", 3)
+    monkeypatch.setattr(standing, "MAX_COUNT", 3)
     line(n=5, dead=-5)
     [head] = queues.heads()
     assert (head.behind, head.capped) == (3, True)

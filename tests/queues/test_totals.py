@@ -154,7 +154,7 @@ def test_all_queues(settings):
     ],
 )
 def test_counting_ends_somewhere(monkeypatch, columns, capped):
-    monkeypatch.setattr(counting, "MOST", 2)
+    monkeypatch.setattr(counting, "MAX_COUNT", 2)
     message = add(**columns)
     add(**columns)
     state = message.state.value
@@ -174,7 +174,7 @@ def test_counting_ends_somewhere(monkeypatch, columns, capped):
 
 def test_beyond_the_end_of_a_count_a_sample_says_about_how_many(monkeypatch):
     """Without statistics, and for a state whose rows are adjacent in the table."""
-    monkeypatch.setattr(counting, "MOST", 1_000)
+    monkeypatch.setattr(counting, "MAX_COUNT", 1_000)
     monkeypatch.setattr(sampled, "PAGES", 100)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -194,7 +194,7 @@ def test_beyond_the_end_of_a_count_a_sample_says_about_how_many(monkeypatch):
 
 def test_only_counts_are_capped():
     names = {field.name for field in fields(queues.QueueCounts)}
-    everything = counting._DUE | counting._LATER | counting._IN_FLIGHT | counting._WAITING
+    everything = counting._DUE | counting._NOT_DUE | counting._IN_FLIGHT | counting._WAITING
     assert everything < set(STATES) < names
 
 

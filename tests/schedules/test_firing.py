@@ -15,7 +15,7 @@ from django.test import override_settings
 from django_mq import broadcast, handler
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.schedules import firing
-from django_mq.schedules.firing import MOST, fire_due, fire_now
+from django_mq.schedules.firing import MAX_PER_TRANSACTION, fire_due, fire_now
 from django_mq.store import schedules as store
 from tests.database import second_connection
 from tests.schedules.conftest import HOUR, block, messages, put, times, turn
@@ -96,16 +96,16 @@ def test_nothing_that_a_schedule_by_the_minute_missed_is_broadcast_with_none(eve
 
 def test_catching_up_goes_on_in_further_transactions():
     """A transaction needs a savepoint per broadcast, and PostgreSQL caches only a few."""
-    put("a", due=-3 * MOST, every=timedelta(seconds=1), catch_up="all")
+    put("a", due=-3 * MAX_PER_TRANSACTION, every=timedelta(seconds=1), catch_up="all")
     put("b")
     with block() as cursor:
         first = fire_due(cursor, "default")
-    assert first.broadcasts == MOST
+    assert first.broadcasts == MAX_PER_TRANSACTION
     assert first.after is not None
-    assert turn() >= 2 * MOST
+    assert turn() >= 2 * MAX_PER_TRANSACTION
     stored = times("a")
     assert stored == sorted(set(stored))
-    assert len(stored) >= 3 * MOST
+    assert len(stored) >= 3 * MAX_PER_TRANSACTION
     assert len(messages("b")) == 1
 
 
@@ -162,7 +162,7 @@ def test_a_broadcast_that_fails_moves_on_and_harms_no_other(caplog):
 
 def test_times_that_fail_count_against_the_size_of_a_transaction_too():
     handler("shop.ping", queue="mail", name="h")(lambda delivery: None)
-    put(queue="no", due=-3 * MOST, every=timedelta(seconds=1), catch_up="all")
+    put(queue="no", due=-3 * MAX_PER_TRANSACTION, every=timedelta(seconds=1), catch_up="all")
     with block() as cursor:
         fired = fire_due(cursor, "default")
     assert fired.broadcasts == 0

@@ -8,13 +8,13 @@ import psycopg
 
 from django_mq.models import QueuedMessage
 from django_mq.store import ordered_queues
-from django_mq.store.ordered_queues import Owned
+from django_mq.store.ordered_queues import OwnedQueue
 from tests.rows import add
 
 Cursor = psycopg.Cursor[Any]
 
 
-def own(cursor: Cursor, worker: str = "me", lease: float = 6.0) -> Owned | None:
+def own(cursor: Cursor, worker: str = "me", lease: float = 6.0) -> OwnedQueue | None:
     return ordered_queues.own(cursor, queue="line", worker=worker, lease=lease)
 
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from django_mq.models import QueuedMessage
-from django_mq.store.claim import BEGINNING, Lane
+from django_mq.store.claim import LANE_START, Lane
 from django_mq.store.look import look
 from tests.rows import add, decide, stored
 from tests.store.claiming import Cursor, ids, take
@@ -146,7 +146,7 @@ def test_a_mark_is_where_the_scan_begins(cursor: Cursor) -> None:
     assert ids(take(cursor, Lane("mail", 0, at, messages[1].pk))) == [
         messages[2].pk, messages[3].pk
     ]  # fmt: skip
-    assert ids(take(cursor, Lane("mail", 0, *BEGINNING))) == [messages[0].pk, messages[1].pk]
+    assert ids(take(cursor, Lane("mail", 0, *LANE_START))) == [messages[0].pk, messages[1].pk]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from django.db import connection
 from django_mq.conf import get_settings
 from django_mq.models import HourFigures, MinuteFigures
 from django_mq.store import Cursor, figures
-from django_mq.store.figures import Arrived, MinuteRow
+from django_mq.store.figures import ArrivalCount, MinuteRow
 from django_mq.worker import retention
 
 pytestmark = pytest.mark.django_db
@@ -40,7 +40,7 @@ def test_a_row_is_written_again_and_counts_once(cursor: Cursor) -> None:
     for acked in (1, 5, 5):
         rows = [row(at, acked=acked, ran={40: acked}), row(at, queue="", handler="", dead=1)]
         figures.write(cursor, worker="w", rows=rows)
-        arrived = [Arrived(int(at.timestamp()), "mail", "h", acked + 1)]
+        arrived = [ArrivalCount(int(at.timestamp()), "mail", "h", acked + 1)]
         figures.write_arrived(cursor, worker="w", rows=arrived)
     figures.write(cursor, worker="v", rows=[row(at, acked=7)])
     found = MinuteFigures.objects.filter(queue="mail").order_by("worker").values()
@@ -53,7 +53,9 @@ def test_a_row_is_written_again_and_counts_once(cursor: Cursor) -> None:
 
 def test_messages_may_arrive_in_a_minute_without_a_row(cursor: Cursor) -> None:
     at = this_hour()
-    figures.write_arrived(cursor, worker="w", rows=[Arrived(int(at.timestamp()), "mail", "h", 3)])
+    figures.write_arrived(
+        cursor, worker="w", rows=[ArrivalCount(int(at.timestamp()), "mail", "h", 3)]
+    )
     found = MinuteFigures.objects.get()
     assert (found.minute, found.acked, found.broadcast, found.waited) == (at, 0, 3, {})
 
@@ -64,7 +66,7 @@ def test_hours_are_added_up_once_their_minutes_are_final(cursor: Cursor) -> None
     figures.write(cursor, worker="w", rows=[row(first, acked=2, ran={40: 2}, waited={9: 1})])
     figures.write(cursor, worker="v", rows=[row(last, acked=3, dead=1, ran={40: 1, 120: 2})])
     figures.write(cursor, worker="v", rows=[row(last, queue="post", failed=1, retried=1)])
-    arrived = [Arrived(int(last.timestamp()), "mail", "h", 9)]
+    arrived = [ArrivalCount(int(last.timestamp()), "mail", "h", 9)]
     figures.write_arrived(cursor, worker="v", rows=arrived)
     figures.write(cursor, worker="v", rows=[row(hour + 3 * HOUR, acked=1)])
     # Workers may still write minutes of this hour.
@@ -93,7 +95,7 @@ def test_an_hour_that_is_added_up_stays_as_it_is(cursor: Cursor) -> None:
 def test_old_figures_are_forgotten_after_they_are_added_up(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "PIECE", 2)
+    monkeypatch.setattr(retention, "PIECE_ROWS", 2)
     old = this_hour() - timedelta(seconds=retention.MINUTES_KEPT) - 2 * HOUR
     figures.write(cursor, worker="w", rows=[row(old, acked=2), row(this_hour(), acked=1)])
     HourFigures.objects.create(

@@ -20,11 +20,13 @@ pytestmark = pytest.mark.django_db
 DAY = timedelta(days=1)
 
 
-def handled(*rows: QueuedMessage, keep: float = 60.0, whole: bool = False) -> list[history.Handled]:
-    return [history.Handled((row.pk, 1, "worker:1"), 0.5, keep, 2, whole) for row in rows]
+def handled(
+    *rows: QueuedMessage, keep: float = 60.0, whole: bool = False
+) -> list[history.HandledDelivery]:
+    return [history.HandledDelivery((row.pk, 1, "worker:1"), 0.5, keep, 2, whole) for row in rows]
 
 
-def ack(rows: list[history.Handled]) -> set[int]:
+def ack(rows: list[history.HandledDelivery]) -> set[int]:
     with connection.cursor() as cursor:
         return history.ack(cursor, rows)
 
@@ -90,7 +92,7 @@ def test_odd_metadata_refuses_no_settle(metadata: Any, chain: Any, cause: Any) -
 def test_an_odd_row_refuses_no_settle() -> None:
     row = add(leased=30, attempts=1, handler="", key="ä" * 128, priority=-100, after=-9e8)
     QueuedMessage.objects.filter(pk=row.pk).update(claimed_by="x" * 64)
-    found = history.Handled((row.pk, 1, "x" * 64), 9e8, 3e9, 2**31 - 1, True)
+    found = history.HandledDelivery((row.pk, 1, "x" * 64), 9e8, 3e9, 2**31 - 1, True)
     assert ack([found]) == {row.pk}
     assert HandledMessage.objects.get().worker == "x" * 64
 
@@ -127,7 +129,7 @@ def test_days_are_created_ahead_only_where_a_history_is_used(settings: Any) -> N
     tend()
     with connection.cursor() as cursor:
         today = history_days.days(cursor).today
-    assert days() == [today + n * DAY for n in range(retention.AHEAD + 1)]
+    assert days() == [today + n * DAY for n in range(retention.DAYS_AHEAD + 1)]
 
 
 def test_a_day_is_dropped_when_its_last_row_may_go() -> None:

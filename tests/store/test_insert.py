@@ -14,7 +14,14 @@ from psycopg import sql
 from django_mq.models import QueuedMessage
 from django_mq.store import cancel
 from django_mq.store import insert as insert_module
-from django_mq.store.insert import FEW, INSERT_FEW, LISTED, as_json, copy_many, insert
+from django_mq.store.insert import (
+    INSERT_FEW,
+    MAX_INSERT_ROWS,
+    MAX_VALUES_ROWS,
+    as_json,
+    copy_many,
+    insert,
+)
 from django_mq.store.rows import NewRow, Rows
 from tests.database import second_connection
 
@@ -46,7 +53,7 @@ def one_by_one(cursor: Any, rows: list[NewRow]) -> list[int]:
 
 
 def insert_few(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
-    """The path of `insert()` for more than LISTED rows, including a single one."""
+    """The path of `insert()` for more than MAX_VALUES_ROWS rows, including a single one."""
     cursor.execute(INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",))
     return sorted(id for (id,) in cursor.fetchall())
 
@@ -109,7 +116,10 @@ def test_what_is_left_out_has_its_default(way: Insert) -> None:
     assert message.processable_after == message.created_at
 
 
-@pytest.mark.parametrize(("count", "statements"), [(LISTED, 1), (LISTED + 1, 1), (FEW + 1, 2)])
+@pytest.mark.parametrize(
+    ("count", "statements"),
+    [(MAX_VALUES_ROWS, 1), (MAX_VALUES_ROWS + 1, 1), (MAX_INSERT_ROWS + 1, 2)],
+)
 def test_rows_that_set_different_columns_share_a_statement(
     django_assert_num_queries: Any, count: int, statements: int
 ) -> None:
@@ -182,7 +192,10 @@ def test_large_rows_survive(way: Insert) -> None:
     assert QueuedMessage.objects.get(pk=id).payload == text
 
 
-@pytest.mark.parametrize(("count", "statements"), [(0, 0), (1, 1), (2, 1), (FEW, 1), (FEW + 1, 2)])
+@pytest.mark.parametrize(
+    ("count", "statements"),
+    [(0, 0), (1, 1), (2, 1), (MAX_INSERT_ROWS, 1), (MAX_INSERT_ROWS + 1, 2)],
+)
 def test_the_way_follows_the_number_of_rows(
     count: int, statements: int, django_assert_num_queries: Any
 ) -> None:

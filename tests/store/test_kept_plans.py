@@ -40,7 +40,7 @@ from django_mq.store.keys import KeyLine
 from django_mq.store.results import Reply, store
 from django_mq.store.rows import NewRow
 from django_mq.store.settle import FailedDelivery
-from django_mq.store.unique_ids import Unique, UniqueId
+from django_mq.store.unique_ids import UniqueId, UniqueRow
 from tests.database import lock, second_connection
 from tests.store.plans import Cursor
 
@@ -86,11 +86,11 @@ def failures(ids: list[int]) -> list[FailedDelivery]:
     ]
 
 
-def contents(cursor: Cursor) -> list[tuple[Unique, bool]]:
+def contents(cursor: Cursor) -> list[tuple[UniqueRow, bool]]:
     """Return new content for waiting messages, of which there may be none."""
     cursor.execute("select id from django_mq_queuedmessage where queue = 'mail' limit %s", [MINE])
     row = NewRow("mail", "a", "{}", 5, "h")
-    return [(Unique(id, row, str(id), 60.0), False) for (id,) in cursor.fetchall()]
+    return [(UniqueRow(id, row, str(id), 60.0), False) for (id,) in cursor.fetchall()]
 
 
 ASKED: dict[str, Any] = {"claimer": "me:2", "lease": 30.0, "limit": MINE, "max_bytes": 1 << 20}
@@ -105,7 +105,7 @@ CALLS: dict[str, Call] = {
     "renew": lambda cursor, ids: leases.renew(cursor, fences(ids), lease=60.0),
     "start": lambda cursor, ids: leases.start(cursor, fences(ids), lease=60.0),
     "lock_running": lambda cursor, ids: recover.lock_running(cursor, fences(ids)),
-    "release_all_but": lambda cursor, ids: recover.release_all_but(
+    "release_all_except": lambda cursor, ids: recover.release_all_except(
         cursor, worker="me", running=ids[:10]
     ),
     "anything_left": lambda cursor, ids: recover.anything_left(cursor, worker="me"),
@@ -114,7 +114,7 @@ CALLS: dict[str, Call] = {
         cursor, [EndedMessage(id, UniqueId("mine", "h", "a", str(id)), success=True) for id in ids]
     ),
     "left_aside": lambda cursor, ids: aside.left_aside(cursor, limit=MINE),
-    "come_forward": lambda cursor, ids: free_unique_ids.come_forward(
+    "bring_forward": lambda cursor, ids: free_unique_ids.bring_forward(
         cursor, [UniqueId("slow", "h", "a", str(n)) for n in range(MINE)]
     ),
     "replace": lambda cursor, ids: unique.replace(cursor, contents(cursor)),

@@ -73,13 +73,13 @@ def test_a_heartbeat_is_written_once_and_then_moved(cursor: Cursor) -> None:
         "wakeup": "notify", "draining": False, "running": {1: 2.5, 2: 0.0},
         "timings": {"h": {"acked": 1}},
     }  # fmt: skip
-    leases.beat(cursor, **given)
+    leases.record_heartbeat(cursor, **given)
     first = WorkerHeartbeat.objects.get()
     assert (first.queues, first.running, first.pid) == (["a", "b.*"], [1, 2], 7)
     assert first.ran == {"1": 2.5, "2": 0.0}
     assert first.timings == {"h": {"acked": 1}}
     changed = {"running": {}, "draining": True, "wakeup": "degraded", "timings": {"i": {}}}
-    leases.beat(cursor, **{**given, **changed})
+    leases.record_heartbeat(cursor, **{**given, **changed})
     second = WorkerHeartbeat.objects.get()
     assert second.timings == {"i": {}}
     assert (second.running, second.draining, second.wakeup) == ([], True, "degraded")

@@ -9,7 +9,7 @@ import pytest
 
 from django_mq.models import QueueState
 from django_mq.store import ordered_queues
-from django_mq.store.ordered_queues import Owned
+from django_mq.store.ordered_queues import OwnedQueue
 from tests.database import second_connection
 from tests.rows import decide, stored
 from tests.store.ordered import Cursor, own
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor: Cursor) -> None:
     """The chore that warns of a deep queue does: a worker `--until-empty` would end at once."""
-    owned: list[Owned | None] = []
+    owned: list[OwnedQueue | None] = []
     pid = cursor.connection.info.backend_pid
     waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
     with second_connection() as other, second_connection() as watcher:
@@ -35,34 +35,34 @@ def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor:
             pass
         other.execute("commit")
         thread.join(30)
-    assert owned == [Owned(None)]
+    assert owned == [OwnedQueue(None)]
     with second_connection() as other:
         assert own(other.cursor(), "other") is None
 
 
 def test_one_owns_a_queue(cursor: Cursor) -> None:
     """KAF-12: the second gets it once the first gives it up, and not before."""
-    assert own(cursor, "a") == Owned(None)
+    assert own(cursor, "a") == OwnedQueue(None)
     assert own(cursor, "b") is None
-    assert own(cursor, "a") == Owned("a")
+    assert own(cursor, "a") == OwnedQueue("a")
     ordered_queues.disown(cursor, worker="b")
     assert own(cursor, "b") is None
     ordered_queues.disown(cursor, worker="a")
-    assert own(cursor, "b") == Owned(None)
+    assert own(cursor, "b") == OwnedQueue(None)
     assert own(cursor, "a") is None
 
 
 def test_who_does_not_renew_loses_it(cursor: Cursor) -> None:
     """KAF-9: the next owner learns the name of the last."""
     own(cursor, "a", lease=-1.0)
-    assert own(cursor, "b") == Owned("a")
+    assert own(cursor, "b") == OwnedQueue("a")
     state = QueueState.objects.get()
     assert (state.queue, state.owner) == ("line", "b")
 
 
 def test_owning_leaves_other_decisions_alone(cursor: Cursor) -> None:
     before = decide("line", paused=-1, max_in_flight=3)
-    assert own(cursor) == Owned(None)
+    assert own(cursor) == OwnedQueue(None)
     ordered_queues.disown(cursor, worker="me", queues=["line"])
     after = stored(before)
     assert (after.paused_at, after.max_in_flight) == (before.paused_at, 3)

@@ -14,7 +14,7 @@ from django_mq.messages import Fence
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues import actions as acting
 from django_mq.store import ordered_queues, settle
-from django_mq.store.ordered_queues import CLAIM_LINE, Owned
+from django_mq.store.ordered_queues import CLAIM_LINE, OwnedQueue
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.store.conftest import lock
@@ -58,7 +58,7 @@ def pks(*messages: QueuedMessage) -> list[int]:
 @pytest.fixture
 def owner(cursor: Cursor) -> Cursor:
     """A cursor of the worker `me`, which owns the queue."""
-    assert own(cursor) == Owned(None)
+    assert own(cursor) == OwnedQueue(None)
     return cursor
 
 
@@ -231,7 +231,7 @@ def test_a_claim_keeps_the_queue_from_moving_until_it_is_committed(cursor: Curso
             theirs.execute("select pg_sleep(0.01)")
             assert own(theirs, "b") is None
             ordered_queues.disown(theirs, worker="a")
-        assert own(theirs, "b") == Owned("a")
+        assert own(theirs, "b") == OwnedQueue("a")
         assert take(theirs, worker="b") == []
         settle.release(cursor, [Fence(message.pk, 1, "a:1")])
         assert take(theirs, worker="b") == [message.pk]

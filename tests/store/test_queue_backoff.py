@@ -233,7 +233,7 @@ class TestProbes:
         claimers = ("dead:1", "dead:22", "deadly:1", "dead_:1", "dead", "x:dead:1")
         for queue, claimer in zip("abcdef", claimers, strict=True):
             decide(queue, backoff_level=1, backoff=-1, probe_by=claimer)
-        assert store.drop_probes_of(cursor, worker="dead", but=["dead:22"]) == {"a"}
+        assert store.drop_probes_of(cursor, worker="dead", excluded=["dead:22"]) == {"a"}
         assert store.drop_probes_of(cursor, worker="dead") == {"b"}
         assert store.drop_probes_of(cursor, worker="dead") == set()
         assert QueueState.objects.filter(probe_by=None).count() == 2

@@ -10,7 +10,7 @@ import pytest
 
 from django_mq.models import Result
 from django_mq.store import results
-from django_mq.store.results import Found, Reply
+from django_mq.store.results import Reply, ReplyState
 from tests.database import second_connection
 from tests.rows import add, stored
 
@@ -26,8 +26,8 @@ def test_the_last_word_counts(cursor: psycopg.Cursor[Any]) -> None:
     assert (after.handler, after.error_class, after.error_text) == ("other", "", "")
     assert after.created_at > before  # kept as long as a new one
     assert sorted(results.look(cursor, [7, 8])) == [
-        Found(7, True, False, "null", "", ""),
-        Found(8, True, False, '{"a": 1}', "", ""),
+        ReplyState(7, True, False, "null", "", ""),
+        ReplyState(8, True, False, '{"a": 1}', "", ""),
     ]
 
 
@@ -52,11 +52,11 @@ def test_what_is_known_of_a_message(cursor: psycopg.Cursor[Any]) -> None:
     plain = add()
     found = sorted(results.look(cursor, [waits.pk, dead.pk, silent.pk, plain.pk, 2**60]))
     assert found == [
-        Found(waits.pk, False, True, None, "Unanswered", ""),
-        Found(dead.pk, True, True, None, "Unanswered", "exhausted: E: why"),
-        Found(silent.pk, True, True, None, "Unanswered", "expired"),
-        Found(plain.pk, False, False, None, "Unanswered", ""),
-        Found(2**60, False, False, None, "Unanswered", ""),
+        ReplyState(waits.pk, False, True, None, "Unanswered", ""),
+        ReplyState(dead.pk, True, True, None, "Unanswered", "exhausted: E: why"),
+        ReplyState(silent.pk, True, True, None, "Unanswered", "expired"),
+        ReplyState(plain.pk, False, False, None, "Unanswered", ""),
+        ReplyState(2**60, False, False, None, "Unanswered", ""),
     ]
     assert results.look(cursor, []) == []
     assert stored(waits).wants_result

@@ -19,7 +19,7 @@ from django_mq.store import unique_ids as unique
 from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.put_aside import put_aside
 from django_mq.store.rows import NewRow
-from django_mq.store.unique_ids import Seen, Unique, UniqueId
+from django_mq.store.unique_ids import StoredUniqueId, UniqueId, UniqueRow
 from tests.database import second_connection
 from tests.rows import add, stored
 from tests.store.conftest import lock
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Cursor = psycopg.Cursor[Any]
 ID = UniqueId("mail", "h", "a.b", "u")
 ROW = NewRow(queue="mail", type="a.b", payload='{"n": 2}', max_attempts=20, handler="h")
-NOTHING = Seen(None, None, False, False, False, False, None)
+NOTHING = StoredUniqueId(None, None, False, False, False, False, None)
 
 
 def take(**given: Any) -> QueuedMessage:
@@ -39,11 +39,11 @@ def take(**given: Any) -> QueuedMessage:
     return message
 
 
-def new(id: int, seen: Seen = NOTHING, **given: Any) -> Unique:
-    return Unique(id, ROW._replace(**given), "u", None, seen)
+def new(id: int, seen: StoredUniqueId = NOTHING, **given: Any) -> UniqueRow:
+    return UniqueRow(id, ROW._replace(**given), "u", None, seen)
 
 
-def look(cursor: Cursor) -> Seen:
+def look(cursor: Cursor) -> StoredUniqueId:
     [seen] = unique.look(cursor, [ID])
     return seen
 
@@ -60,7 +60,7 @@ def test_an_id_is_taken_only_if_it_is_as_it_was_seen(cursor: Cursor) -> None:
     assert unique.add(cursor, [new(102, old)]) == set()
     [message] = QueuedMessage.objects.all()
     before = look(cursor)
-    assert before == Seen(message.pk, None, True, False, False, False, before.version)
+    assert before == StoredUniqueId(message.pk, None, True, False, False, False, before.version)
     cursor.execute("update django_mq_uniquekey set unique_for = interval '1 min'")
     end(cursor, message)
     assert unique.add(cursor, [new(103, before)]) == set()
@@ -134,15 +134,15 @@ def test_ends_wait_for_no_transaction_that_puts_aside(
     assert end(cursor, message) == []
     other.commit()
     assert aside.left_aside(cursor, limit=10).left == [ID]
-    [id] = free_unique_ids.come_forward(cursor, [ID])
-    assert free_unique_ids.come_forward(cursor, [ID]) == []
+    [id] = free_unique_ids.bring_forward(cursor, [ID])
+    assert free_unique_ids.bring_forward(cursor, [ID]) == []
     assert QueuedMessage.objects.get().pk == id
 
 
 def test_what_is_aside_stays_while_its_id_is_taken(cursor: Cursor) -> None:
     take()
     put_aside(cursor, [new(0)])
-    assert free_unique_ids.come_forward(cursor, [ID]) == []
+    assert free_unique_ids.bring_forward(cursor, [ID]) == []
     assert aside.left_aside(cursor, limit=10).left == []
 
 
@@ -168,7 +168,7 @@ def test_at_other_isolation_levels(level: str) -> None:
         with second_connection() as other:
             unique.add(
                 other.cursor(),
-                [Unique(77, ROW._replace(queue="default", handler=""), "u", None, NOTHING)],
+                [UniqueRow(77, ROW._replace(queue="default", handler=""), "u", None, NOTHING)],
             )
         with pytest.raises(OperationalError) as caught:
             broadcast("a.b", unique_id="u")
@@ -183,7 +183,7 @@ STATEMENTS: dict[str, Callable[[Cursor], object]] = {
     "replace": lambda cursor: unique.replace(cursor, [(new(101), True)]),
     "put aside": lambda cursor: put_aside(cursor, [new(0)]),
     "end": lambda cursor: free_unique_ids.end(cursor, [EndedMessage(101, ID, True)]),
-    "come forward": lambda cursor: free_unique_ids.come_forward(cursor, [ID]),
+    "come forward": lambda cursor: free_unique_ids.bring_forward(cursor, [ID]),
     "lock": lambda cursor: free_unique_ids.lock(cursor, [ID]),
     "take again": lambda cursor: free_unique_ids.take_again(cursor, ids=[101]),
     "forget quiet": lambda cursor: chores.forget(cursor, "quiet ids", limit=10),
@@ -235,7 +235,7 @@ def test_the_columns_of_a_row_are_those_of_every_insert() -> None:
     assert columns(insert.INSERT_VALUES.format(names, "")) == plain
     assert columns(insert.COPY.format(names)) == plain | {"id"}
     unique_ones = plain | {"id", "unique_id", "unique_for"}
-    assert columns(unique.ADD) == columns(free_unique_ids.COME_FORWARD) == unique_ones
+    assert columns(unique.ADD) == columns(free_unique_ids.BRING_FORWARD) == unique_ones
 
 
 def test_the_limit_of_waits_is_put_back(cursor: Cursor) -> None:

@@ -225,7 +225,10 @@ def test_an_upcast_that_raises_is_wrong_content() -> None:
     assert dead.dead_reason == (
         "InvalidPayload: shop.orders.placed: the upcast from version 1 raised ValueError"
     )
-    assert (dead.attempts, error._told) == (1, dead.dead_reason.removeprefix("InvalidPayload: "))
+    assert (dead.attempts, error._redacted_text) == (
+        1,
+        dead.dead_reason.removeprefix("InvalidPayload: "),
+    )
     attempt = FailedAttempt.objects.get()
     assert "<lambda>" in attempt.traceback
 

@@ -17,14 +17,14 @@ from django.db import DEFAULT_DB_ALIAS, connection, connections
 from django_mq import handlers, signals
 from django_mq.conf import get_settings
 from django_mq.executor.connections import Outage, plain_connection
-from django_mq.executor.ended import Ended, any_back
+from django_mq.executor.ended import Ended, any_row_kept
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.retry_policies import policies
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
-from django_mq.executor.slices import Slices
+from django_mq.executor.slices import SliceRunner
 from django_mq.executor.tasks import Task
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
@@ -146,7 +146,7 @@ def run_context(
 
 
 class Bench:
-    """One executor's `Slices`, in the thread of the test, without the rest of a worker.
+    """One executor's `SliceRunner`, in the thread of the test, without the rest of a worker.
 
     If `fresh`, the claimed messages start without a lock.
     """
@@ -171,7 +171,7 @@ class Bench:
         self.session.note_activity()
         context = run_context(ShortOutage(self.stopping), self._settled, lease=1000.0)
         self.settlement = Settlement(self.session, context)
-        self.slices = Slices(
+        self.slices = SliceRunner(
             self.session,
             context,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
@@ -182,7 +182,7 @@ class Bench:
 
     def _settled(self, ended: Sequence[Ended]) -> None:
         self.settled.extend(each.delivery.id for each in ended)
-        self.back.append(any_back(ended))
+        self.back.append(any_row_kept(ended))
 
     def claim(self, queue: str = "mail", *, limit: int = 1000) -> list[Task]:
         """Claim the due messages of `queue`, on a separate connection."""

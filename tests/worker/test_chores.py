@@ -103,7 +103,7 @@ def test_a_large_number_is_not_counted_out(
 
 def small(monkeypatch: pytest.MonkeyPatch, name: str, pieces: int = 1) -> None:
     """Limit a piece to two rows."""
-    monkeypatch.setattr(chores, "PIECE", 2)
+    monkeypatch.setattr(chores, "PIECE_ROWS", 2)
     monkeypatch.setitem(chores.CHORES, name, chores.CHORES[name]._replace(pieces=pieces))
 
 
@@ -153,8 +153,8 @@ def test_all_that_expired_dies_in_pieces(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     """Those in flight, of which more expired than fit into a piece, are passed over."""
-    monkeypatch.setattr(expiring, "FEW", 2)
-    monkeypatch.setattr(expiring, "WINDOW", 3)
+    monkeypatch.setattr(expiring, "PIECE_MESSAGES", 2)
+    monkeypatch.setattr(expiring, "WALKED_ROWS", 3)
     at = QueuedMessage.objects.get(pk=add(expires=-60).pk).expires_at
     flying = [add(expires=-70, leased=60, attempts=1) for _ in range(4)]
     waiting = [add(expires=-60 + n) for n in range(5)]
@@ -170,8 +170,8 @@ def test_an_id_that_somebody_has_keeps_no_other_message_alive(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own message expires once the id is free again."""
-    monkeypatch.setattr(expiring, "FEW", 1)
-    monkeypatch.setattr(expiring, "WINDOW", 1)
+    monkeypatch.setattr(expiring, "PIECE_MESSAGES", 1)
+    monkeypatch.setattr(expiring, "WALKED_ROWS", 1)
     taken = add(expires=-60, unique_id="u")
     other = add(expires=-50)
     UniqueKey.objects.create(queue="mail", type=taken.type, unique_id="u", message_id=taken.pk)

@@ -94,14 +94,14 @@ def test_a_wait_for_a_reply_opens_no_sockets(start: Start, monkeypatch: pytest.M
     def square(delivery: Delivery) -> int:
         return int(delivery.payload) ** 2
 
-    opened: list[link.Poke] = []
-    init = link.Poke.__init__
+    opened: list[link.SleepBreaker] = []
+    init = link.SleepBreaker.__init__
 
-    def count(self: link.Poke) -> None:
+    def count(self: link.SleepBreaker) -> None:
         opened.append(self)
         init(self)
 
-    monkeypatch.setattr(link.Poke, "__init__", count)
+    monkeypatch.setattr(link.SleepBreaker, "__init__", count)
     start()
     assert [ask("test.square", n, timeout=PATIENCE) for n in range(RUNS)] == [0, 1, 4, 9, 16]
     for _ in range(RUNS):

@@ -52,7 +52,7 @@ def test_figures_that_cannot_be_stored_delay_nothing_and_are_stored_later(
     start: Start, said: Said, gate: threading.Event, monkeypatch: Any
 ) -> None:
     """Guarantee 25: leases are renewed and heartbeats written while storing fails."""
-    monkeypatch.setattr(keeping, "BEAT", 0.05)
+    monkeypatch.setattr(keeping, "HEARTBEAT_SECONDS", 0.05)
 
     @handler("#", queue="mail", name="h", atomic=False)
     def h(delivery: Delivery) -> None:

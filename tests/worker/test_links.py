@@ -161,7 +161,7 @@ def test_listen_is_pinged(
     start: Start, said: Said, through: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A link that only listens sends nothing, so only a ping can show that it hangs."""
-    monkeypatch.setattr("django_mq.worker.listener.PING", 0.1)
+    monkeypatch.setattr("django_mq.worker.listener.PING_INTERVAL", 0.1)
     running = start()
     parts = parts_of(running)
     assert parts.listener is not None
@@ -235,7 +235,7 @@ def test_a_drain_ends_whatever_the_link_does(
     start: Start, said: Said, through: Proxy, monkeypatch: pytest.MonkeyPatch, held: str
 ) -> None:
     """Only the drain ends these waits: the time limits of statements are an hour here."""
-    monkeypatch.setattr("django_mq.worker.draining.HURRY", 0.5)
+    monkeypatch.setattr("django_mq.worker.draining.STATEMENT_SECONDS", 0.5)
     gate, entered = threading.Event(), threading.Event()
 
     @handler("#", queue="mail", name="h")

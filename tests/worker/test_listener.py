@@ -37,7 +37,7 @@ class Counted(Wakeup):
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    monkeypatch.setattr(listener_module, "PING", 0.05)
+    monkeypatch.setattr(listener_module, "PING_INTERVAL", 0.05)
     listener = Listener("default", Counted(), link=Link())
     yield listener
     listener.stop()
@@ -99,7 +99,7 @@ def test_what_comes_while_it_rests_is_rung_for(
 def test_what_comes_with_the_answer_of_a_ping_is_rung_for(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener_module, "PING", 0.001)
+    monkeypatch.setattr(listener_module, "PING_INTERVAL", 0.001)
     listener.start()
     listener._wakeup.until(1)
     for rings in range(2, 50):

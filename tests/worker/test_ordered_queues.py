@@ -17,7 +17,7 @@ from django_mq.store import ordered_queues as line
 from django_mq.store.claim import Lane
 from django_mq.worker import ordered_queues, queue_options
 from django_mq.worker.claim_options import ClaimOptions
-from django_mq.worker.claims import TOGETHER, ClaimRouter
+from django_mq.worker.claims import MAX_BATCHES, ClaimRouter
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.worker.conftest import PATIENCE, Said, Start, proxied
@@ -139,7 +139,7 @@ def test_a_worker_without_room_keeps_what_it_owns(
 ) -> None:
     """At any poll interval: an owner whose lease lapses is taken for frozen."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 600, "QUEUES": {"line": {"ordered": True}}}
-    monkeypatch.setattr(ordered_queues, "TURN", 0.2)
+    monkeypatch.setattr(ordered_queues, "TURN_SECONDS", 0.2)
     gate, started = threading.Event(), threading.Event()
 
     @handler("#", queue="mail", name="h", timeout=PATIENCE * 2)
@@ -170,8 +170,8 @@ def test_a_drain_keeps_the_line_of_what_still_runs(
 ) -> None:
     """PMQ-44: the next owner would take it for frozen, and end its transaction."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
-    monkeypatch.setattr(ordered_queues, "LEASE", 1.0)
-    monkeypatch.setattr(ordered_queues, "TURN", 0.2)
+    monkeypatch.setattr(ordered_queues, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(ordered_queues, "TURN_SECONDS", 0.2)
     monkeypatch.setattr(queue_options, "OWNER_LEASE", 1.0)
     gate, started = threading.Event(), threading.Event()
     ran: list[int] = []
@@ -212,7 +212,7 @@ def test_one_claim_takes_several_batches_of_a_line() -> None:
         stopped=StoppedQueues(),
     )
     options = ClaimOptions("sync", 30.0, batch_size=2, batch_bytes=1 << 20, ordered=True)
-    for _ in range(3 * TOGETHER):
+    for _ in range(3 * MAX_BATCHES):
         add("line", ordered=True)
     sizes = []
     with second_connection() as other:
@@ -223,7 +223,7 @@ def test_one_claim_takes_several_batches_of_a_line() -> None:
             rows = router.claim(cursor, [Lane("line", 0)], options, limit=most).claim.rows
             sizes.append([len(list(batch)) for _, batch in itertools.groupby(rows, claimer_of)])
             QueuedMessage.objects.filter(pk__in=[row.id for row in rows]).delete()
-    assert sizes == [[2], [2] * TOGETHER]
+    assert sizes == [[2], [2] * MAX_BATCHES]
 
 
 def claimer_of(row: ClaimedRow) -> str:

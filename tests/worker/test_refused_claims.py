@@ -15,13 +15,13 @@ from psycopg.errors import UndefinedTable
 
 from django_mq import Delivery, handler, queues
 from django_mq.conf import get_settings
-from django_mq.executor.statements import where_possible
+from django_mq.executor.statements import skip_refused_rows
 from django_mq.messages import Fence
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.store import Cursor, leases, settle
 from django_mq.worker import DeadWorker, Worker, chores, refused_rows
-from django_mq.worker.refused_rows import LEAVE_OUT, RefusedRows
-from django_mq.worker.releasing import release_all_but
+from django_mq.worker.refused_rows import LEAVE_OUT_SECONDS, RefusedRows
+from django_mq.worker.releasing import release_all_except
 from tests.database import second_connection
 from tests.rows import add, beat
 from tests.worker.conftest import Said, Start, effect, effects
@@ -233,10 +233,10 @@ def test_a_row_is_left_out_for_a_while_and_named_once(
             return "claimed"
 
         for _ in range(3):
-            assert rows.go_on_without(cursor, claim, lambda *, but: {id: "mail"}) == "claimed"
+            assert rows.go_on_without(cursor, claim, lambda *, excluded: {id: "mail"}) == "claimed"
             assert rows.ids() == [id]
             assert rows.queues() == {"mail"}
-            now += LEAVE_OUT
+            now += LEAVE_OUT_SECONDS
             assert rows.ids() == []
     assert [getattr(each, "event", "") for each in caplog.records] == ["claim_refused"]
 
@@ -323,7 +323,7 @@ def test_one_of_several_claims_cannot_be_changed(
     fences = [(id, 1, "worker:1") for id in ids]
     refuse()
     with second_connection() as own, own.cursor() as cursor:
-        done = where_possible(lambda some: change(cursor, list(some)), fences)
+        done = skip_refused_rows(lambda some: change(cursor, list(some)), fences)
     assert done == set(ids[1:])
 
 
@@ -334,7 +334,7 @@ def test_an_error_without_rows_is_raised(transactional_db: None) -> None:
         raise UndefinedTable("missing")
 
     with pytest.raises(UndefinedTable):
-        where_possible(fail, [])
+        skip_refused_rows(fail, [])
 
 
 def test_one_of_the_claims_of_a_dead_worker_cannot_be_released(refuse: Callable[..., None]) -> None:
@@ -342,4 +342,4 @@ def test_one_of_the_claims_of_a_dead_worker_cannot_be_released(refuse: Callable[
     ids, running = good(5, leased=30, attempts=1), good(leased=30, attempts=1)
     refuse()
     with second_connection() as own, own.cursor() as cursor:
-        assert release_all_but(cursor, worker="worker", running=running) == set(ids)
+        assert release_all_except(cursor, worker="worker", running=running) == set(ids)

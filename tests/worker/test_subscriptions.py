@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_mq import Delivery, handler, handlers, queues
-from django_mq.handlers.registry import NAMED
+from django_mq.handlers.registry import PATTERNS_IN_ERROR
 from django_mq.models import QueuedMessage
 from django_mq.testing import drain, due
 from tests.rows import add, stored
@@ -146,7 +146,7 @@ def test_a_reason_names_a_few_patterns() -> None:
     message = add(type="a", handler="many")
     assert drain() == 0
     assert stored(message).last_error.endswith("(p0, p1, p2, p3, p4, ...)")
-    assert NAMED == 5
+    assert PATTERNS_IN_ERROR == 5
 
 
 def test_a_message_that_failed_before_its_pattern_went_keeps_its_attempts() -> None:

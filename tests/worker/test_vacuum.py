@@ -35,7 +35,7 @@ def cursor(transactional_db: None) -> Iterator[Cursor]:
     The server's own vacuum comes once a minute, in any of these tests.
     """
     with pytest.MonkeyPatch.context() as patch, second_connection() as own:
-        patch.setattr(vacuuming, "MANY", MANY)
+        patch.setattr(vacuuming, "MIN_DEAD_ROWS", MANY)
         for table in (TABLE, "django_mq_uniquekey"):
             own.execute(f"alter table {table} set (autovacuum_enabled = off)")
             own.execute(f"vacuum {table}")

@@ -12,7 +12,7 @@ from typing import Any
 from django.utils.formats import date_format
 
 from django_mq.conf.local_time import local
-from django_mq.policy.durations import measured
+from django_mq.policy.durations import precise_span
 from django_mq.policy.figures import Counted, Latency
 from django_mq.queues import Figures
 
@@ -104,14 +104,14 @@ def _latencies(
         for share in ("p50", "p95", "p99")
     ]
     values = [value for each in series for value in each.values if value]
-    low, high = around(values)
+    low, high = round_bounds(values)
 
     def position(value: float) -> float:
         return (math.log10(max(value, low)) - math.log10(low)) / math.log10(high / low)
 
     total = read(figures.total)
     summary = (
-        ", ".join(f"{each.name} {measured(getattr(total, each.name))}" for each in series)
+        ", ".join(f"{each.name} {precise_span(getattr(total, each.name))}" for each in series)
         if total
         else "no data"
     )
@@ -121,8 +121,8 @@ def _latencies(
         title=title,
         summary=summary,
         shapes=[_shape(each, _line_path(each.values, position)) for each in series],
-        hits=_hits(figures, series, measured),
-        scale=[measured(high), measured(low)] if values else [],
+        hits=_hits(figures, series, precise_span),
+        scale=[precise_span(high), precise_span(low)] if values else [],
     )
 
 
@@ -146,10 +146,10 @@ def nice(value: float) -> float:
     return next(each * power for each in (1, 2, 5, 10) if each * power >= value)
 
 
-def around(values: Iterable[float]) -> tuple[float, float]:
+def round_bounds(values: Iterable[float]) -> tuple[float, float]:
     """Return the round durations below and above all `values`.
 
-    >>> around([0.002, 0.5]), around([45.0, 4000.0]), around([])
+    >>> round_bounds([0.002, 0.5]), round_bounds([45.0, 4000.0]), round_bounds([])
     ((0.001, 1.0), (10.0, 21600.0), (0.001, 1.0))
     """
     known = list(values) or [0.002, 0.5]

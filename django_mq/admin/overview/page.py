@@ -16,7 +16,7 @@ from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
 
 from django_mq import queues
-from django_mq.admin.bounds import impatient, ran_out
+from django_mq.admin.bounds import limited_statements, timed_out
 from django_mq.admin.overview.charts import charts
 from django_mq.admin.overview.panels import (
     STEP_LABELS,
@@ -28,7 +28,7 @@ from django_mq.admin.overview.panels import (
     workers_panel,
 )
 from django_mq.admin.queue_rows import COLUMNS, QueueRowsAdmin
-from django_mq.admin.state_counts import COUNTED
+from django_mq.admin.state_counts import MAX_QUEUES
 from django_mq.admin.texts import clock, excerpt
 from django_mq.models import (
     FailedAttempt,
@@ -104,7 +104,7 @@ class OverviewAdmin(QueueRowsAdmin):
         try:
             context = self._read(request)
         except OperationalError as error:
-            if not ran_out(error):
+            if not timed_out(error):
                 raise
             context = {"too_slow": True}
         return render_to_string("admin/django_mq/includes/overview_live.html", context, request)
@@ -113,10 +113,10 @@ class OverviewAdmin(QueueRowsAdmin):
         allowed = self.get_queues(request)
         wanted = None if allowed is None else sorted(allowed)
         span = _span(request)
-        with impatient(self.alias), connections[self.alias].cursor() as cursor:
+        with limited_statements(self.alias), connections[self.alias].cursor() as cursor:
             prepare_to_read(cursor)
             names = [name for name in read_names(cursor) if self.may_see(request, name)]
-            counts, _stop = read_many_counts(cursor, names[:COUNTED])
+            counts, _stop = read_many_counts(cursor, names[:MAX_QUEUES])
             new = read_figures.newcomers(cursor, queues=wanted)
             figures = figures_of(cursor, span, new, wanted)
             rates = rates_of(cursor, new, wanted)

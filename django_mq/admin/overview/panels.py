@@ -12,7 +12,7 @@ from django_mq.admin.overview.charts import clock
 from django_mq.admin.queue_rows import COLUMNS, QueueRow
 from django_mq.admin.state_counts import summed
 from django_mq.admin.texts import excerpt
-from django_mq.policy.durations import measured, span
+from django_mq.policy.durations import precise_span, span
 from django_mq.policy.estimated import rough
 from django_mq.policy.figures import Latency
 
@@ -158,7 +158,9 @@ def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> dict[str, 
 
 def _percentiles(found: Latency | None) -> list[str]:
     """Return the percentiles as text, nothing without data."""
-    return [measured(found.p50), measured(found.p95), measured(found.p99)] if found else []
+    return (
+        [precise_span(found.p50), precise_span(found.p95), precise_span(found.p99)] if found else []
+    )
 
 
 def per(rate: float) -> str:

@@ -29,7 +29,7 @@ from django_mq.contrib.tasks.compat import (
 from django_mq.contrib.tasks.message_task import MessageTask
 from django_mq.contrib.tasks.options import (
     NEVER,
-    Carried,
+    StoredOptions,
     backend_options,
     check_options,
     named,
@@ -164,9 +164,9 @@ class MessageQueueBackend(BaseTaskBackend):
             retry=None if policy == NEVER else policy,
         )
 
-    def _carried(self, task: Task[..., Any], handler: handlers.Handler) -> Carried:
+    def _carried(self, task: Task[..., Any], handler: handlers.Handler) -> StoredOptions:
         timeout, atomic = timeout_of(task, self._options.timeout), atomic_of(task)
-        return Carried(
+        return StoredOptions(
             backend=self.alias,
             run_after=None if task.run_after is None else aware(task.run_after),
             retention=self._options.result_retention,

@@ -11,7 +11,7 @@ from django_mq.contrib.tasks.compat import task_finished
 from django_mq.contrib.tasks.registration import task_of
 from django_mq.contrib.tasks.results import TaskAttempts
 from django_mq.executor.ended import DONE, Ended, Settled
-from django_mq.executor.replies import Encoded
+from django_mq.executor.replies import EncodedResults
 from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import log_failure
 
@@ -35,7 +35,7 @@ def _send(ended: Ended) -> None:
         return
     succeeded = ended.settled in DONE
     value = None
-    if succeeded and isinstance(ended.result, Encoded):
+    if succeeded and isinstance(ended.result, EncodedResults):
         value = json.loads(ended.result[ended.delivery.id])
     found = results.ended(task, ended.delivery, _attempts(ended), succeeded=succeeded, value=value)
     if found is None:

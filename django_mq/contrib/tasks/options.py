@@ -31,7 +31,7 @@ from django_mq.store.kept_results import OPTIONS
 
 NEVER = RetryPolicy.never()
 #: The `on_duplicate` options that a task may have.
-WAYS = ("skip", "raise", "update", "debounce", "replace")
+DUPLICATE_OPTIONS = ("skip", "raise", "update", "debounce", "replace")
 
 
 def _modules(value: object) -> tuple[str, ...]:
@@ -132,8 +132,8 @@ def _check_unique(task: Task[..., Any]) -> None:
             f"on_duplicate={way!r} stores a message that has no id yet, so there would be no"
             " result to return"
         )
-    if way is not None and way not in WAYS:
-        raise ValueError(f"on_duplicate must be one of {', '.join(WAYS)}, not {way!r}")
+    if way is not None and way not in DUPLICATE_OPTIONS:
+        raise ValueError(f"on_duplicate must be one of {', '.join(DUPLICATE_OPTIONS)}, not {way!r}")
     if unique_id is not None:
         stored = "any" if callable(unique_id) else unique_id
         unique_for = option(task, "unique_for")
@@ -178,7 +178,7 @@ def named(task: Task[..., Any], name: str, args: list[Any], kwargs: dict[str, An
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class StoredOptions:
     """The options of a task that its message carries in its metadata.
 
     `timeout` and `atomic` are None if the task's own apply, `retention` if the setting applies.
@@ -193,7 +193,7 @@ class Carried:
     def encode(self) -> str:
         """Return the metadata as JSON text; most tasks have none.
 
-        >>> Carried().encode(), Carried(timeout=5.0).encode()
+        >>> StoredOptions().encode(), StoredOptions(timeout=5.0).encode()
         ('{}', '{"mq.task": {"timeout": 5.0}}')
         """
         found: dict[str, Any] = {
@@ -209,24 +209,24 @@ class Carried:
         return json.dumps({OPTIONS: found}) if found else "{}"
 
 
-def carried(metadata: object) -> Carried:
+def stored_options(metadata: object) -> StoredOptions:
     """Return the options in the metadata of a message, without values of a wrong type.
 
-    >>> carried({"mq.task": {"timeout": 5, "atomic": "no"}}).timeout
+    >>> stored_options({"mq.task": {"timeout": 5, "atomic": "no"}}).timeout
     5.0
-    >>> carried({"mq.task": {"atomic": "no"}}) == carried([]) == Carried()
+    >>> stored_options({"mq.task": {"atomic": "no"}}) == stored_options([]) == StoredOptions()
     True
     """
     found = metadata.get(OPTIONS) if isinstance(metadata, dict) else None
     if not isinstance(found, dict):
-        return Carried()
+        return StoredOptions()
     backend, atomic = found.get("backend"), found.get("atomic")
     timeout, after = as_seconds(found.get("timeout")), as_seconds(found.get("run_after"))
     try:
         run_after = None if after is None else datetime.fromtimestamp(after, UTC)
     except (ValueError, OverflowError, OSError):
         run_after = None
-    return Carried(
+    return StoredOptions(
         backend=backend if isinstance(backend, str) else DEFAULT_TASK_BACKEND_ALIAS,
         run_after=run_after,
         retention=as_seconds(found.get("retention")),

@@ -24,7 +24,7 @@ from django_mq.contrib.tasks.compat import (
     task_started,
 )
 from django_mq.contrib.tasks.errors import TaskInterrupted
-from django_mq.contrib.tasks.options import NEVER, carried, option
+from django_mq.contrib.tasks.options import NEVER, option, stored_options
 from django_mq.exceptions import Reject, as_seconds
 from django_mq.handlers import Handler
 from django_mq.messages import ClaimedRow, Delivery
@@ -134,7 +134,7 @@ def _of_row(row: ClaimedRow) -> Handler:
     if row.metadata == "{}":
         return handler
     try:
-        found = carried(json.loads(row.metadata))
+        found = stored_options(json.loads(row.metadata))
     except (ValueError, RecursionError):
         return handler
     if found.timeout is None and found.atomic is None:

@@ -22,7 +22,7 @@ from django_mq.contrib.tasks.compat import (
     TaskResultStatus,
     task_backends,
 )
-from django_mq.contrib.tasks.options import Carried, carried
+from django_mq.contrib.tasks.options import StoredOptions, stored_options
 from django_mq.exceptions import UnreadablePayload
 from django_mq.messages import Delivery
 from django_mq.outbox.send import queue_connection
@@ -73,7 +73,7 @@ def running(task: Task[..., Any], delivery: Delivery) -> TaskResult[..., Any] | 
     # By the worker's clock, but never before the claim by the database's clock.
     attempts.add(worker_of(delivery), max(delivery._row.claimed, time()))
     return _result(
-        _as_enqueued(task, delivery.queue, delivery.priority, carried(delivery.metadata)),
+        _as_enqueued(task, delivery.queue, delivery.priority, stored_options(delivery.metadata)),
         delivery.id,
         TaskResultStatus.RUNNING,
         arguments=arguments,
@@ -87,7 +87,7 @@ def ended(
 ) -> TaskResult[..., Any] | None:
     """Return the result of a task that has just ended; None if its payload has no arguments."""
     try:
-        arguments, options = arguments_of(delivery.payload), carried(delivery.metadata)
+        arguments, options = arguments_of(delivery.payload), stored_options(delivery.metadata)
     except UnreadablePayload:
         return None
     if arguments is None:
@@ -123,7 +123,7 @@ def stored(task: Task[..., Any], id: int, found: StoredTask) -> TaskResult[..., 
         failed = found.stored or found.error_class
         status = TaskResultStatus.FAILED if failed else TaskResultStatus.SUCCESSFUL
     result = _result(
-        _as_enqueued(task, found.queue, found.priority, carried(_read(found.metadata))),
+        _as_enqueued(task, found.queue, found.priority, stored_options(_read(found.metadata))),
         id,
         status,
         arguments=arguments,
@@ -189,7 +189,7 @@ def _result(
 
 
 def _as_enqueued(
-    task: Task[..., Any], queue: str, priority: int, options: Carried
+    task: Task[..., Any], queue: str, priority: int, options: StoredOptions
 ) -> Task[..., Any]:
     """Return the registered task as it was enqueued, not validated again: settings change."""
     changes = {
@@ -227,7 +227,7 @@ def failed_attempts(delivery: Delivery, count: int | None) -> TaskAttempts:
 
 def _connection(delivery: Delivery) -> BaseDatabaseWrapper:
     try:
-        backend = task_backends[carried(delivery.metadata).backend]
+        backend = task_backends[stored_options(delivery.metadata).backend]
     except (ImproperlyConfigured, UnreadablePayload):
         backend = None
     return queue_connection(getattr(backend, "database", None))

@@ -11,7 +11,7 @@ from django_mq import queues
 from django_mq.conf import alias_of
 from django_mq.management.arguments import duration
 from django_mq.management.base import OperatorCommand
-from django_mq.management.output import WIDEST, as_json, table
+from django_mq.management.output import MAX_CELL_WIDTH, as_json, table
 from django_mq.management.screen import size_of
 from django_mq.models import FailedAttempt
 from django_mq.policy.error_text import one_line
@@ -60,7 +60,7 @@ class Command(OperatorCommand):
         attempts = FailedAttempt.objects.using(alias_of(database)).filter(pk__in=newest)
         texts = dict(attempts.values_list("pk", "error_text"))
         size = size_of(self.stdout)
-        widest = (size.columns if size else WIDEST) - len(INDENT)
+        widest = (size.columns if size else MAX_CELL_WIDTH) - len(INDENT)
         headers, *rows = table(HEADERS, map(_row, found)).split("\n")
         self.stdout.write(headers)
         for each, row in zip(found, rows, strict=True):

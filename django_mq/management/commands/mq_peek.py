@@ -12,7 +12,7 @@ from django_mq import queues
 from django_mq.management.arguments import wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, table
-from django_mq.management.serving import mistaken
+from django_mq.management.serving import unknown_queue_warning
 from django_mq.models import QueuedMessage
 from django_mq.models.columns import Unreadable
 from django_mq.policy.error_text import one_line
@@ -20,7 +20,7 @@ from django_mq.queues.obstacles import shown
 from django_mq.queues.stalled import standings
 
 #: The bytes of a payload that are shown; --json shows all of it.
-LONGEST = 2000
+PAYLOAD_BYTES = 2000
 
 
 class Command(OperatorCommand):
@@ -94,7 +94,7 @@ class Command(OperatorCommand):
             if private:
                 for name, value in _private(message).items():
                     text = value if isinstance(value, str) else json.dumps(value)
-                    self.stdout.write(f"    {name}: {one_line(text, LONGEST)}")
+                    self.stdout.write(f"    {name}: {one_line(text, PAYLOAD_BYTES)}")
 
     def _show_heads(self, queue: str | None, options: dict[str, Any], database: str | None) -> None:
         for name in ("skip_locked", "dead", "payload"):
@@ -112,7 +112,7 @@ def _nothing(queue: str | None, options: dict[str, Any], database: str | None) -
     """Return a text that says that there is nothing to show, and where messages are."""
     counted = queues.counts(using=database)
     text = f"No messages in queue {queue}." if queue else "No messages."
-    if queue and (warning := mistaken(queue, counted)):
+    if queue and (warning := unknown_queue_warning(queue, counted)):
         text = f"No messages: {warning}{'' if warning.endswith('?') else '.'}"
     wanted = "dead" if options["dead"] else "depth"
     elsewhere = {name: each for name, each in counted.items() if getattr(each, wanted)}

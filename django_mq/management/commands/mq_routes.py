@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from django_mq import handlers, queues
 from django_mq.conf import get_settings
-from django_mq.handlers.nearest import is_heard, nearest_types
+from django_mq.handlers.nearest import has_subscriber, nearest_types
 from django_mq.management.arguments import wrong_arguments
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
@@ -63,7 +63,7 @@ class Command(OperatorCommand):
             ]
             self.stdout.write(table(("handler", "queue", "gets it", "why"), rows))
         if not any(row["gets_it"] for row in found):
-            remark = "" if is_heard(type) else nearest_types(type)
+            remark = "" if has_subscriber(type) else nearest_types(type)
             self.stdout.write(
                 f"No handler registered here takes {type}{remark}: a message is stored once, in"
                 f" queue {settings.default_queue}, and the worker that claims it routes it."

@@ -19,9 +19,9 @@ from django_mq.executor.connections import LOST
 from django_mq.management.arguments import duration, wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, span, table, workers_table
-from django_mq.management.screen import CLEAR, Section, erased, fitted, size_of, whole
-from django_mq.management.serving import mistaken
-from django_mq.policy.durations import measured
+from django_mq.management.screen import CLEAR, Section, all_lines, erased, fitted, size_of
+from django_mq.management.serving import unknown_queue_warning
+from django_mq.policy.durations import precise_span
 from django_mq.policy.histogram import Durations
 from django_mq.queues.doctor import Finding
 from django_mq.queues.doctor.links import pooler
@@ -67,11 +67,13 @@ class Command(OperatorCommand):
 
     def _watch(self, queue: str | None, database: str | None, *, is_first: bool = False) -> None:
         sections = _sections(_read(queue, database))
-        if queue is not None and (warning := mistaken(queue, queues.names(using=database))):
+        if queue is not None and (
+            warning := unknown_queue_warning(queue, queues.names(using=database))
+        ):
             sections.insert(0, Section([f"Note: {warning}"], rank=0))
         moment, size = shown(now()), size_of(self.stdout)
         if size is None:
-            clear, text = CLEAR, f"{moment}\n{whole(sections)}\n\n"
+            clear, text = CLEAR, f"{moment}\n{all_lines(sections)}\n\n"
         else:
             clear, text = CLEAR if is_first else erased(size), fitted(moment, sections, size)
         self.stdout.write(f"{clear if self.stdout.isatty() else ''}{text}")
@@ -86,7 +88,7 @@ class Command(OperatorCommand):
             warnings = [each.text for each in found.pooled]
             self.stdout.write(as_json({**told, "warnings": warnings}))
         else:
-            self.stdout.write(whole(_sections(found)))
+            self.stdout.write(all_lines(_sections(found)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ def _handler(handler: queues.HandlerTimings) -> tuple[object, ...]:
 
 
 def _spread(durations: Durations | None) -> tuple[str, str]:
-    return (measured(durations.p50), measured(durations.p99)) if durations else ("-", "-")
+    return (precise_span(durations.p50), precise_span(durations.p99)) if durations else ("-", "-")
 
 
 def _holder(holder: queues.HorizonHolder) -> tuple[object, ...]:

@@ -113,7 +113,7 @@ class Command(BaseCommand):
             raise SystemExit(code)
 
     def _show(self, text: str) -> None:
-        """Print `text` if anybody can read it: a worker does not depend on its output."""
+        """Print `text` if the output is still open: a worker does not depend on its output."""
         if sys.stdout is not None:
             with suppress(OSError):
                 self.stdout.write(text)

@@ -19,7 +19,7 @@ ORDERS = {
     "resume": queues.resume_workers,
     "stop": queues.stop_workers,
 }
-TO = {"quiet": "be quiet", "resume": "resume", "stop": "stop"}
+ORDER_PHRASES = {"quiet": "be quiet", "resume": "resume", "stop": "stop"}
 NOTES = {
     "quiet": "They finish what runs, and claim nothing more until they are resumed.",
     "resume": "They claim again.",
@@ -62,7 +62,7 @@ class Command(OperatorCommand):
         if options["json"]:
             self.stdout.write(as_json({"action": action, "workers": told}))
         else:
-            text = f"Told {_count(told)} to {TO[action]}."
+            text = f"Told {_count(told)} to {ORDER_PHRASES[action]}."
             self.stdout.write(f"{text} mq_workers shows their states.")
 
     def _list(self, known: Sequence[WorkerProcess], options: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from django_mq.queues.doctor.findings import Finding
 __all__ = ["Finding", "examine"]
 
 #: In the order of the report.
-LOOKS: tuple[Callable[[str], Iterator[Finding]], ...] = (
+EXAMINATIONS: tuple[Callable[[str], Iterator[Finding]], ...] = (
     schema.migrations,
     schema.indexes,
     schema.rights,
@@ -39,7 +39,7 @@ LOOKS: tuple[Callable[[str], Iterator[Finding]], ...] = (
     links.limits,
 )
 #: D002 or D004 explains why a statement raised these.
-KNOWN = (InsufficientPrivilege, UndefinedColumn, UndefinedTable)
+EXPLAINED_ERRORS = (InsufficientPrivilege, UndefinedColumn, UndefinedTable)
 
 
 def examine(*, using: str | None = None) -> list[Finding]:
@@ -50,12 +50,12 @@ def examine(*, using: str | None = None) -> list[Finding]:
     """
     alias = alias_of(using)
     found: list[Finding] = []
-    for look in LOOKS:
+    for look in EXAMINATIONS:
         try:
             with transaction.atomic(using=alias):
                 found.extend(look(alias))
         except (DatabaseError, InterfaceError, ImproperlyConfigured, *LOST) as error:
-            if isinstance(error.__cause__, KNOWN):
+            if isinstance(error.__cause__, EXPLAINED_ERRORS):
                 continue
             found.append(_could_not_look(look.__name__, error))
             if not _answers(alias):

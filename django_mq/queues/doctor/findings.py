@@ -17,10 +17,10 @@ from django_mq.queues.transactions import reading
 from django_mq.store.limits import Limits
 
 #: Seconds that one statement of the doctor may take, and that it waits for a lock.
-PATIENCE = Limits(5.0, 1.0)
+DOCTOR_LIMITS = Limits(5.0, 1.0)
 
 #: Yields a cursor for short statements; the transaction is rolled back.
-looking = partial(reading, limits=PATIENCE)
+looking = partial(reading, limits=DOCTOR_LIMITS)
 
 #: The ids of all findings.
 IDS = frozenset(f"D{number:03}" for number in range(1, 21))

@@ -51,7 +51,7 @@ def listening(alias: str) -> Iterator[Finding]:
         return  # E002 of the system checks reports it
     try:
         with session(listens_on) as listener, session(alias) as notifier:
-            reached = session_facts.hears(listener, notifier, seconds=RING_SECONDS)
+            reached = session_facts.notify_arrives(listener, notifier, seconds=RING_SECONDS)
     except LOST as error:
         reached = False
         hint = f"The connection failed: {reason_of(error)}"

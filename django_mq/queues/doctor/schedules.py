@@ -18,14 +18,14 @@ from django_mq.queues.fleet import workers
 from django_mq.queues.scheduling import overdue
 
 #: The maximum number of schedules that are read, of those named, and of failures reported.
-READ, NAMED, FAILURES = 1000, 3, 20
+MAX_READ, MAX_NAMED, MAX_FAILURES = 1000, 3, 20
 
 
 def late_schedules(alias: str) -> Iterator[Finding]:
     """D018: a schedule is overdue, and not because its last broadcast failed (D019)."""
     due = _enabled(alias).filter(last_error="", next_at__lt=Now()).order_by("next_at", "name")
     with looking(alias):
-        found = [each for each in due[:READ] if overdue(each)]
+        found = [each for each in due[:MAX_READ] if overdue(each)]
         alive = any(each.alive for each in workers(using=alias))
     if not found:
         return
@@ -44,8 +44,8 @@ def _overdue(found: list[Schedule]) -> str:
     longest = span(overdue(found[0]))
     if len(found) == 1:
         return f"The schedule {found[0].name} is {longest} overdue."
-    names = ", ".join(each.name for each in found[:NAMED])
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    names = ", ".join(each.name for each in found[:MAX_NAMED])
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
     return f"{len(found)} schedules are overdue, by up to {longest}: {names}{more}."
 
 
@@ -64,7 +64,7 @@ def _misses_a_period(schedule: Schedule) -> bool:
 def failing_schedules(alias: str) -> Iterator[Finding]:
     """D019: the last broadcast of a schedule failed."""
     with looking(alias):
-        found = list(_enabled(alias).filter(~Q(last_error="")).order_by("name")[:FAILURES])
+        found = list(_enabled(alias).filter(~Q(last_error="")).order_by("name")[:MAX_FAILURES])
     for each in found:
         late = overdue(each)
         text = f"The last broadcast of the schedule {each.name} failed: {each.last_error}."

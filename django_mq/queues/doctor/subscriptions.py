@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 from django_mq import handlers
 from django_mq.conf import get_settings
-from django_mq.handlers.nearest import meant_types
+from django_mq.handlers.nearest import probable_types
 from django_mq.models import Schedule
 from django_mq.policy.estimated import counted
 from django_mq.queues.doctor.findings import Finding, looking
@@ -17,7 +17,7 @@ from django_mq.queues.totals import counts
 from django_mq.store import server_facts
 
 #: The number of held messages that are examined.
-LOOKED = 1000
+MAX_EXAMINED = 1000
 
 
 def workerless(alias: str) -> Iterator[Finding]:
@@ -94,9 +94,9 @@ def unheard(alias: str) -> Iterator[Finding]:
     if not held:
         return
     with looking(alias) as cursor:
-        types = server_facts.held_types(cursor, queues=held, limit=LOOKED)
+        types = server_facts.held_types(cursor, queues=held, limit=MAX_EXAMINED)
     for type, count, first in types:
-        meant = meant_types(type)
+        meant = probable_types(type)
         yield Finding(
             id="D014",
             level="warning",

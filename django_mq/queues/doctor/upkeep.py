@@ -10,11 +10,11 @@ from django_mq.store.oldest_snapshot import HorizonHolder
 from django_mq.store.vacuum import VACUUM
 
 #: Seconds after which an open snapshot is old.
-OLD = 300.0
+OLD_SNAPSHOT_SECONDS = 300.0
 #: The maximum number of holders that are reported.
-MOST = 20
+MAX_HOLDERS = 20
 #: The bytes of WAL from which an inactive slot is reported.
-WAL = 2**30
+RETAINED_WAL_BYTES = 2**30
 #: A table is behind when it has more dead row versions than this and than live ones, and was not
 #: vacuumed for UNVACUUMED seconds. A busy fleet vacuums from 100,000 on.
 DEAD, UNVACUUMED = 200_000, 600.0
@@ -37,7 +37,7 @@ HINTS = {
 def snapshots(alias: str) -> Iterator[Finding]:
     """D005, D006, D007: a session, a prepared transaction or a slot keeps an old snapshot."""
     with looking(alias) as cursor:
-        found = oldest_snapshot.horizon(cursor, older_than=OLD, limit=MOST)
+        found = oldest_snapshot.horizon(cursor, older_than=OLD_SNAPSHOT_SECONDS, limit=MAX_HOLDERS)
     for each in found:
         id, hint = HINTS[each.kind]
         yield Finding(id=id, level="warning", text=_held_by(each), hint=hint.format(each.name))
@@ -46,7 +46,7 @@ def snapshots(alias: str) -> Iterator[Finding]:
 def slots(alias: str) -> Iterator[Finding]:
     """D007: a replication slot without a reader keeps WAL until the disk is full."""
     with looking(alias) as cursor:
-        found = server_facts.idle_slots(cursor, kept=WAL, limit=MOST)
+        found = server_facts.idle_slots(cursor, kept=RETAINED_WAL_BYTES, limit=MAX_HOLDERS)
     for name, kept in found:
         yield Finding(
             id="D007",

@@ -164,7 +164,7 @@ def test_fences_are_held_until_settled(local_queue: LocalQueue, told: Told) -> N
 def test_tells_when_few_are_left(local_queue: LocalQueue, told: Told) -> None:
     """NSQ-24: before the local queue is empty, and not once per message."""
     put(local_queue, *["unbound"] * 4)
-    local_queue.tell_below(2)
+    local_queue.notify_below(2)
     counts = []
     for _ in range(4):
         take(local_queue)

@@ -46,7 +46,7 @@ def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(
 def test_a_suspect_that_waited_long_stops_the_others(
     local_queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_queue_module, "SUSPECT_PATIENCE", -1.0)
+    monkeypatch.setattr(local_queue_module, "SUSPECT_WAIT_SECONDS", -1.0)
     local_queue.enter()
     local_queue.put([task(1, suspect=True), task(2)])
     got: list[int] = []

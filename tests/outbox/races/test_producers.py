@@ -145,7 +145,7 @@ def test_busy_when_it_waits_for_too_long(
     together: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is bounded, with advice; the transaction stays usable, and its limit is restored."""
-    monkeypatch.setattr(deduping, "PATIENCE", 0.0)
+    monkeypatch.setattr(deduping, "MAX_WAIT_SECONDS", 0.0)
     first = Holder(together, uncommitted(1))
     with transaction.atomic():
         with connection.cursor() as cursor:

@@ -80,7 +80,7 @@ class Settler(threading.Thread):
         claimed = own.execute(CLAIM).fetchall()
         if not claimed:
             if self.stop.is_set():  # like the chores: the last producer to put it aside rolled back
-                free_unique_ids.come_forward(
+                free_unique_ids.bring_forward(
                     own.cursor(), aside.left_aside(own.cursor(), limit=10).left
                 )
             own.execute("select pg_sleep(0.002)")

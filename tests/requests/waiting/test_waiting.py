@@ -179,7 +179,7 @@ def direct(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
 def test_a_connection_that_may_not_listen_is_closed(
     monkeypatch: pytest.MonkeyPatch, direct: None
 ) -> None:
-    opened = link.ServerLink("default", link.Poke())
+    opened = link.ServerLink("default", link.SleepBreaker())
     with monkeypatch.context() as patch:
         patch.setattr(results, "LISTEN", "listen")
         with pytest.raises(psycopg.errors.SyntaxError) as refused:
@@ -194,7 +194,7 @@ def test_a_connection_that_is_lost_as_it_listens_stops_no_query(
     monkeypatch: pytest.MonkeyPatch, direct: None
 ) -> None:
     monkeypatch.setattr(results, "LISTEN", "select pg_terminate_backend(pg_backend_pid())")
-    opened = link.ServerLink("default", link.Poke())
+    opened = link.ServerLink("default", link.SleepBreaker())
     try:
         assert [each.id for each in opened.look([1])] == [1]
         assert not opened.is_listening()
@@ -244,7 +244,7 @@ def test_a_database_that_refuses_is_an_error_and_no_end(
 def test_the_connection_is_kept_for_a_while(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside tests the next question reuses it; after some idle time it is closed."""
     monkeypatch.delattr("django.core.mail.outbox")
-    monkeypatch.setattr(waiter, "IDLE", 1.0)
+    monkeypatch.setattr(waiter, "IDLE_SECONDS", 1.0)
     echo()
     start(until_empty=False)
     assert ask("test.echo", 1, timeout=PATIENCE) == 1

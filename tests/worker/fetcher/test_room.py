@@ -7,7 +7,7 @@ import pytest
 from django_mq.models import QueuedMessage
 from django_mq.worker import lanes as lanes_module
 from django_mq.worker.claim_options import ClaimOptions
-from django_mq.worker.claims import TOGETHER
+from django_mq.worker.claims import MAX_BATCHES
 from tests.rows import add
 from tests.worker.fetcher.conftest import Rig
 
@@ -23,14 +23,14 @@ def test_what_appears_below_the_mark_is_found_within_a_second(rig: Rig) -> None:
         add(after=-30 + n / 10)
     for _ in range(5):
         rig.fetcher.fetch(rig.cursor)
-    assert len(rig.taken) == 1 + 4 * TOGETHER  # the first one tells their size
+    assert len(rig.taken) == 1 + 4 * MAX_BATCHES  # the first one tells their size
     late = add(after=-3600)
     for _ in range(3):
         rig.fetcher.fetch(rig.cursor)
     assert late.pk not in {row.id for row in rig.taken}  # so the marks are used
     rig.clock.now += 1.01
     rig.fetcher.fetch(rig.cursor)
-    assert late.pk in {row.id for row in rig.taken[-TOGETHER:]}
+    assert late.pk in {row.id for row in rig.taken[-MAX_BATCHES:]}
 
 
 def test_what_this_process_gave_back_is_found_at_once(rig: Rig) -> None:

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker.claim_options import ClaimOptions
-from django_mq.worker.claims import TOGETHER
+from django_mq.worker.claims import MAX_BATCHES
 from django_mq.worker.fetcher import LOOK_AGAIN
 from tests.database import second_connection
 from tests.rows import add, decide, stored
@@ -211,7 +211,7 @@ def test_what_comes_between_claim_and_look_is_not_missed(
 
 def test_a_busy_fetcher_sleeps_not_at_all(rig: Rig) -> None:
     rig.options["mail"] = ClaimOptions("sync", 30.0, 1, 1 << 22)
-    for _ in range(3 * TOGETHER):
+    for _ in range(3 * MAX_BATCHES):
         add()
     rig.make()
     assert [rig.fetcher.fetch(rig.cursor) for _ in range(3)] == [0.0] * 3
