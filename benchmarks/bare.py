@@ -44,7 +44,7 @@ FROM_PLAIN = f"""
 delete from {TABLE}
  where id in (select id from {TABLE} order by id limit %s for update skip locked)
 returning id, payload::text
-"""  # noqa: S608
+"""
 #: The same insert as that of a handler that writes one row.
 WRITE = "insert into bench_entry (message, note) values (%s, 'handled')"
 

@@ -128,7 +128,7 @@ class Database:
 
     def count(self, condition: str = "true", table: str = "django_mq_queuedmessage") -> int:
         """Count the rows of a table."""
-        return int(self.execute(f"select count(*) from {table} where {condition}")[0][0])  # noqa: S608
+        return int(self.execute(f"select count(*) from {table} where {condition}")[0][0])
 
 
 @contextmanager

@@ -87,7 +87,7 @@ class Driven:
 
     def purge(self) -> None:
         """Remove the jobs that are due."""
-        self.database.execute(f"delete from {self.peer.table} where {self.peer.due}")  # noqa: S608
+        self.database.execute(f"delete from {self.peer.table} where {self.peer.due}")
 
     def waiting(self) -> set[str]:
         """Return the ids of the jobs that are due and not done."""

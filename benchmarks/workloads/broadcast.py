@@ -27,7 +27,7 @@ INSERT = """
 insert into bench_order (customer, quantity, note, placed_at) values (%s, 1, '', now())
 returning id
 """
-STORE = f"insert into {bare.TABLE} (payload) values (%s::jsonb)"  # noqa: S608
+STORE = f"insert into {bare.TABLE} (payload) values (%s::jsonb)"
 
 # Orders with another number of messages than one, and messages without an order.
 NOT_ONE = """

@@ -17,7 +17,7 @@ from benchmarks.workloads import Bench
 
 PLAIN = f"""
 insert into {bare.TABLE} (payload) select payload from django_mq_queuedmessage
-"""  # noqa: S608
+"""
 
 
 def run(bench: Bench) -> list[Row]:
@@ -75,7 +75,7 @@ def plain_rate(database: Database, count: int) -> float:
     database.execute(PLAIN)
     database.execute("truncate django_mq_queuedmessage")
     database.settle()
-    due = {id for (id,) in database.execute(f"select id from {bare.TABLE}")}  # noqa: S608
+    due = {id for (id,) in database.execute(f"select id from {bare.TABLE}")}
     done = bare.drain(database.params(), bare.FROM_PLAIN)
     verify(database, due, done.ids)
     return count / (done.end - done.begin)

@@ -25,7 +25,7 @@ from django_mq import broadcast
 
 EVERY = 0.1
 WARM_UP = 5
-STORE = f"insert into {bare.TABLE} (payload) values (%s::jsonb) returning id"  # noqa: S608
+STORE = f"insert into {bare.TABLE} (payload) values (%s::jsonb) returning id"
 
 
 def run(bench: Bench) -> list[Row]:

@@ -72,7 +72,7 @@ def fenced(columns: str = "m.id", *, last: str = "offset 0") -> str:
           from django_mq_queuedmessage m
          where m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
         {last}
-     ) m"""  # noqa: S608  (built from constants)
+     ) m"""
 
 
 #: The `last` of `fenced()` that locks its rows, and skips rows that another session has locked.

@@ -33,7 +33,7 @@ select count(*)
            and (first.processable_after, first.id) < (message.processable_after, message.id)
      limit %(most)s
   ) ahead
-"""  # noqa: S608
+"""
 
 
 def ahead(cursor: Cursor, *, id: int, queue: str, most: int) -> int:

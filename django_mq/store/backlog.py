@@ -30,7 +30,7 @@ select pg_advisory_xact_lock(line.number)
   from (select distinct hashtextextended(name, {COMMIT_ORDER}) as number
           from unnest(%(names)s::text[]) as name
          order by number) line
-"""  # noqa: S608
+"""
 
 
 def join_lines(cursor: Cursor, names: Iterable[str]) -> None:

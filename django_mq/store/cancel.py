@@ -50,7 +50,7 @@ select matched.count, gone.id, gone.queue, gone.handler, gone.key, gone.type, go
   from (select count(*) from matching) matched
   left join gone on true
  order by gone.id
-"""  # noqa: S608  (built from constants)
+"""
 
 
 CANCEL = _cancel(IDS)

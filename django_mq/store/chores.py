@@ -53,7 +53,7 @@ def _next_queue(table: str, condition: str) -> str:
                from django_mq_queuedmessage m
               where {condition} and m.queue > {table}
               order by m.queue
-              limit 1)"""  # noqa: S608
+              limit 1)"""
 
 
 def _next_queues(*conditions: str) -> str:
@@ -71,7 +71,7 @@ with recursive q (queue, n) as (
      where q.queue is not null and q.n < %(limit)s
 )
 select queue from q where queue is not null
-"""  # noqa: S608
+"""
 
 
 _WAITS = "m.leased_until is null and m.blocked_by is null and m.dead_at is null"
@@ -166,7 +166,7 @@ delete from {table}
      limit %(limit)s
        {lock}))
 returning {returning or id}
-"""  # noqa: S608  (built from constants)
+"""
 
 
 # Workers may not update failed attempts, so they cannot lock them.

@@ -75,7 +75,7 @@ OPEN_LANES = f"""
                    with ordinality as lane (queue, priority, at, id, place)
              where {is_open("lane.queue")}
              order by lane.place
-"""  # noqa: S608  (built from constants, as is the next)
+"""
 
 CLAIM = f"""
 with taken as materialized (
@@ -111,7 +111,7 @@ update django_mq_queuedmessage m
  where m.id = any(array[taken.id])
 returning {claimed_columns(payload="taken.payload")},
           date_part('epoch', taken.at), taken.n
-"""  # noqa: S608
+"""
 
 
 def claim(

@@ -43,7 +43,7 @@ _WINDOW = f"""
          ) row_
          limit %(window)s
       ) window_
-"""  # noqa: S608  (built from constants, as are those below)
+"""
 
 # With key = line.key, the planner may scan mq_lease, over all rows leased since the oldest held
 # snapshot was taken: 300 pages per line among 2,000 dead leases.
@@ -87,7 +87,7 @@ select line.queue, line.handler, line.key, line.n
  where pg_try_advisory_xact_lock(
            hashtextextended(line.queue || ' ' || line.handler || ' ' || line.key, {KEYED_CLAIM}))
  limit %(limit)s
-"""  # noqa: S608
+"""
 
 # The head of a line is its first row; with skip_dead, the first that is not dead. With key =
 # line.key, or an order by id alone, the planner may scan the primary key, over every row settled
@@ -238,7 +238,7 @@ select claimed.*, further.found, case when row_number() over () = 1 then further
               from passed) as marks
   ) further
   left join claimed on true
-"""  # noqa: S608
+"""
 
 
 def claim(

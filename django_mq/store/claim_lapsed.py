@@ -116,7 +116,7 @@ select settled.*, kept.queue, date_part('epoch', kept.leased_until), kept.id,
   from kept
   left join settled on settled.id = kept.id
  order by kept.n
-"""  # noqa: S608  (built from constants)
+"""
 
 
 class Lapsed(NamedTuple):

@@ -23,7 +23,7 @@ with old as ({_FORGET_OLD}), asked as (
     returning message_id
 )
 select message_id from asked
-"""  # noqa: S608  (built from constants, as is the next)
+"""
 
 
 def ask(cursor: Cursor, *, ids: Sequence[int], action: str, by: str) -> list[int]:
@@ -42,7 +42,7 @@ with old as ({_FORGET_OLD}), asked as (
     returning worker
 )
 select worker from asked order by worker
-"""  # noqa: S608
+"""
 
 
 def order(cursor: Cursor, *, workers: Sequence[str], action: str, by: str) -> list[str]:

@@ -183,7 +183,7 @@ select named.queue,
      ) first
  ) oldest
   left join django_mq_queuestate s on s.queue = named.queue
-"""  # noqa: S608
+"""
 
 
 class Census(NamedTuple):

@@ -28,7 +28,7 @@ def failed_last_with(fingerprint: str) -> str:
           from django_mq_failedattempt f
          where f.message_id = m.id
          order by f.attempt desc, f.id desc
-         limit 1) = {fingerprint}"""  # noqa: S608  (built from constants)
+         limit 1) = {fingerprint}"""
 
 
 class PairRow(NamedTuple):
@@ -103,7 +103,7 @@ select pair.fingerprint, pair.queue, counted.count,
       ) f
  ) counted
  order by pair.ended_at desc
-"""  # noqa: S608  (built from constants)
+"""
 
 
 def groups(
@@ -153,7 +153,7 @@ select pair.fingerprint, count(*) filter (where m.dead_at is not null),
  ) m
  where {failed_last_with("pair.fingerprint")}
  group by pair.fingerprint
-"""  # noqa: S608  (built from constants)
+"""
 
 
 def attempts_per_pair(pairs: Sequence[PairRow]) -> int:

@@ -34,7 +34,7 @@ update django_mq_queuedmessage m
    set dead_at = statement_timestamp(), dead_reason = 'expired', blocked_by = null
  where m.id = any(array(select id from expired))
 returning {claimed_columns()}
-"""  # noqa: S608  (built from constants, as is the next)
+"""
 
 #: Earlier than every expiry.
 ALWAYS = "-infinity"
@@ -59,7 +59,7 @@ select case when max(walked.expires_at) > %(after)s::timestamptz then max(walked
             else max(walked.expires_at) + interval '1 microsecond' end::text
   from ({_EXPIRY}) walked
 having count(*) >= %(window)s
-"""  # noqa: S608
+"""
 
 
 def expiry_walked(cursor: Cursor, *, after: str, window: int) -> str | None:

@@ -148,7 +148,7 @@ delete from {table}
      order by {column}
      limit %(limit)s))
 returning id
-"""  # noqa: S608  (built from constants)
+"""
 
 
 FORGET_MINUTES = _forget("django_mq_minutefigures", "minute")

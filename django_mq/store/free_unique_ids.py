@@ -82,7 +82,7 @@ select a.queue, a.handler, a.type, a.unique_id
 #: No live message holds the unique id of `holder_of()`. A scalar subquery: see `store/__init__.py`.
 IS_FREE = f"""(select m.id
              from django_mq_queuedmessage m
-            where m.id = u.message_id and {HOLDS}) is null"""  # noqa: S608
+            where m.id = u.message_id and {HOLDS}) is null"""
 
 #: The first and the last time that a message may have, in seconds since 1970.
 TIME_RANGE = (int(FIRST_TIME.timestamp()), int(LAST_TIME.timestamp()))
@@ -168,7 +168,7 @@ with aside as materialized (
     returning id
 )
 select id, case when %(ring)s then pg_notify('django_mq', '') end from added
-"""  # noqa: S608
+"""
 
 
 def end(cursor: Cursor, done: Sequence[EndedMessage]) -> list[int]:
@@ -286,7 +286,7 @@ select queue, handler, type, unique_id, id, unique_for
   from free
  order by queue, handler, type, unique_id
     {if_as_seen("free", "id")}
-"""  # noqa: S608
+"""
 
 
 def take_again(cursor: Cursor, *, ids: Sequence[int]) -> list[int]:

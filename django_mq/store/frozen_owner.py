@@ -24,7 +24,7 @@ update django_mq_workerheartbeat w
        for no key update skip locked))
 returning w.id;
 commit
-"""  # noqa: S608  (built from constants, as is the next)
+"""
 
 
 def record(worker: str) -> str:
@@ -50,7 +50,7 @@ select m.id, pg_terminate_backend(a.pid)
         or a.backend_start is null and w.sessions::text ~ ('"' || a.pid || ' '))
  where m.queue = %(queue)s and m.leased_until <= statement_timestamp()
    and starts_with(m.claimed_by, %(prefix)s)
-"""  # noqa: S608
+"""
 
 
 def end(cursor: Cursor, *, queue: str, worker: str) -> list[int]:

@@ -35,7 +35,7 @@ def _failed(id: str) -> str:
                   from django_mq_failedattempt f
                  where f.message_id = {id}
                  order by f.attempt desc, f.id desc
-                 limit {MOST_ATTEMPTS}) f), '[]')"""  # noqa: S608  (built from constants)
+                 limit {MOST_ATTEMPTS}) f), '[]')"""
 
 
 def _keep_until(metadata: str) -> str:
@@ -81,7 +81,7 @@ select k.id, k.handler, k.value::jsonb, k.error_class, k.error_text,
        as k (id, handler, value, error_class, error_text, queue, priority, payload, metadata,
              created, claimer, seconds)
 {_REPLACE}
-"""  # noqa: S608
+"""
 
 
 def keep(cursor: Cursor, results: Sequence[KeptResult]) -> None:
@@ -121,7 +121,7 @@ select m.id
        and (%(unique_id)s::text is null or m.unique_id = %(unique_id)s)
     offset 0
  ) m
-"""  # noqa: S608  (built from constants)
+"""
 IDS = "select unnest(%(ids)s::bigint[])"
 
 KEEP_REMOVED = f"""
@@ -138,7 +138,7 @@ select r.id, r.handler, 'Unanswered', %(reason)s, r.queue, r.priority, r.payload
   from removed r
 {_REPLACE}
 returning message_id
-"""  # noqa: S608
+"""
 
 
 def keep_removed(
@@ -182,7 +182,7 @@ _STARTED = f"""(
              where w.id = split_part(m.claimed_by, ':', 1)) listed
      where began < last_seen
        and not exists (select from django_mq_failedattempt f
-                        where f.message_id = m.id and f.ended_at > began))"""  # noqa: S608
+                        where f.message_id = m.id and f.ended_at > began))"""
 
 LOOK = f"""
 select 0 as place, m.handler, m.queue, m.priority, m.payload::text, m.metadata::text,
@@ -207,7 +207,7 @@ select 1, r.handler, r.queue, r.priority, r.payload::text, r.metadata::text,
  where r.message_id = %(id)s and r.payload is not null
  order by place
  limit 1
-"""  # noqa: S608
+"""
 
 
 class StoredTask(NamedTuple):

@@ -19,7 +19,7 @@ update django_mq_queuedmessage
     select m.id
       from {fenced(last=LOCK_SKIPPING)}))
 returning id
-"""  # noqa: S608  (built from constants, as is the next)
+"""
 
 
 def renew(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> set[int]:
@@ -40,7 +40,7 @@ update django_mq_queuedmessage
     select m.id
       from {fenced(last="for no key update")}))
 returning id, coalesce(expires_at <= statement_timestamp(), false)
-"""  # noqa: S608
+"""
 
 
 def start(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> dict[int, bool]:

@@ -87,7 +87,7 @@ select case when s.paused_at is not null
  where s.paused_at is not null
    and (s.paused_until is null or s.paused_until > statement_timestamp())
     or s.backoff_level > 0 or s.max_in_flight is not null
-"""  # noqa: S608
+"""
 
 # Reads nothing, yet the server resolves the names and checks the privileges.
 PROVE = """

@@ -20,7 +20,7 @@ select o.id
  where {_OPEN}
  limit 1
    for update skip locked
-"""  # noqa: S608  (built from constants)
+"""
 
 
 def any_open(cursor: Cursor) -> bool:
@@ -47,7 +47,7 @@ select o.id, o.action, o.filter::text, o.last_id, o.after_id, o.user_id
  order by o.id
  limit 1
    for update skip locked
-"""  # noqa: S608  (built from constants)
+"""
 
 
 def take(cursor: Cursor, id: int | None = None) -> OperationRow | None:
@@ -121,7 +121,7 @@ update django_mq_operation o
    set state = 'cancelled', ended_at = statement_timestamp()
  where o.id = %(id)s and {_OPEN}
 returning o.state, o.done, o.skipped
-"""  # noqa: S608  (built from constants)
+"""
 
 
 def cancel(cursor: Cursor, id: int) -> Progress | None:

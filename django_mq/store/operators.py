@@ -58,7 +58,7 @@ with gone as (
         on conflict (message_id) do nothing
 )
 select id, queue, handler, key, type, unique_id from gone
-"""  # noqa: S608  (built from constants)
+"""
 
 
 class Removed(NamedTuple):

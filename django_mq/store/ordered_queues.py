@@ -245,7 +245,7 @@ update django_mq_queuedmessage m
   from taken
  where m.id = any(array[taken.id])
 returning {claimed_columns(payload="taken.payload")}
-"""  # noqa: S608  (built from constants)
+"""
 
 
 def claim(

@@ -148,7 +148,7 @@ select m.id
  ) m
  order by m.id
  limit %(limit)s
-"""  # noqa: S608
+"""
 
 
 def peek_dead(cursor: Cursor, *, queues: Iterable[str] | None, limit: int) -> list[int]:

@@ -49,7 +49,7 @@ select a.queue, a.handler, a.type, a.unique_id, {IS_FREE}
   from walked a
   left join {holder_of("a")} on true
  order by a.unique_id, a.type, a.queue, a.handler
-"""  # noqa: S608
+"""
 
 
 class PutAsideIds(NamedTuple):

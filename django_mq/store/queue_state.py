@@ -109,7 +109,7 @@ select found.due,
  cross join next
   left join lapse on true
   left join django_mq_queuestate s on s.queue = %(queue)s
-"""  # noqa: S608
+"""
 STATE = _STATE.format(locking="for share of m skip locked")
 #: For logins and servers that only read: a row that another session has locked counts as due.
 STATE_UNLOCKED = _STATE.format(locking="")

@@ -46,7 +46,7 @@ select date_part('epoch', f.hour)::bigint, {_COLUMNS}
   from rolled, django_mq_hourfigures f
  where f.hour >= to_timestamp(%(since)s) and f.hour < rolled.until
    and (%(queues)s::text[] is null or f.queue = any(%(queues)s::text[]))
-"""  # noqa: S608  (built from constants)
+"""
 
 
 def parts(cursor: Cursor, *, since: int, queues: Sequence[str] | None) -> list[FigureRow]:
@@ -81,7 +81,7 @@ select part.handler, sum(part.attempts)::bigint, max(part.at)
   from part
  where part.attempts > 0
  group by part.handler
-"""  # noqa: S608
+"""
 
 
 def calls(cursor: Cursor, *, since: float) -> dict[str, HandlerCalls]:

@@ -20,7 +20,7 @@ update django_mq_queuedmessage m
    set leased_until = null, claimed_by = null, attempts = {REFUNDED}
  where m.id = any(array(select id from ours))
 returning m.id
-"""  # noqa: S608  (built from constants, as is the next)
+"""
 
 
 def release_all_except(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
@@ -49,7 +49,7 @@ def claimed_except(cursor: Cursor, *, worker: str, running: Sequence[int]) -> li
 LOCK_RUNNING = f"""
 select {claimed_columns()}
   from {fenced("m.*", last=LOCK_SKIPPING)}
-"""  # noqa: S608
+"""
 
 
 def lock_running(cursor: Cursor, fences: Sequence[Fence]) -> list[ClaimedRow]:

@@ -69,7 +69,7 @@ select id, queue from seen
 select id, queue from keyed
  union
 select id, queue from ordered
-"""  # noqa: S608  (built from constants, as are those below)
+"""
 
 LAPSED = """
 select m.id, m.queue
@@ -143,7 +143,7 @@ update django_mq_queuedmessage m
      ) m
   ) taken
  where m.id = any(array[taken.id])
-"""  # noqa: S608
+"""
 
 
 def try_claim(cursor: Cursor, ids: Sequence[int], *, records: bool = True) -> None:

@@ -32,7 +32,7 @@ with locked as materialized (
 select count(*), case when count(*) < cardinality(%(ids)s::bigint[]) then array_agg(id) end,
        array_agg(id) filter (where expired), pg_current_xact_id()::text
   from locked
-"""  # noqa: S608  (built from constants, as are those below)
+"""
 
 # The server plans this one in half the time.
 LOCK_ONE = """

@@ -83,7 +83,7 @@ select {_COLUMNS}
  order by s.next_at, s.name
  limit %(limit)s
    for no key update skip locked
-"""  # noqa: S608  (built from constants)
+"""
 
 #: A place in the order of schedules: next time and name. And the one before all.
 Position = tuple[datetime, str]
@@ -111,7 +111,7 @@ def take_due(
     return [_row(row) for row in cursor.fetchall()]
 
 
-READ = f"select {_COLUMNS} from django_mq_schedule s where s.name = %(name)s"  # noqa: S608
+READ = f"select {_COLUMNS} from django_mq_schedule s where s.name = %(name)s"
 
 
 def read(cursor: Cursor, name: str) -> ScheduleRow | None:

@@ -64,7 +64,7 @@ def _of_queue(condition: str, *, by: str, since: str) -> str:
                               - make_interval(secs => %(older_than)s::float8))
          order by {by}
          limit %(limit)s
-     ) found"""  # noqa: S608  (built from constants)
+     ) found"""
 
 
 _DEAD = _of_queue("m.dead_at is not null", by="m.dead_at, m.id", since="m.dead_at")

@@ -31,7 +31,7 @@ def existing(cursor: Cursor, ids: Collection[int]) -> set[int]:
 STILL_OURS = f"""
 select m.id
   from {fenced()}
-"""  # noqa: S608
+"""
 
 
 def still_ours(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
@@ -259,7 +259,7 @@ update django_mq_queuedmessage
     select m.id
       from {fenced(last=LOCK_SKIPPING)}))
 returning id
-"""  # noqa: S608
+"""
 
 
 def release(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:

@@ -69,7 +69,7 @@ select distinct looked.type
      limit %(most)s
   ) looked
  where looked.held_since is not null
-"""  # noqa: S608
+"""
 
 
 def held(cursor: Cursor, *, queues: Sequence[str], limit: int, most: int) -> set[str]:

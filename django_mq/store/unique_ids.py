@@ -44,7 +44,7 @@ def holder_of(id: str) -> str:
      where u.queue = {id}.queue and u.handler = {id}.handler and u.type = {id}.type
        and u.unique_id = {id}.unique_id and u.put_aside is null
      limit 1
-  ) u"""  # noqa: S608  (built from constants)
+  ) u"""
 
 
 def if_as_seen(rows: str, id: str) -> str:
@@ -59,7 +59,7 @@ def if_as_seen(rows: str, id: str) -> str:
            and {rows}.seen_id is not distinct from u.message_id
            and {rows}.seen_until is not distinct from u.quiet_until
            and {rows}.seen_version is not distinct from u.xmin::text)
-    returning u.message_id"""  # noqa: S608
+    returning u.message_id"""
 
 
 #: Message `m` holds its unique id. One that expired while it waited does not: it can never start,
@@ -91,7 +91,7 @@ select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is no
      limit 1
   ) aside on true
  order by wanted.place
-"""  # noqa: S608
+"""
 
 
 class StoredUniqueId(NamedTuple):
@@ -174,7 +174,7 @@ select
   from new
  where unique_id is null or id in (select message_id from taken)
 returning id
-"""  # noqa: S608
+"""
 
 
 def add(cursor: Cursor, rows: Sequence[UniqueRow]) -> set[int]:
@@ -236,7 +236,7 @@ update django_mq_queuedmessage m
  where m.id = any(array(select id from waiting)) and m.id = new.id
 returning m.id, m.queue, m.handler,
           case when waiting.key is distinct from new.key then waiting.key end
-"""  # noqa: S608
+"""
 
 
 class Replaced(NamedTuple):

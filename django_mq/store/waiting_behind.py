@@ -217,7 +217,7 @@ with asked as materialized (
  union all
 {_ORDERED}
  where asked.ordered and asked.queue_is_ordered
-"""  # noqa: S608
+"""
 
 
 class LinePosition(NamedTuple):
