@@ -247,6 +247,7 @@ CALLS: dict[str, dict[str, Call]] = {
     "claims": {"claim": sql("update django_mq_queuedmessage set suspect = true")},
 }
 UNIQUE = ("producer", "unique")
+REPLACING = (*UNIQUE, "replacing", "written payloads", "due times", "limited")
 CANCELLER = (*UNIQUE, "canceller")
 TASK_READER = ("tasks", "payloads", "asker", "errors", "dry purge")
 OPERATOR = (
@@ -259,9 +260,10 @@ MAY: dict[str, tuple[str, ...]] = {
     "mq_limited_producer": ("producer", "limited"),
     "mq_asker": ("producer", "asker"),
     "mq_unique_producer": UNIQUE,
-    "mq_replacing_producer": (*UNIQUE, "replacing", "written payloads", "due times", "limited"),
+    "mq_replacing_producer": REPLACING,
     "mq_canceller": (*CANCELLER, "limited"),
     "mq_task_reader": TASK_READER,
+    "mq_unique_task_producer": (*REPLACING, *TASK_READER, "edits"),
     "mq_task_canceller": (*CANCELLER, "limited", *TASK_READER, "purge", "task ends"),
     "mq_monitor": ("monitor", "dry purge"),
     "mq_operator": OPERATOR,
