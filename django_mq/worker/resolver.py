@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from operator import attrgetter
 
 from django_mq import handlers
@@ -13,6 +14,7 @@ from django_mq.executor import reports
 from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settlement import settle_all
+from django_mq.executor.statements import within_transaction
 from django_mq.executor.tasks import Line, Task
 from django_mq.handlers import Handler, refusal
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
@@ -207,8 +209,11 @@ def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
 
     They go together: a deploy that adds a type may leave an old worker thousands of its messages.
     """
+    # One kind is one statement. If that of another kind is refused, none is settled.
+    mixed = len({each.settled for each in ended}) > 1
     try:
-        lost = settle_all(cursor, ended)
+        with within_transaction(cursor) if mixed else nullcontext():
+            lost = settle_all(cursor, ended)
     except LOST:
         raise
     except Exception as error:

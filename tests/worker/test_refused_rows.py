@@ -107,6 +107,30 @@ def test_a_held_message_whose_end_is_refused() -> None:
     assert stored(held).held_since is not None
 
 
+REFUSE_DEATH = """
+create trigger refuse_death before update on django_mq_queuedmessage
+   for each row when (new.dead_at is not null) execute function refuse()
+"""
+
+
+def test_those_that_are_held_beside_it_are_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """To hold is a statement of its own: it does not stay when the one after it is refused."""
+    with second_connection() as other:
+        other.execute(REFUSE_DEATH)
+    try:
+        held = [add(type="a.unknown") for _ in range(3)]
+        dying = add(type="a.unknown", held=-90_000)
+        assert Worker(queues=["mail"]).run(until_empty=True)
+    finally:
+        connection.close()
+        with second_connection() as other:
+            other.execute("drop trigger refuse_death on django_mq_queuedmessage")
+    assert all(stored(each).held_since for each in held)
+    assert stored(dying).dead_at is None
+    events = [getattr(each, "event", "") for each in caplog.records]
+    assert (events.count("lease_lost"), events.count("sorting_failed")) == (0, 1)
+
+
 def test_an_expiry_that_is_refused() -> None:
     ids = add_both(expires=-5)
     run_chores()
