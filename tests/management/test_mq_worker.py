@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 from django.db import connection
 
 from tests.management.conftest import run
@@ -17,3 +19,12 @@ def test_it_refuses_to_start_inside_a_transaction(arguments: tuple[str, ...]) ->
         run("mq_worker", *arguments)
     assert connection.in_atomic_block
     assert connection.is_usable()  # the test goes on with its transaction
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_command_that_starts_workers_may_give_the_health_port_as_a_number() -> None:
+    """`call_command()` hands over keyword arguments as they are."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CommandError, match=str(port)):
+            call_command("mq_worker", health_port=port, verbosity=0)

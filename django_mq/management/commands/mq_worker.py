@@ -124,7 +124,9 @@ class Command(BaseCommand):
     ) -> Supervisor:
         """Return the supervisor of processes that each run a worker like `worker`."""
         shares = _shares(options["max_messages"], options["processes"] or settings.processes)
-        health = options["health_port"] or (settings.health_port and (settings.health_port,))
+        health = options["health_port"] or settings.health_port
+        if isinstance(health, int):  # of the settings, or of call_command(): it reads no argument
+            health = (health,)
         deadline = Deadline(options["max_seconds"])
         return Supervisor(
             lambda number, id, scoreboard: self._worker(
