@@ -11,6 +11,7 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.exceptions import BroadcastBusy
+from django_mq.outbox.blocks import commits_by_hand
 from django_mq.store.backlog import count_waiting
 from django_mq.store.rows import NewRow
 
@@ -60,12 +61,12 @@ def admit(
 
 
 def _admit(connection: BaseDatabaseWrapper, queue: str, limit: int, more: int) -> None:
-    known = _counts.get((connection.alias, queue))
+    known = last = _counts.get((connection.alias, queue))
     now = monotonic()
     if known is not None and (known.test is not _test_of(connection) or not known.is_fresh(now)):
         known = None
     if known is None or (known.waiting + known.added + more > limit and not known.may_refuse(now)):
-        known = _counts[connection.alias, queue] = _count(connection, queue, limit, known)
+        known = _counts[connection.alias, queue] = _count(connection, queue, limit, last)
     if known.waiting + known.added + more > limit:
         raise BroadcastBusy(
             f"queue {queue} has {known.waiting + known.added:,} messages waiting and no room for"
@@ -82,7 +83,9 @@ def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count
         waiting = count_waiting(cursor, queue=queue, limit=limit)
     ended = monotonic()
     test, writer = _test_of(connection), _transaction_of(connection)
-    if test is not None or (writer is not None and last is not None and last.writer is writer):
+    added_here = writer is not None and last is not None and last.writer is writer
+    # While autocommit is off, nothing tells one transaction from the next.
+    if test is not None or added_here or commits_by_hand(connection):
         return _Count(began, began, waiting, test, writer=writer)
     return _Count(
         began, ended + min(MAX_REFUSE_SECONDS, REFUSE_FACTOR * (ended - began)), waiting, test

@@ -179,6 +179,37 @@ def test_rows_that_were_rolled_back_refuse_nothing(refused: bool) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_long_transaction_that_is_rolled_back_refuses_nothing(clock: Clock) -> None:
+    """Its rows are counted once a second, too, and by then the first count is old."""
+    with contextlib.suppress(BroadcastBusy), transaction.atomic():
+        broadcast_many([Message("a.b", queue="mail")] * 3)
+        clock.now += 5
+        clock.ticking = 0.2
+        send()
+    clock.ticking = 0
+    in_block()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_transaction_that_is_rolled_back_by_hand_refuses_nothing(
+    clock: Clock, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {**settings.DJANGO_MQ, "REQUIRE_ATOMIC": False}
+    transaction.set_autocommit(False)
+    try:
+        broadcast_many([Message("a.b", queue="mail")] * 3)
+        clock.ticking = 0.2
+        with pytest.raises(BroadcastBusy):
+            send()
+        transaction.rollback()
+        clock.ticking = 0
+        assert send()
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_drained_queue_has_room_at_once(clock: Clock) -> None:
     handlers.handler("a.b", name="h", queue="mail")(lambda delivery: None)
     with transaction.atomic():
