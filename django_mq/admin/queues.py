@@ -23,6 +23,7 @@ from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.totals import read_many_counts
 from django_mq.queues.transactions import reading
+from django_mq.store.queue_names import CHORES
 
 #: The maximum number of heads on the page of a queue.
 MOST_HEADS = 50
@@ -35,7 +36,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows of queues, without the row that schedules the chores."""
-        return super().get_queryset(request).filter(chores_ran_at__isnull=True)
+        return super().get_queryset(request).exclude(pk=CHORES)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
