@@ -16,7 +16,7 @@ from django.db.backends.signals import connection_created
 from django.dispatch import Signal
 from django.utils import timezone, translation
 
-from django_mq import handler
+from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery
 from django_mq.signals import message_acked, message_dead, message_retried
 from tests.database import second_connection
@@ -71,7 +71,7 @@ def test_session_settings_are_taken_back(
 ) -> None:
     seen: list[Any] = []
 
-    @handler("#", queue="mail", name="h")
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))
     def h(delivery: Delivery) -> None:
         with connection.cursor() as cursor:
             cursor.execute(SHOW)
