@@ -1,4 +1,4 @@
-"""What all threads of a worker that run messages have in common."""
+"""The settings and callbacks shared by all threads of a worker that run messages."""
 
 from __future__ import annotations
 

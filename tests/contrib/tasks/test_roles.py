@@ -14,7 +14,7 @@ from tests.roles import acting_as, documented, skip_unless_able
 
 pytestmark = pytest.mark.django_db
 
-#: What these store has no id yet: they are refused for every role.
+#: `enqueue()` refuses these: they store a message without an id, so there is no result to return.
 REFUSED = {"requeue", "rerun"}
 
 
